@@ -13,26 +13,27 @@ from sglang.srt.attention.attention_protocol import Attention, Heads, Layout
 
 
 def random_layout(
-    r: random.Random, page_size: int, longest: int = 20, kinds: str = "mixed"
+    r: random.Random, page_size: int, longest: int = 20, kinds: str = "mixed", rows: int = 0
 ) -> tuple[Layout, int]:
     """A layout on scattered pages, and the pool's pages. Some rows begin with the pages of another
     one, as far as both have computed.
 
     kinds: "mixed" for decode rows, chunks and whole prompts; "decode" for decode rows alone.
+    rows: how many, 0 for any number.
     """
-    rows = []
-    for _ in range(r.randint(1, 7)):
+    ranges = []
+    for _ in range(rows or r.randint(1, 7)):
         kind = r.choice(["decode", "decode", "chunk", "prompt"]) if kinds == "mixed" else kinds
         start = 0 if kind == "prompt" else r.randint(0, longest)
-        rows.append((start, 1 if kind == "decode" else r.randint(1, longest)))
-    needed = [-(-(start + count) // page_size) for start, count in rows]
+        ranges.append((start, 1 if kind == "decode" else r.randint(1, longest)))
+    needed = [-(-(start + count) // page_size) for start, count in ranges]
     pages = list(range(sum(needed) + 5))
     r.shuffle(pages)
-    starts, counts = (np.array(values, dtype=np.int32) for values in zip(*rows))
+    starts, counts = (np.array(values, dtype=np.int32) for values in zip(*ranges))
     tables = np.cumsum([0, *needed]).astype(np.int32)
-    positions = np.concatenate([np.arange(s, s + c, dtype=np.int32) for s, c in rows])
+    positions = np.concatenate([np.arange(s, s + c, dtype=np.int32) for s, c in ranges])
     table = np.array(pages[: sum(needed)], dtype=np.int32)
-    for row in range(1, len(rows)):
+    for row in range(1, len(ranges)):
         other = r.randrange(row)
         common = min(starts[row], starts[other]) // page_size
         if r.random() < 0.6:

@@ -6,8 +6,9 @@ wrong address shows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -73,10 +74,14 @@ class Problem:
     def tiles(self, block: int) -> Tensor:
         return self.place.ints(attention.plan_tiles(np.array(self.counts), self.group, block))
 
-    def decode(self, splits: int, **options: Any) -> Tensor:
+    def work(self, chunk: int, **options: Any) -> attention.Work:
+        ends = (self.starts + 1).cpu().numpy()
+        return attention.Work(**sent(self.place, attention.plan_work(ends, chunk, **options)))
+
+    def decode(self, chunk: int, **options: Any) -> Tensor:
         return attention.decode(
             self.q, self.keys, self.values, self.pages, self.tables, self.starts + 1,
-            splits=splits, out=self.out, **self.options, **options,
+            self.work(chunk), out=self.out, **self.options, **options,
         )  # fmt: skip
 
     def extend(self, block: int, **options: Any) -> Tensor:
@@ -92,6 +97,11 @@ class Problem:
         )  # fmt: skip
 
 
+def sent(place: Place, fields: dict[str, Any]) -> dict[str, Any]:
+    """A plan's arrays as tensors."""
+    return {name: place.ints(x) if isinstance(x, np.ndarray) else x for name, x in fields.items()}
+
+
 def lengths(place: Place, rows: int, longest: int) -> list[int]:
     return [place.pick(1, longest) for _ in range(rows)]
 
@@ -102,18 +112,19 @@ def decode(place: Place) -> None:
         page_size, rows = (1, 3, 16, 1, 4)[i], 9 if place.large else 2
         sizes = [*lengths(place, rows, longest), 1]
         problem = Problem(place, heads, sizes, [1] * len(sizes), page_size)
-        place.close(problem.decode((1, 4, 2, 1, 8)[i]), problem.truth())
+        chunk = (1 << 20, 32, 100, 64, longest)[i]
+        place.close(problem.decode(chunk), problem.truth())
 
 
 def decode_options(place: Place) -> None:
     """A window, a soft cap, sinks, and all of them, whole and split."""
     sizes = [*lengths(place, 3 if place.large else 1, 900 if place.large else 100), 5]
-    for window, soft_cap, sinks, splits in (
-        (0, 2.0, True, 1), (33, 0.0, False, 1), (40, 1.5, True, 4)
+    for window, soft_cap, sinks, chunk in (
+        (0, 2.0, True, 4096), (33, 0.0, False, 4096), (40, 1.5, True, 24)
     ):  # fmt: skip
         problem = Problem(place, (4, 2, 32), sizes, [1] * len(sizes), 2)
         options = {"window": window, "soft_cap": soft_cap, "sinks": problem.sinks(sinks)}
-        place.close(problem.decode(splits, **options), problem.truth(**options))
+        place.close(problem.decode(chunk, **options), problem.truth(**options))
 
 
 def float8(place: Place) -> None:
@@ -124,15 +135,15 @@ def float8(place: Place) -> None:
             pool.to(torch.float8_e4m3fn) for pool in (problem.keys, problem.values)
         )
         one = max(counts) == 1
-        place.close(problem.decode(2) if one else problem.extend(16), problem.truth())
+        place.close(problem.decode(32) if one else problem.extend(16), problem.truth())
 
 
 def decode_padding(place: Place) -> None:
     """A row of length 0 gets zeros."""
     problem = Problem(place, (4, 2, 32), [70, 4], [1, 1], 1)
     problem.starts[0] = -1
-    for splits in (1, 2):
-        out = problem.decode(splits)
+    for chunk in (64, 2):
+        out = problem.decode(chunk)
         assert not out[0].any()
         assert out[1].isfinite().all()
 
@@ -141,11 +152,13 @@ def decode_bits(place: Place) -> None:
     """A row's bits do not depend on the rows beside it."""
     sizes = [*lengths(place, 3, 700 if place.large else 130), 77]
     problem = Problem(place, (4, 2, 64), sizes, [1] * 4, 1)
-    together = problem.decode(4)
+    together = problem.decode(32)
     for r in range(4):
         alone = attention.decode(
             problem.q[r : r + 1], problem.keys, problem.values, problem.pages,
-            problem.tables[r : r + 2], problem.starts[r : r + 1] + 1, splits=4, **problem.options,
+            problem.tables[r : r + 2], problem.starts[r : r + 1] + 1,
+            attention.Work(**sent(place, attention.plan_work(np.array(sizes[r : r + 1]), 32))),
+            **problem.options,
         )  # fmt: skip
         assert torch.equal(alone[0], together[r])
 
@@ -207,49 +220,96 @@ def extend_bits(place: Place) -> None:
 
 
 def cascade(place: Place) -> None:
-    """Groups of rows, rows of no group, decode rows and rows with a few drafts."""
+    """Groups of rows, rows of no group, and no group at all."""
     shared = 1200 if place.large else 48
-    for counts in ([1, 1, 1, 1], [3, 1, 2, 4]):
-        sizes = [shared + place.pick(1, shared) + count for count in counts]
-        problem = Problem(place, (4, 2, 64), sizes, counts, 4, shared)
-        for groups in ([([0, 2, 3], shared)], [([0, 1], shared), ([2, 3], shared - 5)], []):
-            for processors, sinks in ((1, None), (132, problem.sinks())):
-                out = cascaded(problem, groups, processors, sinks)
+    sizes = [shared + place.pick(1, shared) for _ in range(4)]
+    problem = Problem(place, (4, 2, 64), sizes, [1] * 4, 4, shared)
+    for groups in ([([0, 2, 3], shared)], [([0, 1], shared), ([2, 3], shared - 5)], []):
+        for chunk, sinks in ((4096, None), (32, problem.sinks())):
+            for part in (attention.PART, 8):
+                with mock.patch.object(attention, "PART", part):
+                    out = cascaded(problem, groups, chunk, sinks)
                 place.close(out, problem.truth(sinks=sinks))
 
 
 def cascaded(
-    problem: Problem, groups: list[tuple[list[int], int]], processors: int, sinks: Tensor | None
+    problem: Problem, groups: list[tuple[list[int], int]], chunk: int, sinks: Tensor | None
 ) -> Tensor:
-    place, counts = problem.place, np.array(problem.counts, dtype=np.int32)
+    place, (heads, kv, dim) = problem.place, problem.heads
     fields = attention.plan_shared(
-        groups, counts, problem.tables.cpu().numpy(), problem.group, problem.heads[2],
-        problem.heads[1], processors,
+        groups, problem.tables.cpu().numpy(), heads // kv, dim, kv, 132
     )  # fmt: skip
-    tensors = {
-        name: place.ints(x) if isinstance(x, np.ndarray) else x for name, x in fields.items()
-    }
-    return attention.cascade(
-        problem.q, problem.keys, problem.values, problem.pages, problem.tables, problem.starts,
-        problem.firsts, problem.tiles(16), attention.Shared(**tensors), block=16, splits=2,
-        soft_cap=0.0, sinks=sinks, out=problem.out, **problem.options,
+    lows = np.zeros(len(problem.lengths), dtype=np.int32)
+    for rows, length in groups:
+        lows[rows] = length
+    return attention.decode(
+        problem.q, problem.keys, problem.values, problem.pages, problem.tables, problem.starts + 1,
+        problem.work(chunk, lows=lows, extra=fields["splits"]), sinks=sinks, out=problem.out,
+        shared=attention.Shared(**sent(place, fields)), **problem.options,
     )  # fmt: skip
+
+
+def skewed(place: Place) -> None:
+    """One long row among short ones, in the buffers of a captured pass: padded to fixed sizes."""
+    many, longest = (40, 20_000) if place.large else (5, 300)
+    sizes = [*lengths(place, many, 20), longest]
+    problem = Problem(place, (4, 2, 32), sizes, [1] * len(sizes), 2)
+    programs = 8
+    with mock.patch.object(attention, "PART", 32):
+        chunk = attention.choose_chunk(sum(sizes), programs)
+    out = attention.decode(
+        problem.q, problem.keys, problem.values, problem.pages, problem.tables, problem.starts + 1,
+        problem.work(chunk, room=len(sizes) + programs), out=problem.out, **problem.options,
+    )  # fmt: skip
+    place.close(out, problem.truth())
 
 
 def plans(place: Place) -> None:
-    """Tiles cover every query once; splits stay within what ``decode`` takes."""
+    """Tiles cover every query once, items every key once, none more than its share."""
     for _ in range(20):
         counts = np.array([place.pick(0, 40) for _ in range(place.pick(1, 6))], dtype=np.int32)
         tiles = attention.plan_tiles(counts, 3, 16).tolist()
         assert sorted(map(tuple, tiles)) == [
             (r, t) for r, n in enumerate(counts) for t in range(-(-3 * int(n) // 16))
         ]
-        rows, longest = place.pick(0, 300), place.pick(0, 1 << 20)
-        splits = attention.choose_splits(rows, 8, longest, 132)
+        longest = place.pick(0, 1 << 20)
+        splits = attention.choose_splits(place.pick(0, 300), 8, longest, 132)
         assert splits in (1, 2, 4, 8, 16, 32, 64)
         assert splits == 1 or splits * attention.PART <= longest
+        works(place)
     assert attention.choose_splits(1, 8, 1 << 17, 132) == 64
     assert attention.choose_splits(256, 8, 1 << 17, 132) == 1
+    # 140 k keys and 33 programs: before, one of a row of 100 k read all of it.
+    fair = attention.choose_chunk(100_000 + 40 * 1000, attention.fair_programs(8, 132))
+    items = attention.plan_work(np.array([100_000] + [1000] * 40), fair)["items"]
+    assert int((items[:, 2] - items[:, 1]).max()) == fair == 4288
+
+
+def works(place: Place) -> None:
+    rows, programs = place.pick(1, 40), place.pick(1, 300)
+    ends = np.array([place.pick(0, place.pick(1, 50_000)) for _ in range(rows)])
+    lows = np.array([place.pick(0, int(n)) * place.pick(0, 1) for n in ends])
+    keys, extra = int((ends - lows).sum()), place.pick(1, 3)
+    chunk = attention.choose_chunk(keys, programs)
+    assert chunk <= max(attention.PART, -(-keys // programs) + attention.STEP - 1)
+    plan = attention.plan_work(ends, chunk, lows, extra)
+    fair, room = attention.choose_chunk(int(ends.sum()), programs), rows + programs
+    padded = attention.plan_work(ends, fair, room=room)
+    assert len(padded["items"]) == padded["parts"] == room
+    seen: dict[int, list[tuple[int, int, int]]] = {}
+    for row, low, high, part in plan["items"].tolist():
+        assert high - low <= chunk
+        seen.setdefault(row, []).append((low, high, part))
+    taken = []
+    for row, (low, end) in enumerate(zip(lows.tolist(), ends.tolist())):
+        parts = sorted(seen[row])
+        assert [a for a, _, _ in parts] == [low, *(b for _, b, _ in parts[:-1])]
+        assert parts[-1][1] == end
+        alone = len(parts) == 1 and not low
+        assert (parts[0][2] < 0) == alone
+        taken += [] if alone else [part for _, _, part in parts]
+        taken += [plan["firsts"][row + 1] - 1 - i for i in range(extra)] if low else []
+    assert sorted(taken) == list(range(plan["parts"]))
 
 
 def errors(place: Place) -> None:
@@ -266,16 +326,19 @@ def errors(place: Place) -> None:
         setattr(bad, field, value)
         with pytest.raises(ValueError, match=message):
             attention.decode(
-                bad.q, bad.keys, bad.values, bad.pages, bad.tables, bad.starts + 1, splits=1,
+                bad.q, bad.keys, bad.values, bad.pages, bad.tables, bad.starts + 1, bad.work(64),
                 **bad.options,
             )  # fmt: skip
-    with pytest.raises(ValueError, match="splits is 3; a power of 2 from 1 to 64"):
-        good.decode(3)
+    with pytest.raises(ValueError, match=r"work.items has shape \[2, 2\]; \[\*, 4\] is needed"):
+        attention.decode(
+            good.q, good.keys, good.values, good.pages, good.tables, good.starts + 1,
+            replace(good.work(64), items=good.tiles(16)), **good.options,
+        )  # fmt: skip
     with pytest.raises(ValueError, match="block is 48"):
         good.extend(48)
 
 
 CASES = (
     decode, decode_options, float8, decode_padding, decode_bits, extend, extend_options,
-    extend_tree, extend_bits, cascade, plans, errors,
+    extend_tree, extend_bits, cascade, skewed, plans, errors,
 )  # fmt: skip

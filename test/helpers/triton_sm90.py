@@ -20,11 +20,15 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import triton
-from sgl_kernel.triton import append, attention, moe, norm, sampling
+from sgl_kernel.triton import append, attention, moe, norm, sampling, scaled
+from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.batch import Sample
+from sglang.srt.core.ints import ints as tokens
+from sglang.srt.worker import gpu_draw, sampler
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -38,12 +42,15 @@ TYPES = {
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
-def launches(call: Callable[[], object]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """(kernel, arguments, keywords) of what ``call`` launches; nothing runs."""
+Launch: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any], tuple[int, ...]]
+
+
+def launches(call: Callable[[], object]) -> list[Launch]:
+    """(kernel, arguments, keywords, grid) of what ``call`` launches; nothing runs."""
     seen = []
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        seen.append((self, args, kwargs))
+        seen.append((self, args, kwargs, grid))
 
     kept = JITFunction.run
     JITFunction.run = run
@@ -98,7 +105,8 @@ def disassemble(cubin: bytes) -> dict[str, int]:
     text = run.stdout + run.stderr
     found = {n.lower(): int(v) for n, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
     for name, pattern in (
-        ("wgmma", "HGMMA"), ("mma", "HMMA"), ("spills", "(?:LDL|STL)"), ("copies", "LDGSTS"),
+        ("wgmma", "[HQ]GMMA"), ("mma", "HMMA"), ("float8_mma", "QMMA"),
+        ("spills", "(?:LDL|STL)"), ("copies", "LDGSTS"),
         ("wide_copies", r"LDGSTS[\w.]*\.128"),
     ):  # fmt: skip
         found[name] = len(re.findall(rf"\b{pattern}\b", text))
@@ -124,9 +132,12 @@ def pool(
     return q, keys, torch.zeros_like(keys), ints(256), ints(65)
 
 
+def work(items: int = 128) -> attention.Work:
+    return attention.Work(ints(items, 4), ints(65), items)
+
+
 def decode(heads: tuple[int, int, int], **options: Any) -> Callable[[], object]:
-    options = {"splits": 16, "scale": 0.1} | options
-    return lambda: attention.decode(*pool(heads), ints(64), **options)
+    return lambda: attention.decode(*pool(heads), ints(64), work(), scale=0.1, **options)
 
 
 def extend(heads: tuple[int, int, int], block: int, **options: Any) -> Callable[[], object]:
@@ -138,15 +149,16 @@ def float8() -> None:
     """A layer's keys and values written, a pass of one token a row, and one of many."""
     tensors = pool((32, 8, 128), torch.float8_e4m3fn)
     append.append(*[zeros(8, 8, 128) for _ in "kv"], *tensors[1:3], ints(8))
-    attention.decode(*tensors, ints(64), splits=16, scale=0.1)
+    append.rotate_append(
+        zeros(8, 48 * 128), zeros(64, 2, 128), ints(8), *tensors[1:3], ints(8), heads=32
+    )
+    attention.decode(*tensors, ints(64), work(), scale=0.1)
     attention.extend(*tensors, ints(64), ints(65), ints(8, 2), block=64, scale=0.1)
 
 
 def cascade(block: int) -> Callable[[], object]:
-    shared = attention.Shared(ints(64), ints(2), ints(2), ints(3), ints(64), ints(4, 2), block, 4)
-    return lambda: attention.cascade(
-        *pool((32, 8, 128)), ints(64), ints(65), ints(8, 2), shared, block=16, splits=4, scale=0.1
-    )
+    shared = attention.Shared(ints(2), ints(2), ints(3), ints(64), ints(4, 2), block, 4)
+    return decode((32, 8, 128), shared=shared)
 
 
 def mixture(tokens: int) -> Callable[[], object]:
@@ -156,12 +168,36 @@ def mixture(tokens: int) -> Callable[[], object]:
     )  # fmt: skip
 
 
+def sampled(*params: SamplingParams, mask: bool = False) -> Callable[[], object]:
+    """The sampling of a step with one row for each of ``params``."""
+    bits = b"\xff" * sampler.mask_bytes(128256) if mask else None
+    rows = [Sample(p, uniform=0.5, history=tokens([5, 5]), mask=bits) for p in params]
+    return lambda: gpu_draw.draw(floats(len(rows), 128256), rows)
+
+
+def products(tokens: int, group: int) -> Callable[[], object]:
+    """A product in float8, its activations quantised; parameters of a layer of 4096 inputs."""
+
+    def call() -> None:
+        values, groups = torch.float8_e4m3fn, 4096 // group
+        scaled.quantise(zeros(tokens, 4096), group)
+        scaled.product(
+            zeros(tokens, 4096, dtype=values), floats(tokens, groups),
+            zeros(6144, 4096, dtype=values), floats(6144, groups), group, torch.bfloat16,
+        )  # fmt: skip
+
+    return call
+
+
 CASES: dict[str, Callable[[], object]] = {
+    "scaled blocks few": products(8, 128),
+    "scaled blocks many": products(512, 128),
+    "scaled rows": products(512, 4096),
     "decode 64": decode((32, 8, 64)),
-    "decode 80": decode((32, 32, 80), splits=1),
+    "decode 80": decode((32, 32, 80)),
     "decode 128": decode((32, 8, 128)),
-    "decode 128 pages": decode((32, 8, 128), page_size=16, splits=1),
-    "decode 256": decode((16, 8, 256), splits=1),
+    "decode 128 pages": decode((32, 8, 128), page_size=16),
+    "decode 256": decode((16, 8, 256)),
     "extend 64": extend((32, 8, 64), 128),
     "extend 96": extend((32, 32, 96), 128),
     "extend 128": extend((32, 8, 128), 128),
@@ -178,13 +214,28 @@ CASES: dict[str, Callable[[], object]] = {
         zeros(8, 48 * 128), zeros(64, 2, 128), ints(8), zeros(64, 8, 128), zeros(64, 8, 128),
         ints(8), heads=32, q_norm=zeros(128), k_norm=zeros(128),
     ),
+    "rotate part": lambda: append.rotate_append(
+        zeros(8, 48 * 128), zeros(64, 2, 96), ints(8), zeros(64, 8, 128), zeros(64, 8, 128),
+        ints(8), heads=32,
+    ),
     "norm": lambda: norm.add_rms_norm(zeros(8, 4096), zeros(8, 4096), zeros(4096), 1e-5),
+    "norms": lambda: norm.add_rms_norm(
+        zeros(8, 3584), zeros(8, 3584), floats(3584), 1e-6, floats(3584)
+    ),
     "gate": lambda: norm.gate(zeros(8, 28672), "silu"),
     "route": lambda: moe.route(floats(8, 8), 2),
     "mixture few": mixture(32),
     "mixture many": mixture(2048),
     "sample": lambda: sampling.sample(
         floats(4, 128256), floats(4), ints(4), floats(4), floats(4), floats(4).double()
+    ),
+    "draw greedy": sampled(SamplingParams(temperature=0.0)),
+    "draw plain": sampled(SamplingParams(temperature=0.7)),
+    "draw cut": sampled(
+        SamplingParams(temperature=0.0), SamplingParams(top_p=0.9, top_k=50, min_p=0.01)
+    ),
+    "draw all": sampled(
+        SamplingParams(top_p=0.9, frequency_penalty=0.5, logit_bias={7: 1.0}), mask=True
     ),
     "mask": lambda: sampling.apply_mask(floats(4, 128256), ints(4, 4008)),
     "penalties": lambda: sampling.penalise(
@@ -196,7 +247,7 @@ CASES: dict[str, Callable[[], object]] = {
 def main(names: list[str]) -> None:
     warnings.simplefilter("ignore", UserWarning)
     found = {
-        name: [report(build(*launch)) for launch in launches(CASES[name])]
+        name: [report(build(*launch)) | {"grid": grid} for *launch, grid in launches(CASES[name])]
         for name in names or CASES
     }
     print(json.dumps(found))

@@ -11,7 +11,7 @@ any row reads it, so a row may read pages that another row of the same batch wri
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -113,6 +113,29 @@ class Attention(Protocol):
         """
 
 
+class KVTarget(NamedTuple):
+    """The pools of a layer [slots, num_kv_heads, head_dim], and the slots of a pass's new tokens,
+    int32 or int64 [T]."""
+
+    keys: Tensor
+    values: Tensor
+    slots: Tensor
+
+
+@runtime_checkable
+class Writable(Attention, Protocol):
+    """An implementation whose pools a kernel before it may write, in place of ``attend``."""
+
+    def target(self, heads: Heads) -> KVTarget:
+        """The pools and slots that the layer's new keys and values of the planned pass belong
+        to."""
+        ...
+
+    def read(self, heads: Heads, q: Tensor) -> Tensor:
+        """``attend`` where the new keys and values stand in ``target`` already."""
+        ...
+
+
 @runtime_checkable
 class Capturable(Attention, Protocol):
     """An implementation whose decode passes can be captured as a graph."""
@@ -125,4 +148,21 @@ class Capturable(Attention, Protocol):
         of ``attend`` computes whatever was planned last. Frames share the buffers: the largest is
         to be made first, and each is to be planned again before it runs after another.
         """
+        ...
+
+
+@runtime_checkable
+class Resident(Attention, Protocol):
+    """Attention of a captured pass that can read page tables where they stand on the device.
+
+    Attributes:
+        entries: int32 [N], pages; ``plan`` overwrites its beginning.
+    """
+
+    entries: Tensor
+
+    def plan_resident(self, layout: Layout, firsts: Int32Array, padding: int) -> None:
+        """``plan`` for rows whose tables stand in ``entries``, the one of row ``r`` from
+        ``firsts[r]`` on. The rows that the capture has beyond these are padding: one token each, in
+        page ``padding``, which entry 0 names."""
         ...

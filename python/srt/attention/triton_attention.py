@@ -1,16 +1,16 @@
 """Attention by the kernels of ``sgl_kernel.triton``, on an NVIDIA GPU.
 
-    rows with one new token     decode, their keys cut into parts; or, where rows begin with the
-                                same keys, the cascade, which reads those once for all of them
+    rows with one new token     decode, their keys cut into chunks for programs of equal work; keys
+                                that rows begin with together are read once for all of them
     the others                  extend, by tiles of queries
 
 A pass is planned on the host and sent in one copy. Decode passes can be captured (``frame``); a
-captured pass never takes the cascade, whose launches depend on the keys that rows share.
+captured pass reads no shared keys once: that takes launches that depend on which rows share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,17 @@ import numpy as np
 import torch
 from sgl_kernel.triton import append as appending
 from sgl_kernel.triton import attention as kernels
-from sglang.srt.attention.attention_protocol import Attention, Heads, Int32Array, Layout
+from sglang.srt.attention.attention_protocol import (
+    Attention,
+    Heads,
+    Int32Array,
+    KVTarget,
+    Layout,
+)
+from sglang.srt.attention.native_attention import as_bytes, narrow
 from sglang.srt.attention.shared_prefix import groups
 from sglang.srt.attention.slots import subset, written
-from sglang.srt.parallel.staging import send_all, send_into
+from sglang.srt.parallel.staging import aligned_offsets, send_all, send_into
 from torch import Tensor
 
 # Keys that rows must have in common for reading them once to be worth a second softmax.
@@ -32,28 +39,18 @@ PROCESSORS = 4
 
 @dataclass(frozen=True)
 class Decode:
-    """``at``: flat indices of the rows' queries, int64 [R]; None where they are all there is.
+    """Arguments of ``kernels.decode``.
 
-    The others are as for ``kernels.decode``; ``cascade`` where rows share a prefix.
+    Attributes:
+        at: flat indices of the rows' queries, int64 [R]; None where they are all there is.
+        own: keys behind the prefixes that rows share, and these; None where they share none.
     """
 
     at: Tensor | None
     tables: Tensor
     lengths: Tensor
-    splits: int
-    cascade: Cascade | None
-
-
-@dataclass(frozen=True)
-class Cascade:
-    """Arguments of ``kernels.cascade``."""
-
-    starts: Tensor
-    firsts: Tensor
-    tiles: Tensor
-    block: int
-    splits: int
-    shared: Any
+    work: Any
+    own: tuple[Any, Any] | None
 
 
 @dataclass(frozen=True)
@@ -68,10 +65,12 @@ class Extend:
 
 
 class TritonAttention:
-    """Implements ``attention.attention_protocol.Capturable``.
+    """Implements ``attention.attention_protocol.Capturable`` and ``Writable``.
 
     ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, head_dim] of layer ``i``.
     ``windows`` are the windows that layers will ask for (0: none), ``heads`` the query heads.
+    ``disabled``: kernels to do without, of "append", "decode" and "cascade"
+    (``--disable-fused-kernels``).
     """
 
     def __init__(
@@ -81,12 +80,16 @@ class TritonAttention:
         page_size: int,
         windows: Sequence[int],
         heads: int,
+        disabled: Collection[str] = (),
     ) -> None:
+        self.append = stored if "append" in disabled else appending.append
+        self.decodes = "decode" not in disabled
         self.key_pools, self.value_pools = list(key_pools), list(value_pools)
         self.page_size, self.device = page_size, key_pools[0].device
         self.kv_heads, self.head_dim = key_pools[0].shape[1:]
         self.group = heads // self.kv_heads
-        self.shares = 0 in windows  # a window cannot be combined with the cascade
+        # A window cannot be combined with shared prefixes.
+        self.shares = 0 in windows and "cascade" not in disabled
         self.processors = PROCESSORS
         if self.device.type == "cuda":
             properties = torch.cuda.get_device_properties(self.device)
@@ -95,10 +98,10 @@ class TritonAttention:
         self.slots: Tensor
         self.decode: Decode | None = None
         self.extend: Extend | None = None
-        self._static: Tensor | None = None
+        self._static: tuple[Tensor, Tensor] | None = None
 
     def plan(self, layout: Layout) -> None:
-        one = layout.counts == 1
+        one = (layout.counts == 1) & self.decodes
         rows = np.flatnonzero(one)
         arrays: dict[str, Int32Array] = {
             "pages": layout.pages,
@@ -116,7 +119,7 @@ class TritonAttention:
             numbers["block"] = block
             arrays |= {
                 "tables": layout.tables, "starts": layout.starts, "firsts": firsts,
-                "tiles": kernels.plan_tiles(counts, self.group, block).ravel(),
+                "tiles": kernels.plan_tiles(counts, self.group, block),
             }  # fmt: skip
         sent = send_all(arrays, self.device)
         self.pages, self.slots = sent["pages"], sent["slots"]
@@ -125,7 +128,7 @@ class TritonAttention:
             self.decode = _decode(sent, numbers, whole=len(rows) == len(one))
         if "tables" in sent:
             self.extend = Extend(
-                sent["tables"], sent["starts"], sent["firsts"], sent["tiles"].view(-1, 2),
+                sent["tables"], sent["starts"], sent["firsts"], sent["tiles"],
                 numbers["block"],
             )  # fmt: skip
 
@@ -135,37 +138,44 @@ class TritonAttention:
         """Adds the decode rows' part to what is sent; ``layout`` has these rows only."""
         lengths = layout.starts + 1
         arrays |= {"decode_tables": layout.tables, "lengths": lengths}
-        rows, longest = len(lengths), int(lengths.max())
-        numbers["splits"] = self._splits(rows, longest)
-        found = groups(layout, self.page_size, COMMON) if self.shares and rows > 1 else []
+        _add("work", self.work(lengths), arrays, numbers)
+        found = groups(layout, self.page_size, COMMON) if self.shares and len(lengths) > 1 else []
         if not found:
             return
         plan = kernels.plan_shared(
-            found, layout.counts, layout.tables, self.group, self.head_dim, self.kv_heads,
-            self.processors,
-        )  # fmt: skip
-        own = lengths - plan["lows"]
-        block = kernels.choose_block(self.group, self.head_dim, layout.counts)
-        arrays |= {
-            "own_starts": layout.starts,
-            "own_firsts": np.arange(rows + 1, dtype=np.int32),
-            "own_tiles": kernels.plan_tiles(layout.counts, self.group, block).ravel(),
-        }
-        numbers |= {"own_block": block, "own_splits": self._splits(rows, int(own.max()))}
-        for name, value in plan.items():
-            if isinstance(value, np.ndarray):
-                arrays[f"shared_{name}"] = value.ravel()
-            else:
-                numbers[f"shared_{name}"] = value
+            found, layout.tables, self.group, self.head_dim, self.kv_heads, self.processors
+        )
+        lows = np.zeros_like(lengths)
+        for rows, length in found:
+            lows[rows] = length
+        _add("own", self.work(lengths, lows=lows, extra=plan["splits"]), arrays, numbers)
+        _add("shared", plan, arrays, numbers)
 
-    def _splits(self, rows: int, longest: int) -> int:
-        return int(kernels.choose_splits(rows, self.kv_heads, longest, self.processors))
+    @property
+    def programs(self) -> int:
+        """Programs of a KV head that decode rows' keys are cut for."""
+        return int(kernels.fair_programs(self.kv_heads, self.processors))
+
+    def work(self, lengths: Int32Array, **options: Any) -> dict[str, Any]:
+        """``kernels.plan_work`` for decode rows of ``lengths`` keys [R]."""
+        keys = int(lengths.sum() - options.get("lows", lengths[:0]).sum())
+        chunk = kernels.choose_chunk(keys, self.programs)
+        plan: dict[str, Any] = kernels.plan_work(lengths, chunk, **options)
+        return plan
 
     def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         """Writes the layer's pools at the planned slots, then reads them."""
         assert v is not None  # ``choose`` sees to it
+        self.append(k, v, *self.target(heads))
+        return self.read(heads, q)
+
+    def target(self, heads: Heads) -> KVTarget:
+        """See ``attention.attention_protocol.Writable``."""
+        return KVTarget(self.key_pools[heads.index], self.value_pools[heads.index], self.slots)
+
+    def read(self, heads: Heads, q: Tensor) -> Tensor:
+        """See ``attention.attention_protocol.Writable``."""
         keys, values = self.key_pools[heads.index], self.value_pools[heads.index]
-        appending.append(k, v, keys, values, self.slots)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         common: dict[str, Any] = {
             "scale": heads.scale, "page_size": self.page_size, "soft_cap": heads.soft_cap,
@@ -180,16 +190,13 @@ class TritonAttention:
             return out.flatten(1)
         part = out if decode.at is None else None
         rows = q if decode.at is None else q.index_select(0, decode.at)
-        if (own := decode.cascade) is not None and not heads.window:
-            part = kernels.cascade(
-                rows, keys, values, self.pages, decode.tables, own.starts, own.firsts, own.tiles,
-                own.shared, block=own.block, splits=own.splits, out=part, **common,
-            )  # fmt: skip
-        else:
-            part = kernels.decode(
-                rows, keys, values, self.pages, decode.tables, decode.lengths,
-                splits=decode.splits, window=heads.window, out=part, **common,
-            )  # fmt: skip
+        work, shared = decode.work, None
+        if decode.own is not None and not heads.window:
+            work, shared = decode.own
+        part = kernels.decode(
+            rows, keys, values, self.pages, decode.tables, decode.lengths, work,
+            window=heads.window, shared=shared, out=part, **common,
+        )  # fmt: skip
         if decode.at is not None:
             out.index_copy_(0, decode.at, part)
         return out.flatten(1)
@@ -197,49 +204,111 @@ class TritonAttention:
     def frame(self, rows: int, pages: int, longest: int) -> Attention:
         """See ``attention.attention_protocol.Capturable``."""
         if self._static is None:
-            size = 3 * rows + 1 + pages
-            self._static = torch.zeros(size, dtype=torch.int32, device=self.device)
-        return _TritonFrame(self, rows, self._static, self._splits(rows, longest))
+            sizes = (_firsts(rows, self.programs)[-1], pages)
+            plan, entries = (
+                torch.zeros(size, dtype=torch.int32, device=self.device) for size in sizes
+            )
+            self._static = plan, entries
+        return _TritonFrame(self, rows, *self._static)
 
 
 class _TritonFrame:
-    """Decode rows whose plan lies in one static buffer: slots, tables, lengths, pages."""
+    """Decode rows whose plan lies in one static buffer: slots, lengths, tables, work. Their page
+    tables lie in another, ``entries``. Implements ``attention.attention_protocol.Resident``."""
 
-    def __init__(self, attention: TritonAttention, rows: int, static: Tensor, splits: int) -> None:
-        self.attention, self.rows, self.static, self.splits = attention, rows, static, splits
-        self.slots, self.lengths, self.tables, self.pages = static.split(
-            [rows, rows, rows + 1, len(static) - 3 * rows - 1]
+    def __init__(
+        self, attention: TritonAttention, rows: int, static: Tensor, entries: Tensor
+    ) -> None:
+        self.attention, self.rows, self.static, self.entries = attention, rows, static, entries
+        self.firsts, self.room = _firsts(rows, attention.programs), rows + attention.programs
+        slots, lengths, tables, parts, items, _ = self.firsts
+        self.slots, self.lengths = static[slots:][:rows], static[lengths:][:rows]
+        self.tables = static[tables:][:rows]
+        self.work = kernels.Work(
+            static[items:][: 4 * self.room].view(-1, 4), static[parts:][: rows + 1], self.room
         )
 
     def plan(self, layout: Layout) -> None:
+        send_into(layout.pages, self.entries)
         slots = written(layout, self.attention.page_size)
-        parts = [slots, layout.starts + 1, layout.tables, layout.pages]
-        send_into(np.concatenate(parts), self.static)
+        self._send(slots, layout.starts + 1, layout.tables[:-1])
+
+    def plan_resident(self, layout: Layout, firsts: Int32Array, padding: int) -> None:
+        """See ``attention.attention_protocol.Resident``."""
+        size = self.attention.page_size
+        more = np.zeros(self.rows - len(firsts), dtype=np.int32)
+        self._send(
+            np.concatenate([written(layout, size), more + padding * size]),
+            np.concatenate([layout.starts + 1, more + 1]),
+            np.concatenate([firsts, more]),
+        )
+
+    def _send(self, slots: Int32Array, lengths: Int32Array, tables: Int32Array) -> None:
+        work = self.attention.work(lengths, room=self.room)
+        packed = np.zeros(self.firsts[-1], dtype=np.int32)
+        parts = (slots, lengths, tables, work["firsts"], work["items"].ravel())
+        for first, part in zip(self.firsts, parts):
+            packed[first : first + len(part)] = part
+        send_into(packed, self.static)
 
     def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         assert v is not None
-        keys = self.attention.key_pools[heads.index]
-        values = self.attention.value_pools[heads.index]
-        appending.append(k, v, keys, values, self.slots)
+        self.attention.append(k, v, *self.target(heads))
+        return self.read(heads, q)
+
+    def target(self, heads: Heads) -> KVTarget:
+        attention = self.attention
+        return KVTarget(
+            attention.key_pools[heads.index], attention.value_pools[heads.index], self.slots
+        )
+
+    def read(self, heads: Heads, q: Tensor) -> Tensor:
+        keys, values, _ = self.target(heads)
         out: Tensor = kernels.decode(
-            q, keys, values, self.pages, self.tables, self.lengths, scale=heads.scale,
-            splits=self.splits, page_size=self.attention.page_size, window=heads.window,
-            soft_cap=heads.soft_cap, sinks=heads.sinks,
+            q, keys, values, self.entries, self.tables, self.lengths, self.work, scale=heads.scale,
+            page_size=self.attention.page_size, window=heads.window, soft_cap=heads.soft_cap,
+            sinks=heads.sinks,
         )  # fmt: skip
         return out.flatten(1)
 
 
+def _firsts(rows: int, programs: int) -> list[int]:
+    """Offsets of slots, lengths, tables, parts and items in the buffer of a captured pass, and its
+    end."""
+    return aligned_offsets([rows, rows, rows, rows + 1, 4 * (rows + programs)], unit=4)
+
+
+def _add(
+    name: str, plan: dict[str, Any], arrays: dict[str, Int32Array], numbers: dict[str, int]
+) -> None:
+    """Add the fields of a plan to what is sent, and its numbers, under their names behind
+    ``name``."""
+    for field, value in plan.items():
+        if isinstance(value, np.ndarray):
+            arrays[f"{name}_{field}"] = value
+        else:
+            numbers[f"{name}_{field}"] = value
+
+
+def _fields(name: str, sent: dict[str, Tensor], numbers: dict[str, int]) -> dict[str, Any]:
+    """Fields that ``_add`` added, arrays on the device."""
+    found = {**sent, **numbers}
+    return {key[len(name) + 1 :]: found[key] for key in found if key.startswith(f"{name}_")}
+
+
+def stored(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """``append.append`` by torch's operations."""
+    for pool, new in ((as_bytes(keys), k), (as_bytes(values), v)):
+        pool.index_copy_(0, slots.long(), narrow(new, pool))
+
+
 def _decode(sent: dict[str, Tensor], numbers: dict[str, int], whole: bool) -> Decode:
-    cascade = None
-    if "own_starts" in sent:
-        named = {name[7:]: sent[name] for name in sent if name.startswith("shared_")}
-        named["tiles"] = named["tiles"].view(-1, 2)
-        shared = kernels.Shared(
-            **named, block=numbers["shared_block"], splits=numbers["shared_splits"]
+    own = None
+    if "own_items" in sent:
+        own = (
+            kernels.Work(**_fields("own", sent, numbers)),
+            kernels.Shared(**_fields("shared", sent, numbers)),
         )
-        cascade = Cascade(
-            sent["own_starts"], sent["own_firsts"], sent["own_tiles"].view(-1, 2),
-            numbers["own_block"], numbers["own_splits"], shared,
-        )  # fmt: skip
     at = None if whole else sent["at"].long()
-    return Decode(at, sent["decode_tables"], sent["lengths"], numbers["splits"], cascade)
+    work = kernels.Work(**_fields("work", sent, numbers))
+    return Decode(at, sent["decode_tables"], sent["lengths"], work, own)

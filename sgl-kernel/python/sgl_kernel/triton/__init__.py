@@ -1,6 +1,7 @@
 """Kernels for NVIDIA GPUs, written in Triton.
 
-    attention   decode (split KV), extend and shared-prefix cascade over paged keys and values
+    attention   decode (keys cut by length, shared prefixes read once) and extend over paged keys
+                and values
     append      rotary, q/k norm and the write of new keys and values, fused
     norm        RMSNorm with the residual, gated activations
     moe         top-k routing, grouping of tokens by expert, grouped matrix products

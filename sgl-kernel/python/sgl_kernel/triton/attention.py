@@ -27,9 +27,25 @@ from sgl_kernel.triton.attention_launch import Call, decode_block
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
-# Keys that a part of a decode row has at least: merging shorter ones costs more than it saves.
+# Keys that a part of a row has at least: merging shorter ones costs more than it saves.
 PART = 256
 MOST_SPLITS = 64
+# Keys of a chunk are a multiple of this, the blocks that the kernel reads them in.
+STEP = 64
+
+
+@dataclass(frozen=True)
+class Work:
+    """Keys that each program of ``decode`` reads, int32 on the device (``plan_work`` makes them).
+
+    Attributes:
+        items: [N, 4] (row, first key, key behind the last, part; part -1: the whole row).
+        firsts: [R + 1] where a row's parts begin, of ``parts`` in all.
+    """
+
+    items: Tensor
+    firsts: Tensor
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -37,16 +53,14 @@ class Shared:
     """Prefixes that rows share, as int32 tensors on the device (``plan_shared`` makes them).
 
     Attributes:
-        lows: [R] tokens of row ``r`` that its group reads for it, 0 outside of every group.
         tables: [G] where in ``pages`` a group's page table begins.
         lengths: [G] tokens that the group's rows share.
         firsts: [G + 1] offsets into ``queries``.
-        queries: [M] flat indices of the queries of the groups' rows, group after group.
+        queries: [M] the groups' rows, group after group.
         tiles: [N, 2] (group, tile) of ``block`` query-head pairs each.
-        block, splits: as for ``extend`` and ``decode``; for the shared part.
+        block: as for ``extend``. splits: parts that a group's keys are cut into.
     """
 
-    lows: Tensor
     tables: Tensor
     lengths: Tensor
     firsts: Tensor
@@ -56,14 +70,50 @@ class Shared:
     splits: int
 
 
-def choose_splits(rows: int, kv_heads: int, longest: int, processors: int) -> int:
-    """Parts that the keys of a decode row are cut into: enough programs for ``processors``
+def fair_programs(kv_heads: int, processors: int) -> int:
+    """Programs of a KV head that keep ``processors`` multiprocessors busy."""
+    return max(1, -(-2 * processors // kv_heads))
+
+
+def choose_chunk(keys: int, programs: int) -> int:
+    """Keys that a program reads at most, where ``programs`` of them read ``keys`` in all."""
+    return max(PART, -(-keys // (programs * STEP)) * STEP)
+
+
+def plan_work(
+    lengths: Int32Array, chunk: int, lows: Int32Array | None = None, extra: int = 0, room: int = 0
+) -> dict[str, Any]:
+    """The fields of ``Work`` as host arrays (int32) and an int: rows of ``lengths`` keys [R], the
+    first ``lows`` [R] of which others read, cut into chunks, the largest first.
+
+    extra: parts of a row that those others make. room: items to pad to, with some that do nothing,
+    and parts to have (captured graphs); rows of ``n`` keys in all have ``R + n / chunk`` at most.
+    """
+    low = np.zeros_like(lengths) if lows is None else lows
+    count = np.maximum(-(-(lengths - low) // chunk), 1)
+    parts = np.where((count > 1) | (low > 0), count + np.where(low > 0, extra, 0), 0)
+    firsts = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(parts, out=firsts[1:])
+    rows = np.repeat(np.arange(len(lengths)), count)
+    index = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+    begin = low[rows] + index * chunk
+    end = np.minimum(begin + chunk, lengths[rows])
+    part = np.where(parts[rows] > 0, firsts[rows] + index, -1)
+    items = np.zeros((max(room, len(rows)), 4), dtype=np.int32)
+    items[len(rows) :, 0] = items[len(rows) :, 3] = -1
+    items[: len(rows)] = np.stack([rows, begin, end, part], 1)[
+        np.argsort(begin - end, kind="stable")
+    ]
+    return {"items": items, "firsts": firsts, "parts": max(room, int(firsts[-1]))}
+
+
+def choose_splits(tiles: int, kv_heads: int, longest: int, processors: int) -> int:
+    """Parts that the keys of shared prefixes are cut into: enough programs for ``processors``
     multiprocessors, but no part shorter than ``PART`` keys. Host arithmetic alone.
 
-    longest: tokens of the longest row, or the most it may have (captured graphs).
-    Returns 1, 2, 4 .. 64.
+    longest: tokens of the longest prefix. Returns 1, 2, 4 .. 64.
     """
-    splits, programs = 1, max(1, rows * kv_heads)
+    splits, programs = 1, max(1, tiles * kv_heads)
     while splits < MOST_SPLITS and programs * splits < 2 * processors:
         if longest < 2 * splits * PART:
             break
@@ -72,39 +122,50 @@ def choose_splits(rows: int, kv_heads: int, longest: int, processors: int) -> in
 
 
 def decode(
-    q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, tables: Tensor, lengths: Tensor, *,
-    scale: float, splits: int, page_size: int = 1, window: int = 0, soft_cap: float = 0.0,
-    sinks: Tensor | None = None, out: Tensor | None = None,
+    q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, tables: Tensor, lengths: Tensor,
+    work: Work, *, scale: float, page_size: int = 1, window: int = 0, soft_cap: float = 0.0,
+    sinks: Tensor | None = None, shared: Shared | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """One query a row: row ``r``'s sees the last ``window`` (0: all) of its ``lengths[r]`` tokens.
 
     q: [R, heads, head_dim], head_dim contiguous, any other strides. keys, values:
     [slots, kv_heads, head_dim]. pages: int32 [P]. tables: int32 [R] or [R + 1]. lengths: int32
-    [R]; a row of length 0 (the padding of a captured graph) reads nothing and gets zeros.
-    splits: 1 to 64, a power of 2. A row's bits depend on its own keys and ``splits`` alone, so a
-    constant makes them independent of the batch. soft_cap: scores become
-    ``soft_cap * tanh(score / soft_cap)``; 0: none. sinks: float32 [heads], a score for each head
-    that joins the softmax's sum and has no value.
-    Returns [R, heads, head_dim] (``out`` where given), dtype of q. Raises ValueError.
+    [R]; a row of length 0 reads nothing and gets zeros. work: of ``plan_work`` for these lengths. A
+    row's bits depend on its own keys and the chunk alone, so a constant chunk makes them
+    independent of the batch. soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0:
+    none. sinks: float32 [heads], a score for each head that joins the softmax's sum and has no
+    value. shared: prefixes whose keys are read once for a group's rows and left out of ``work``,
+    not with a window. Parts are merged by log-sum-exp and take ``4 * parts * heads * head_dim``
+    bytes. Returns [R, heads, head_dim] (``out`` where given), dtype of q. Raises ValueError.
     """
     group = _pools(q, keys, values, page_size, window)
-    _tables(q, pages, tables, q.shape[0])
-    checks.integers(q.shape[0], lengths=lengths)
-    checks.same_device(q, lengths=lengths)
-    _splits("splits", splits)
+    rows = q.shape[0]
+    _tables(q, pages, tables, rows)
+    checks.integers(rows, lengths=lengths)
+    checks.integers(rows + 1, **{"work.firsts": work.firsts})
+    checks.dtype("work.items", work.items, torch.int32)
+    checks.shape("work.items", work.items, None, 4)
+    checks.same_device(q, lengths=lengths, items=work.items, firsts=work.firsts)
     out = checks.output(out, q, *q.shape)
     _sinks(q, sinks)
+    if not rows:
+        return out
     call = Call(
         q, keys, values, pages, decode_block(group), scale, page_size, window, soft_cap, sinks
     )
-    if not q.shape[0]:
-        return out
-    if splits == 1:
-        call.launch(q.shape[0], tables, lengths, out)
-        return out
-    parts, sums = call.parts(splits)
-    call.launch(q.shape[0], tables, lengths, parts, sums=sums, splits=splits)
-    call.merge(parts, sums, out)
+    parts = call.parts(work.parts)
+    call.launch(len(work.items), tables, lengths, work.items, out=out, parts=parts)
+    if shared is not None and len(shared.tiles):
+        _splits("shared.splits", shared.splits)
+        if window:
+            checks.fail(f"window is {window}; prefixes can be shared without a window alone")
+        common = Call(q, keys, values, pages, shared.block, scale, page_size, 0, soft_cap)
+        common.launch(
+            len(shared.tiles), shared.tables, shared.lengths, shared.tiles, parts=parts,
+            firsts=shared.firsts, ends=work.firsts, queries=shared.queries, splits=shared.splits,
+        )  # fmt: skip
+    if work.parts:
+        call.merge(parts, work.firsts, out)
     return out
 
 
@@ -158,79 +219,32 @@ def extend(
     _sinks(q, sinks)
     call = Call(q, keys, values, pages, block, scale, page_size, window, soft_cap, sinks, mask)
     if len(tiles):
-        call.launch(len(tiles), tables, starts, out, firsts=firsts, tiles=tiles)
+        call.launch(len(tiles), tables, starts, tiles, out=out, firsts=firsts)
     return out
 
 
 def plan_shared(
-    groups: list[tuple[list[int], int]], counts: Int32Array, tables: Int32Array, group: int,
-    head_dim: int, kv_heads: int, processors: int,
+    groups: list[tuple[list[int], int]], tables: Int32Array, group: int, head_dim: int,
+    kv_heads: int, processors: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """The fields of ``Shared`` as host arrays (int32) and ints.
+    """The fields of ``Shared`` as host arrays (int32) and ints, for rows with one query each.
 
-    groups: (rows, tokens that all of them share), every row in at most one group; the tokens lie
-    before the rows' first queries. counts: [R] new tokens a row. tables: [R + 1]. group: heads of
-    a KV head. processors: multiprocessors of the device.
+    groups: (rows, tokens that all of them share), every row in at most one group. tables: [R + 1].
+    group: heads of a KV head. processors: multiprocessors of the device.
     """
-    offsets = np.cumsum(counts) - counts
-    lows = np.zeros(len(counts), dtype=np.int32)
-    queries = [np.zeros(0, dtype=np.int32)]
-    for rows, length in groups:
-        lows[rows] = length
-        queries.append(np.concatenate([np.arange(counts[r]) + offsets[r] for r in rows]))
-    sizes = np.array([len(x) for x in queries], dtype=np.int32)
+    sizes = np.array([0, *(len(rows) for rows, _ in groups)], dtype=np.int32)
     lengths = np.array([length for _, length in groups], dtype=np.int32)
     block = choose_block(group, head_dim, sizes)
     tiles = plan_tiles(sizes[1:], group, block)
     return {
-        "lows": lows,
         "tables": np.array([tables[rows[0]] for rows, _ in groups], dtype=np.int32),
         "lengths": lengths,
         "firsts": np.cumsum(sizes, dtype=np.int32),
-        "queries": np.concatenate(queries).astype(np.int32),
+        "queries": np.array([r for rows, _ in groups for r in rows], dtype=np.int32),
         "tiles": tiles,
         "block": block,
         "splits": choose_splits(len(tiles), kv_heads, int(lengths.max(initial=0)), processors),
     }
-
-
-def cascade(
-    q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, tables: Tensor, starts: Tensor,
-    firsts: Tensor, tiles: Tensor, shared: Shared, *, block: int, splits: int, scale: float,
-    page_size: int = 1, soft_cap: float = 0.0, sinks: Tensor | None = None,
-    mask: Tensor | None = None, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """``extend`` for short rows (decode rows: count 1) whose prefixes are shared: the keys of a
-    group are read once for all its rows, those after them row by row, cut into ``splits``.
-
-    The parts are merged by log-sum-exp. Partial results take
-    ``4 * T * heads * head_dim * (splits + shared.splits)`` bytes, so long chunks of a prompt, which
-    gain nothing, are better left to ``extend``. A window cannot be combined with it.
-    """
-    _pools(q, keys, values, page_size, 0)
-    _rows(q, pages, tables, starts, firsts, tiles, mask, block)
-    _splits("splits", splits)
-    _splits("shared.splits", shared.splits)
-    checks.integers(len(starts), **{"shared.lows": shared.lows})
-    out = checks.output(out, q, *q.shape)
-    if not len(tiles):
-        return out
-    _sinks(q, sinks)
-    call = Call(q, keys, values, pages, block, scale, page_size, 0, soft_cap, sinks, mask)
-    parts, sums = call.parts(splits + shared.splits)
-    call.launch(
-        len(tiles), tables, starts, parts, sums=sums, firsts=firsts, tiles=tiles,
-        lows=shared.lows, splits=splits, clear=shared.splits,
-    )  # fmt: skip
-    if len(shared.tiles):
-        group = Call(q, keys, values, pages, shared.block, scale, page_size, 0, soft_cap)
-        group.launch(
-            len(shared.tiles), shared.tables, shared.lengths, parts, sums=sums,
-            firsts=shared.firsts, tiles=shared.tiles, queries=shared.queries,
-            splits=shared.splits, part=splits,
-        )  # fmt: skip
-    call.merge(parts, sums, out)
-    return out
 
 
 def _pools(q: Tensor, keys: Tensor, values: Tensor, page_size: int, window: int) -> int:

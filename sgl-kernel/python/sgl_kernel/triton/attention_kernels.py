@@ -2,8 +2,8 @@
 
 One kernel computes tiles of queries. A tile is ``BLOCK_M`` (query, head) pairs of one row and one
 KV head: the heads that share keys stand side by side, so each key is loaded once for all of them
-and the products fill a tensor core's tile. Decode is the tile of one query; the shared part of a
-cascade is a tile over the queries of many rows.
+and the products fill a tensor core's tile. Decode is the tile of one query; a tile over the queries
+of many rows reads what they share.
 
     pair i of tile t:  query (t * BLOCK_M + i) // GROUP,  head kv_head * GROUP + that % GROUP
 
@@ -89,27 +89,29 @@ def blocks(
     return acc, top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "words"])
 def attend(
-    Q, K, V, Out, Lse, pages, tables, starts, firsts, tiles, lows, queries, mask, sinks, scale,
-    cap, window, words, parts, part, stride_qt, stride_qh, stride_s, stride_h, stride_ot, stride_oh,
+    Q, K, V, Out, Part, Lse, pages, tables, starts, firsts, tiles, ends, queries, mask, sinks,
+    scale, cap, window, words, stride_qt, stride_qh, stride_s, stride_h, stride_ot, stride_oh,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr, ONE: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, TREE: tl.constexpr,
-    PARTIAL: tl.constexpr, LOW: tl.constexpr, CLEAR: tl.constexpr, SINKS: tl.constexpr,
+    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, ONE: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, KV head, split). See ``attention`` for what the pointers hold.
 
-    ONE: row = tile, its one query is its last token, ``starts`` holds lengths. CAUSAL false: the
-    queries ``queries[firsts[g] ...]`` all see ``[0, starts[g])``. PARTIAL: ``Out`` is float32
-    [T, heads, parts, DIM] and takes part ``part + split``, with its log-sum-exp in ``Lse``. LOW:
-    keys before ``lows[row]`` are another launch's; where there are none, its ``CLEAR`` parts behind
-    ours are marked empty.
+    ONE: ``tiles`` are items (row, begin, end, part): the row's one query, its last token, reads the
+    keys [begin, end); ``starts`` holds lengths. The result of part -1 is the row's; another is
+    written to ``Part``, float32 [parts, heads, DIM], with its log-sum-exp in ``Lse``. A row of -1
+    does nothing. CAUSAL false: the queries ``queries[firsts[g] ...]`` all see ``[0, starts[g])``,
+    cut into as many splits as there are; these are the last of a row's parts, which end at
+    ``ends[row + 1]``.
     """
     split, kv = tl.program_id(2), tl.program_id(1)
     if ONE:
-        row, tile = tl.program_id(0), 0
-        start, first, new = tl.load(starts + row) - 1, row, 1
+        item = tiles + 4 * tl.program_id(0)
+        row, part = tl.load(item), tl.load(item + 3)
+        new, row, tile = (row >= 0).to(tl.int32), tl.maximum(row, 0), 0
+        start, first = tl.load(starts + row) - 1, row
     else:
         row, tile = tl.load(tiles + 2 * tl.program_id(0)), tl.load(tiles + 2 * tl.program_id(0) + 1)
         start, first = tl.load(starts + row), tl.load(firsts + row)
@@ -127,11 +129,11 @@ def attend(
         mask=there, other=0.0,
     )  # fmt: skip
     early, late = tile * BLOCK_M // GROUP, ((tile + 1) * BLOCK_M - 1) // GROUP
-    low, hi, plain = bounds(
-        row, start, new, early, late, lows, window, BLOCK_N, CAUSAL, WINDOW, TREE, LOW
-    )
-    if SPLITS > 1:
-        span = tl.cdiv(tl.cdiv(hi - low, SPLITS), BLOCK_N) * BLOCK_N
+    low, hi, plain = bounds(start, new, early, late, window, BLOCK_N, CAUSAL, WINDOW, TREE)
+    if ONE:
+        low, hi = tl.maximum(low, tl.load(item + 1)), tl.minimum(hi, tl.load(item + 2))
+    if not CAUSAL:
+        span = tl.cdiv(tl.cdiv(hi - low, tl.num_programs(2)), BLOCK_N) * BLOCK_N
         hi = tl.minimum(hi, low + (split + 1) * span)
         low = low + split * span
     plain = tl.maximum(low, low + (tl.minimum(plain, hi) - low) // BLOCK_N * BLOCK_N)
@@ -154,35 +156,38 @@ def attend(
     )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks + head) * LOG2E
+        if ONE:
+            sink = tl.where(part < 0, sink, float("-inf"))  # ``merge`` adds it to parts
         best = tl.maximum(top, sink)
+        best = tl.where(best == float("-inf"), 0.0, best)
         shrink = tl.exp2(top - best)
         total = total * shrink + tl.exp2(sink - best)
         acc = acc * shrink[:, None]
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if PARTIAL:
-        flat = (flat * (tl.num_programs(1) * GROUP) + head) * parts + part + split
-        tl.store(Lse + flat, top + tl.log2(total), mask=real)
-        tl.store(Out + flat[:, None] * DIM + d[None, :], acc, mask=there)
-        # The outer one is decided by the compiler.
-        if CLEAR > 0:  # noqa: SIM102
-            if (split == 0) & (tl.load(lows + row) == 0):
-                for other in range(SPLITS, SPLITS + CLEAR):
-                    tl.store(Lse + flat + other, float("-inf"), mask=real)
-    else:
+    if CAUSAL:
         where = flat[:, None] * stride_ot + head[:, None] * stride_oh + d[None, :]
+        if ONE:
+            there = there & (part < 0)
         tl.store(Out + where, acc.to(Out.dtype.element_ty), mask=there)
+    if ONE or not CAUSAL:
+        if ONE:
+            real = real & (part >= 0)
+        else:
+            part = tl.load(ends + flat + 1, mask=real, other=0) - tl.num_programs(2) + split
+        at = part.to(tl.int64) * (tl.num_programs(1) * GROUP) + head
+        tl.store(Lse + at, top + tl.log2(total), mask=real)
+        there = real[:, None] & (d < DIM)[None, :]
+        tl.store(Part + at[:, None] * DIM + d[None, :], acc, mask=there)
 
 
 @triton.jit
 def bounds(
-    row, start, new, early, late, lows, window, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, TREE: tl.constexpr, LOW: tl.constexpr,
+    start, new, early, late, window, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """Keys [low, hi) that a tile of the row's queries ``early .. late`` may see, and the end of
     those that all of them do."""
     low = 0
-    if LOW:
-        low = tl.load(lows + row)
     if CAUSAL:
         hi = start + tl.minimum(late + 1, new)
         plain = start + early + 1
@@ -191,7 +196,7 @@ def bounds(
             plain = start
         if WINDOW:
             # On a multiple of the block, so that blocks do not depend on where the tile begins.
-            low = tl.maximum(low, (start + early - window + 1) // BLOCK_N * BLOCK_N)
+            low = tl.maximum(0, (start + early - window + 1) // BLOCK_N * BLOCK_N)
     else:
         hi = start
         plain = start
@@ -202,30 +207,32 @@ def bounds(
 
 @triton.jit
 def merge(
-    Part, Lse, Out, sinks, parts, stride_ot, stride_oh, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_P: tl.constexpr, CHUNK: tl.constexpr, SINKS: tl.constexpr,
+    Part, Lse, Out, firsts, sinks, stride_ot, stride_oh, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    CHUNK: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (query, head): parts [parts, DIM] weighted by 2 ** Lse; zeros where all are empty."""
-    t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = (t * tl.num_programs(1) + head) * parts
-    d, p = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_P)
-    lse = tl.load(Lse + at + p, mask=p < parts, other=float("-inf"))
-    top = tl.max(lse, 0)
-    if SINKS:
-        sink = tl.load(sinks + head) * LOG2E
-        top = tl.maximum(top, sink)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.exp2(lse - top), 0)
-    if SINKS:
-        total += tl.exp2(sink - top)
-    acc = tl.zeros([BLOCK_D], tl.float32)
-    for low in range(0, parts, CHUNK):
-        part = low + tl.arange(0, CHUNK)
-        sums = tl.load(Lse + at + part, mask=part < parts, other=float("-inf"))
-        weight = tl.exp2(sums - top)
-        # An empty part holds nothing that may be read.
-        real = (weight > 0.0)[:, None] & (d < DIM)[None, :]
-        x = tl.load(Part + (at + part)[:, None] * DIM + d[None, :], mask=real, other=0.0)
-        acc += tl.sum(x * weight[:, None], 0)
-    acc = acc / tl.where(total == 0.0, 1.0, total)
-    tl.store(Out + t * stride_ot + head * stride_oh + d, acc.to(Out.dtype.element_ty), mask=d < DIM)
+    """Program (row, head): the row's parts ``firsts[row] ..`` weighted by 2 ** Lse; zeros where all
+    are empty. A row without parts is left as it is."""
+    t, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    first, last = tl.load(firsts + t), tl.load(firsts + t + 1)
+    if first < last:
+        d = tl.arange(0, BLOCK_D)
+        top, total = tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float32)
+        acc = tl.zeros([BLOCK_D], tl.float32)
+        if SINKS:
+            top, total = tl.load(sinks + head) * LOG2E, total + 1.0
+        for low in range(first, last, CHUNK):
+            part = low + tl.arange(0, CHUNK)
+            at = part.to(tl.int64) * heads + head
+            lse = tl.load(Lse + at, mask=part < last, other=float("-inf"))
+            best = tl.maximum(top, tl.max(lse, 0))
+            base = tl.where(best == float("-inf"), 0.0, best)
+            weight, shrink = tl.exp2(lse - base), tl.exp2(top - base)
+            # An empty part holds nothing that may be read.
+            real = (weight > 0.0)[:, None] & (d < DIM)[None, :]
+            x = tl.load(Part + at[:, None] * DIM + d[None, :], mask=real, other=0.0)
+            acc = acc * shrink + tl.sum(x * weight[:, None], 0)
+            total = total * shrink + tl.sum(weight, 0)
+            top = best
+        acc = acc / tl.where(total == 0.0, 1.0, total)
+        where = t.to(tl.int64) * stride_ot + head * stride_oh + d
+        tl.store(Out + where, acc.to(Out.dtype.element_ty), mask=d < DIM)

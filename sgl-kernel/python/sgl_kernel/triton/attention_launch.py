@@ -52,42 +52,42 @@ class Call:
     mask: Tensor | None = None
 
     def launch(
-        self, programs: int, tables: Tensor, starts: Tensor, out: Tensor, *,
-        sums: Tensor | None = None, firsts: Tensor | None = None, tiles: Tensor | None = None,
-        lows: Tensor | None = None, queries: Tensor | None = None, splits: int = 1,
-        part: int = 0, clear: int = 0,
+        self, programs: int, tables: Tensor, starts: Tensor, tiles: Tensor, *,
+        out: Tensor | None = None, parts: tuple[Tensor, Tensor] | None = None,
+        firsts: Tensor | None = None, ends: Tensor | None = None, queries: Tensor | None = None,
+        splits: int = 1,
     ) -> None:  # fmt: skip
-        """``sums``: ``out`` takes the parts ``part ...`` of the result. No ``tiles``: decode."""
+        """``tiles``: of rows that begin at ``firsts``, or, without ``firsts``, items of decode
+        rows. ``parts``: what ``parts`` returned."""
         q, keys = self.q, self.keys
-        dim = q.shape[2]
-        sinks = self.sinks if sums is None else None  # with parts: ``merge`` adds them
-        causal = queries is None
+        dim, causal = q.shape[2], queries is None
+        sinks = self.sinks if causal else None
         tree = causal and self.mask is not None
         options: dict[str, Any] = config(self.block, dim, q.element_size(), tree)
+        part, sums = (None, None) if parts is None else parts
+        strides = (0, 0) if out is None else (out.stride(0), out.stride(1))
         kernels.attend[(programs, keys.shape[1], splits)](
-            q, keys, self.values, out, sums, self.pages, tables, starts, firsts, tiles, lows,
+            q, keys, self.values, out, part, sums, self.pages, tables, starts, firsts, tiles, ends,
             queries, self.mask if causal else None, sinks, self.scale, self.soft_cap, self.window,
             0 if self.mask is None else self.mask.stride(0),
-            0 if sums is None else sums.shape[2], part,
-            q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), out.stride(0), out.stride(1),
+            q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), *strides,
             GROUP=q.shape[1] // keys.shape[1], DIM=dim, BLOCK_D=triton.next_power_of_2(dim),
-            BLOCK_M=self.block, PAGE=self.page_size, SPLITS=splits, ONE=tiles is None,
-            CAUSAL=causal, WINDOW=self.window > 0, CAP=self.soft_cap > 0.0,
-            TREE=tree, PARTIAL=sums is not None, LOW=lows is not None,
-            CLEAR=clear, SINKS=sinks is not None, **options,
+            BLOCK_M=self.block, PAGE=self.page_size, ONE=firsts is None, CAUSAL=causal,
+            WINDOW=self.window > 0, CAP=self.soft_cap > 0.0, TREE=tree, SINKS=sinks is not None,
+            **options,
         )  # fmt: skip
 
     def parts(self, count: int) -> tuple[Tensor, Tensor]:
-        """Buffers [T, heads, count, head_dim] and [T, heads, count] for partial results."""
-        tokens, heads, dim = self.q.shape
-        out = self.q.new_empty((tokens, heads, count, dim), dtype=torch.float32)
-        return out, self.q.new_empty((tokens, heads, count), dtype=torch.float32)
+        """Buffers [count, heads, head_dim] and [count, heads] for partial results."""
+        heads, dim = self.q.shape[1:]
+        out = self.q.new_empty((count, heads, dim), dtype=torch.float32)
+        return out, self.q.new_empty((count, heads), dtype=torch.float32)
 
-    def merge(self, parts: Tensor, sums: Tensor, out: Tensor) -> None:
-        """``out`` = the parts weighted by their log-sum-exp."""
-        tokens, heads, count, dim = parts.shape
+    def merge(self, parts: tuple[Tensor, Tensor], firsts: Tensor, out: Tensor) -> None:
+        """Rows of ``out`` that have parts = these, weighted by their log-sum-exp."""
+        tokens, heads, dim = self.q.shape
         kernels.merge[(tokens, heads)](
-            parts, sums, out, self.sinks, count, out.stride(0), out.stride(1), DIM=dim,
-            BLOCK_D=triton.next_power_of_2(dim), BLOCK_P=triton.next_power_of_2(count), CHUNK=16,
-            SINKS=self.sinks is not None, num_warps=4,
+            *parts, out, firsts, self.sinks, out.stride(0), out.stride(1), DIM=dim,
+            BLOCK_D=triton.next_power_of_2(dim), CHUNK=16, SINKS=self.sinks is not None,
+            num_warps=4,
         )  # fmt: skip

@@ -19,12 +19,16 @@ from helpers.paths import TESTS
 if find_spec("triton") is None:
     pytest.skip("needs triton, which has no build for this system", allow_module_level=True)
 
+# The helpers, and what this process was given: a checkout may run without an installation.
+PATHS = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
 
 CASES = (
     "decode 64", "decode 80", "decode 128", "decode 128 pages", "decode 256", "extend 64",
     "extend 96", "extend 128", "extend 128 fixed", "extend 128 options", "extend 128 tree",
     "extend 256", "cascade", "float8", "append", "rotate", "norm", "gate", "route", "mixture few",
-    "mixture many", "sample", "mask", "penalties",
+    "mixture many", "sample", "draw greedy", "draw plain", "draw cut", "draw all",
+    "mask", "penalties", "rotate part", "norms",
+    "scaled blocks few", "scaled blocks many", "scaled rows",
 )  # fmt: skip
 # Shared memory of a multiprocessor, and the most that a program may have.
 SHARED = 227 << 10
@@ -36,7 +40,7 @@ def reports(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
     source."""
     assert request.config.cache is not None
     cache = request.config.cache.mkdir("triton")
-    env = os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(TESTS)}
+    env = os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": PATHS}
     run = subprocess.run(
         [sys.executable, "-m", "helpers.triton_sm90", *CASES],
         env=env, capture_output=True, text=True, timeout=280,
@@ -52,6 +56,14 @@ def test_nothing_is_spilled(case: str, reports: dict[str, list[dict[str, Any]]])
         assert kernel["reg"] > 0
         assert (kernel["stack"], kernel["local"], kernel["spills"]) == (0, 0, 0), kernel
         assert kernel["shared"] <= SHARED, kernel
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith("scaled")])
+def test_float8_products_use_tensor_cores(
+    case: str, reports: dict[str, list[dict[str, Any]]]
+) -> None:
+    product = next(kernel for kernel in reports[case] if kernel["kernel"] == "product")
+    assert product["wgmma"] + product["mma"] + product["float8_mma"] > 0, product
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.startswith("extend")])
@@ -82,3 +94,19 @@ def test_products_of_experts_use_tensor_cores(reports: dict[str, list[dict[str, 
     assert len(few) == len(many) == 2
     assert all(k["mma"] for k in few)
     assert all(k["wgmma"] for k in many)
+
+
+def test_a_step_is_sampled_in_few_launches(reports: dict[str, list[dict[str, Any]]]) -> None:
+    cut = ["peaks", "weigh", "gather", "choose"]
+    launched = {case: [kernel["kernel"] for kernel in found] for case, found in reports.items()}
+    assert launched["draw greedy"] == ["peaks", "greedy"]
+    assert launched["draw plain"] == ["peaks", "weigh", "choose"]
+    assert launched["draw cut"] == cut
+    # The last two tell logits that the model broke from rows that allow nothing.
+    assert launched["draw all"] == ["penalise", "apply_mask", *cut, "peaks", "greedy"]
+
+
+def test_a_row_of_logits_is_cut_into_programs(reports: dict[str, list[dict[str, Any]]]) -> None:
+    """128,256 logits in blocks of 4,096; one program a row sees the candidates alone."""
+    grids = {kernel["kernel"]: tuple(kernel["grid"]) for kernel in reports["sample"]}
+    assert grids == {"peaks": (4, 32), "weigh": (4, 32), "gather": (4, 32), "choose": (4,)}

@@ -18,12 +18,14 @@ from helpers.paths import TESTS
 if find_spec("triton") is None:
     pytest.skip("needs triton, which has no build for this system", allow_module_level=True)
 
+# The helpers, and what this process was given: a checkout may run without an installation.
+PATHS = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
 
 CASES = (
     "attention.decode", "attention.decode_options", "attention.decode_padding", "attention.float8",
     "attention.decode_bits", "attention.extend", "attention.extend_options",
-    "attention.extend_tree", "attention.extend_bits", "attention.cascade", "attention.plans",
-    "attention.errors",
+    "attention.extend_tree", "attention.extend_bits", "attention.cascade", "attention.skewed",
+    "attention.plans", "attention.errors",
     "layers.written", "layers.written_float8", "layers.rotated", "layers.rotated_float8",
     "layers.norms", "layers.gates",
     "layers.routes", "layers.groups", "layers.mixture", "layers.experts", "sampling.samples",
@@ -42,7 +44,7 @@ HALF = (
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, dict[str, str]]:
     """Failures: dtype -> case -> traceback."""
-    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "helpers.triton_run", *CASES, "--half", *HALF],
         env=env, capture_output=True, text=True, timeout=280,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ if not torch.cuda.is_available():
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 
-from helpers import triton_attention, triton_layers, triton_sampling
+from helpers import triton_attention, triton_layers, triton_sampling, triton_scaled
 from helpers.triton_place import Place
 
-CASES = [*triton_attention.CASES, *triton_layers.CASES, *triton_sampling.CASES]
+CASES = [
+    *triton_attention.CASES, *triton_layers.CASES, *triton_sampling.CASES, *triton_scaled.CASES,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -28,23 +31,32 @@ def test_against_float64(case: Callable[[Place], None], dtype: torch.dtype, seed
 
 
 def test_launches_are_captured_by_a_graph() -> None:
-    """Decode reads its lengths on the device: a replay computes what they say by then."""
+    """Decode reads lengths and work on the device: a replay computes what they say by then."""
     problem = triton_attention.Problem(
         Place("cuda", torch.bfloat16, large=True), (8, 2, 128), [900, 40, 7], [1, 1, 1], 16
     )
-    options = problem.options | {"splits": 8, "out": problem.out}
+    attention, options = triton_attention.attention, problem.options | {"out": problem.out}
+
+    def plan(lengths: torch.Tensor) -> dict[str, Any]:
+        fields = attention.plan_work(lengths.cpu().numpy(), 128, room=20)
+        return triton_attention.sent(problem.place, fields)
 
     def decode() -> torch.Tensor:
-        return triton_attention.attention.decode(
-            problem.q, problem.keys, problem.values, problem.pages, problem.tables, ends, **options
-        )
+        return attention.decode(
+            problem.q, problem.keys, problem.values, problem.pages, problem.tables, ends, work,
+            **options,
+        )  # fmt: skip
 
     ends = torch.ones_like(problem.starts)
+    work = attention.Work(**plan(ends))
     decode()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = decode()
     ends.copy_(problem.starts + 1)
+    fields = plan(ends)
+    work.items.copy_(fields["items"])
+    work.firsts.copy_(fields["firsts"])
     graph.replay()
     problem.place.close(out, problem.truth())
