@@ -21,11 +21,18 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from sglang.srt.attention.attention_protocol import Attention, Capturable, Int32Array, Layout
+from sglang.srt.attention.attention_protocol import (
+    Attention,
+    Capturable,
+    Int32Array,
+    Layout,
+    Resident,
+)
 from sglang.srt.attention.slots import padded
 from sglang.srt.config import ModelConfig
 from sglang.srt.core.batch import Sample
 from sglang.srt.models.decoder_model import DecoderModel
+from sglang.srt.worker.device_tables import DeviceTables
 from sglang.srt.worker.forward import Eager, pick
 from sglang.srt.worker.inputs import Inputs
 from sglang.srt.worker.kv import KVPool
@@ -125,6 +132,10 @@ class Graphs:
                 self.frames[size] = frame
                 frame.plan(padded(_nothing(), size, self.padding))
                 self.replays[size] = recorder.record(self._work(size, frame))
+        smallest = self.frames[self.sizes[0]]
+        self.resident: DeviceTables | None = None
+        if isinstance(smallest, Resident):
+            self.resident = DeviceTables(smallest.entries, pages)
         log.info(
             "captured %d graphs of 1 to %d rows in %.1f s",
             len(self.sizes), most, time.perf_counter() - began,
@@ -165,12 +176,26 @@ class Graphs:
         # Values in the buffers after the rows are older, and as good as any.
         self.tokens[:rows].copy_(inputs.tokens)
         self.positions[..., :rows].copy_(inputs.positions)
-        self.frames[size].plan(padded(inputs.layout, size, self.padding))
+        self._plan(self.frames[size], size, inputs)
         self.replays[size]()
         assert self.states is not None
         self._scored = rows if size * self.vocab <= LOGITS else 0
         self._last = pick(self.states[:rows], wanted)
         return self._last
+
+    def _plan(self, frame: Attention, size: int, inputs: Inputs) -> None:
+        """Plan a pass over the tables that stand on the device, or send them whole."""
+        layout, tables, resident = inputs.layout, inputs.tables, self.resident
+        if resident is not None:
+            if inputs.contexts and tables is not None:
+                if tables.on_device is not resident:  # earlier changes did not reach it
+                    resident.clear()
+                    tables.on_device = resident
+                firsts = resident.place(inputs.contexts, layout.tables, layout.pages)
+                if firsts is not None and isinstance(frame, Resident):
+                    return frame.plan_resident(layout, firsts, self.padding)
+            resident.clear()
+        frame.plan(padded(layout, size, self.padding))
 
     def logits(self, hidden: Tensor) -> Tensor:
         if hidden is self._last and hidden.shape[0] == self._scored:

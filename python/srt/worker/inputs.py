@@ -32,6 +32,8 @@ class Inputs:
         positions: int32 [T], or [3, T] of a model whose positions have three parts.
         firsts: flat index of each row's first token [R].
         layout: where the rows' keys and values lie.
+        tables: page tables that the layout's are views of. contexts: of the rows, empty where
+            two are the same or a row sees its table with a gap.
         embedded: of the placeholders among the tokens.
         use: which tokens have which adapter; None where none has one.
         followed: by row, the token that it follows, where a penalty counts that token.
@@ -41,6 +43,8 @@ class Inputs:
     positions: Tensor
     firsts: Int32Array
     layout: Layout
+    tables: PageTables | None = None
+    contexts: list[int] = field(default_factory=list)
     embedded: Embedded | None = None
     use: Use | None = None
     followed: dict[int, int] = field(default_factory=dict)
@@ -99,8 +103,11 @@ def read_batch(
     sent = send_all(arrays, device)
     ids, places = sent["tokens"], sent["positions"]
     layout = Layout(starts, counts, offsets, pages, positions)
+    contexts = [row.context for row in rows if row.gap is None]
+    if len(set(contexts)) < len(rows):
+        contexts = []
     if drawn is None or not following.size:
-        return Inputs(ids, places, firsts, layout)
+        return Inputs(ids, places, firsts, layout, tables, contexts)
     given = drawn.index_select(0, sent["sources"])
     followed = {
         i: int(given[k])
@@ -108,7 +115,7 @@ def read_batch(
         if (sample := rows[i].sample) is not None and sample.params.penalised
     }
     ids = ids.index_copy(0, sent["followers"], given) if "followers" in sent else given
-    return Inputs(ids, places, firsts, layout, followed=followed)
+    return Inputs(ids, places, firsts, layout, tables, contexts, followed=followed)
 
 
 def _places(

@@ -7,10 +7,13 @@ long as the row's tokens need.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.core.batch import Batch, Row
 from sglang.srt.core.ints import Ints, ints
+from sglang.srt.worker.device_tables import DeviceTables
 
 _NO_PAGES = ints()
 
@@ -20,10 +23,12 @@ class PageTables:
 
     Attributes:
         pages, page_size: of the pool that the entries are pages of.
+        on_device: their copies on a device, which hear of every change; None without any.
     """
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.pages, self.page_size = pages, page_size
+        self.on_device: DeviceTables | None = None
         self._tables: dict[int, Ints] = {}
 
     def __len__(self) -> int:
@@ -40,8 +45,10 @@ class PageTables:
         new = joined([row.pages for row in batch.rows])
         if len(new) and outside(new, self.pages):
             raise ValueError(f"batch {batch.id} has a page outside [0, {self.pages}).")
-        for context in batch.dropped:
-            self._tables.pop(context, None)
+        self.drop(batch.dropped)
+        if self.on_device is not None:
+            for row in batch.rows:
+                self.on_device.keep(row.context, row.kept)
         used = -(-ends // self.page_size)
         parts = [
             self._view(batch, i, row, count)
@@ -50,6 +57,13 @@ class PageTables:
         offsets = np.zeros(len(parts) + 1, dtype=np.int32)
         np.cumsum(used, out=offsets[1:])
         return offsets, joined(parts)
+
+    def drop(self, contexts: Iterable[int]) -> None:
+        """Forget the tables of contexts."""
+        for context in contexts:
+            self._tables.pop(context, None)
+            if self.on_device is not None:
+                self.on_device.drop(context)
 
     def _view(self, batch: Batch, index: int, row: Row, count: int) -> Ints:
         """The first ``count`` entries that the row sees, of its changed table."""

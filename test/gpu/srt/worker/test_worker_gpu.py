@@ -22,6 +22,8 @@ from sglang.srt.layers.weight import Place
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.model_spec import read_config
 from sglang.srt.models.registry import lookup
+from sglang.srt.worker.device_tables import DeviceTables
+from sglang.srt.worker.graphs import Again, Graphs
 from torch import Tensor
 
 gpu_device.needs_device()
@@ -140,6 +142,44 @@ def test_graphs_give_the_text_of_eager_passes(name: str, tmp_path: Path) -> None
     # In bfloat16 two nearly equal tokens may swap if a product is computed for another number of
     # rows; a wrong row of a table shows in every text.
     assert same >= 0.8 * len(texts[0])
+
+
+def test_replays_read_tables_that_stay_on_the_device(tmp_path: Path) -> None:
+    """Work done again in place of graphs: rows come, go and move, and texts are those of eager
+    passes."""
+    gpu_device.needs("triton")
+    path = write_config(tmp_path, **SHAPE)
+    options = {**worker_settings("triton"), "dtype": "float32", "disable_cuda_graph": True}
+    texts, kept = [], None
+    for replayed in (False, True):
+        paged = Paged(path, 1, 0, **options)
+        runner = paged.worker.runner
+        eager: Any = runner.forward
+        if replayed:
+            runner.forward = Graphs(
+                paged.worker.model, eager.attention, Again(), 3, 128, runner.pool.pages, 1,
+                runner.device,
+            )  # fmt: skip
+            kept = runner.forward.resident
+        r, sent = random.Random(5), dict[int, int]()
+        running, done = list[Sequence](), list[Sequence]()
+        for step in range(24 if ON_GPU else 8):
+            if step in (0, 2, 5):
+                running.append(Sequence([r.randrange(512) for _ in range(r.randint(1, 9))]))
+            rows = [paged.row(s, len(s.tokens) - s.done, sample=GREEDY) for s in running]
+            for row, sequence in zip(rows, running):  # new entries alone
+                row.context, row.kept = id(sequence), sent.get(id(sequence), 0)
+                row.pages = row.pages[row.kept :]
+                sent[id(sequence)] = len(sequence.pages)
+            for sequence, output in zip(running, paged.run(rows).rows):
+                assert not output.error
+                sequence.tokens.append(output.token)
+            if step == 3:
+                done.append(running.pop(0))
+        texts.append([s.tokens for s in done + running])
+    assert texts[0] == texts[1]
+    assert isinstance(kept, DeviceTables)
+    assert kept._segments
 
 
 def test_the_engine_s_text_is_the_same_however_it_is_computed() -> None:
