@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PROCESSORS = 4  # multiprocessors of the GPU that plans are made for
 # Calls in order: "decode", "captured", "prefill", "level" (not causal) or "merge".
 calls: list[str] = []
 
@@ -21,8 +22,9 @@ class _Wrapper:
     def _init(self, workspace: Tensor, layout: str, backend: str, graph: bool) -> None:
         assert workspace.dtype == torch.uint8
         assert layout == "NHD"
-        assert backend == "fa2", "other kernels are not compiled in any reasonable time"
-        self.graph, self.workspace, self.planned = graph, workspace, False
+        assert backend in ("fa2", "fa3")
+        self.backend, self.graph = backend, graph
+        self.workspace, self.planned = workspace, False
 
     def _check(self, offsets: Tensor, pages: Tensor, last: Tensor) -> None:
         assert offsets.device.type == last.device.type == "cpu", "plan would wait for the device"
@@ -30,6 +32,16 @@ class _Wrapper:
         assert len(offsets) == len(last) + 1
         assert int(offsets[-1]) == len(pages)
         assert bool((offsets.diff() > 0).all()), "every row has a key"
+
+    def _check_room(
+        self, counts: list[int], pages: Tensor, window_left: int, captured: bool
+    ) -> None:
+        """The workspace holds what the plan puts there, as ``PrefillPlan`` counts it."""
+        need = parts_bytes(
+            self.heads, self.kv_heads, self.dim, self.page_size, counts, pages.diff().tolist(),
+            captured, window_left,
+        )  # fmt: skip
+        assert need <= self.workspace.numel(), "Buffer overflow when allocating memory"
 
     def _plan(
         self, heads: tuple[int, int, int, int], window_left: int, soft_cap: float | None,
@@ -118,11 +130,15 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
             (num_qo_heads, num_kv_heads, head_dim, page_size), window_left, logits_soft_cap,
             sm_scale, (q_data_type, kv_data_type), False,
         )  # fmt: skip
+        if self.use_tensor_cores:
+            rows = [1] * len(last_page_len)
+            self._check_room(rows, indptr, window_left, self.graph)
 
     def run(
         self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, q_scale: float = 1.0,
         out: Tensor | None = None, return_lse: bool = False,
     ) -> Any:  # fmt: skip
+        assert self.backend == "fa2"
         calls.append("captured" if self.graph else "decode")
         queries = list(range(len(self.last) + 1))
         return self._run(q, paged_kv_cache, queries, q_scale, out, return_lse)
@@ -151,12 +167,15 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             (num_qo_heads, num_kv_heads, head_dim_qk, page_size), window_left, logits_soft_cap,
             sm_scale, (q_data_type, kv_data_type), causal,
         )  # fmt: skip
+        if self.backend == "fa2":  # the others hold no partial results
+            self._check_room(qo_indptr.diff().tolist(), paged_kv_indptr, window_left, False)
 
     def run(
         self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, q_scale: float = 1.0,
         out: Tensor | None = None, return_lse: bool = False,
     ) -> Any:  # fmt: skip
-        calls.append("prefill" if self.causal else "level")
+        assert self.backend == "fa2" or self.causal
+        calls.append(("prefill" if self.causal else "level") + "-fa3" * (self.backend == "fa3"))
         queries = self.queries.tolist()
         return self._run(q, paged_kv_cache, queries, q_scale, out, return_lse)
 
@@ -172,6 +191,32 @@ def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor)
     share = (other / (mine + other)).unsqueeze(-1)
     v.copy_(v.double() * (1 - share.double()) + v_other.double() * share.double())
     s.copy_(most + torch.log2(mine + other))
+
+
+def parts_bytes(
+    heads: int, kv_heads: int, dim: int, page_size: int, counts: list[int], pages: list[int],
+    captured: bool, window_left: int = -1, processors: int | None = None,
+) -> int:  # fmt: skip
+    """Bytes of partial results of a plan of FlashAttention-2's prefill kernels: the search for the
+    size of a chunk of keys, done by trying every size. ``pages``: of each row's keys."""
+    group = heads // kv_heads
+    packed = [count * group for count in counts]
+    longest = (sum(counts) - len(counts) + 1) * group if captured else sum(packed) // len(packed)
+    tile = (128 if dim < 256 else 64) if longest > 64 else 64 if longest > 16 else 16
+    most = 2 * (PROCESSORS if processors is None else processors) // kv_heads
+    if window_left >= 0:
+        pages = [min(n, -(-(window_left + tile) // page_size)) for n in pages]
+    tiles = [-(-n // tile) for n in packed]
+    longest = max([1, *pages])
+    for chunk in range(max(128 // page_size, 1), longest):
+        blocks = sum(n * -(-max(keys, 1) // chunk) for n, keys in zip(tiles, pages))
+        if blocks <= most:
+            break
+    else:
+        blocks = 0  # nothing is split
+    if captured:
+        blocks = max(most, -(-sum(packed) // tile) + len(counts) - 1)
+    return heads * blocks * tile * (dim + 1) * 4
 
 
 def _gather(pool: Tensor, table: list[int], last: int) -> Tensor:

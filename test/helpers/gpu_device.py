@@ -38,7 +38,7 @@ def needs(backend: str) -> None:
         from sglang.srt.attention import flashinfer_attention
 
         sys.modules["flashinfer"] = fake_flashinfer
-        flashinfer_attention.WORKSPACE = flashinfer_attention.SCHEDULE = 1 << 10
+        flashinfer_attention.SCHEDULE = 1 << 10
         return
     packages = {"native": (), "triton": ("triton", "sgl_kernel"), "flashinfer": ("flashinfer",)}
     for package in packages[backend]:

@@ -4,9 +4,10 @@
                                   levels: the shared keys once a group, then each row's own
     otherwise                     its prefill kernels over all rows
 
-The kernels are always those of FlashAttention-2 (``backend="fa2"``): compiled in minutes where the
-newer ones take much longer, and the only ones that are made for pages of any size. That is also why
-the two levels are two wrappers here: FlashInfer's own cascade chooses its kernels itself.
+The kernels are those of FlashAttention-2 (``backend="fa2"``), which are compiled in minutes where
+the newer ones take much longer. With ``fa3`` the second kind of pass takes those of
+FlashAttention-3 (Shah et al. 2024), which are made for compute capability 9.0. The two levels are
+two wrappers here, since FlashInfer's own cascade chooses its kernels itself.
 
 A wrapper is planned for a *kind* of layer (window, soft cap, heads). Kinds are collected in
 the first pass and planned at the start of every later one. The package is imported when this class
@@ -16,13 +17,20 @@ is made: it writes a cache directory at import.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sglang.srt.attention.attention_protocol import Attention, Heads, Int32Array, Layout
+from sglang.srt.attention.attention_protocol import (
+    Attention,
+    Heads,
+    Int32Array,
+    KVTarget,
+    Layout,
+)
+from sglang.srt.attention.flashinfer_modules import prompt_spec, quick_plans
 from sglang.srt.attention.shared_prefix import groups
 from sglang.srt.attention.slots import tables_of, written
 from sglang.srt.parallel.staging import send, send_into
@@ -32,8 +40,12 @@ from torch import Tensor
 COMMON = 128
 # Query heads of a key head from which on the tensor cores win at decoding.
 TENSOR_CORES = 4
-# Bytes for partial results, and for the schedule of a captured pass.
-WORKSPACE, SCHEDULE = 256 << 20, 2 << 20
+# Bytes for the schedule of a captured pass.
+SCHEDULE = 2 << 20
+# Multiprocessors where there is no GPU.
+PROCESSORS = 4
+# Thread blocks on a multiprocessor: of the prefill kernels, and the most of the decode kernels.
+PREFILL_BLOCKS, DECODE_BLOCKS = 2, 32
 
 
 class WrapperKind(NamedTuple):
@@ -44,6 +56,48 @@ class WrapperKind(NamedTuple):
 
 def kind_of(heads: Heads) -> WrapperKind:
     return WrapperKind(heads.window, heads.soft_cap, heads.num_heads)
+
+
+def processors_of(device: torch.device) -> int:
+    """Multiprocessors of a GPU."""
+    if device.type != "cuda":
+        return PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def fa3_compiled(head_dim: int, dtype: torch.dtype, windows: Sequence[int]) -> bool:
+    """Whether the FlashAttention-3 kernels of layers without a soft cap are there, compiled by an
+    earlier start or installed."""
+    kinds = {window > 0 for window in windows}
+    return all(prompt_spec("fa3", dtype, head_dim, window).is_compiled for window in kinds)
+
+
+def query_tile(rows: int, head_dim: int) -> int:
+    """Queries that a thread block of the prefill kernels computes, for ``rows`` queries of a
+    request and a key head."""
+    if rows > 64 and head_dim < 256:
+        return 128
+    return 64 if rows > 16 else 16
+
+
+def workspace_bytes(heads: int, kv_heads: int, head_dim: int, rows: int, processors: int) -> int:
+    """Bytes of partial results that FlashInfer's plans may need at most, for float32 outputs and
+    their log-sum-exps.
+
+    ``rows``: of the largest captured pass, 0 where none is captured. A captured pass is always
+    split, so every tile of queries has a part. Other passes are split only where the parts fit the
+    GPU at once. Read from the file scheduler.cuh of flashinfer 0.6.8.post1 (``PrefillPlan``,
+    ``DecodePlan``).
+    """
+    group = heads // kv_heads
+    at_once = PREFILL_BLOCKS * processors // kv_heads
+    queries = at_once * query_tile(1 << 20, head_dim)
+    queries = max(queries, DECODE_BLOCKS * processors // kv_heads)
+    if rows:
+        tile = query_tile(group, head_dim)
+        queries = max(queries, tile * max(at_once, -(-rows * group // tile) + rows - 1))
+    parts = heads * queries
+    return -(-parts * head_dim * 4 // 16) * 16 + -(-parts * 4 // 16) * 16
 
 
 class PlannedWrapper:
@@ -94,9 +148,10 @@ class FlashInferPass:
 
 
 class FlashInferAttention:
-    """Implements ``attention.attention_protocol.Capturable``.
+    """Implements ``attention.attention_protocol.Capturable`` and ``Writable``.
 
     ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, head_dim] of layer ``i``.
+    ``disabled``: "cascade" where shared prefixes are read row by row. ``fa3``: see the module.
     """
 
     def __init__(
@@ -106,15 +161,20 @@ class FlashInferAttention:
         page_size: int,
         windows: Sequence[int],
         heads: int,
+        disabled: Collection[str] = (),
+        fa3: bool = False,
     ) -> None:
-        self.library = importlib.import_module("flashinfer")
+        # FlashInfer's name of the kernels, by wrapper.
+        self.kernels = {"prefill": "fa3" if fa3 else "fa2", "level": "fa2", "decode": "fa2"}
+        self.library = quick_plans(importlib.import_module("flashinfer"))
         self.key_pools, self.value_pools = list(key_pools), list(value_pools)
         self.page_size, self.device = page_size, key_pools[0].device
         self.dtype, self.on_gpu = key_pools[0].dtype, self.device.type == "cuda"
         self.kv_heads, self.head_dim = key_pools[0].shape[1:]
-        self.shares = 0 in windows  # the shared level has no window
-        self.tensor_cores = heads // self.kv_heads >= TENSOR_CORES
-        self.workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=self.device)
+        # The shared level has no window.
+        self.shares = 0 in windows and "cascade" not in disabled
+        self.heads, self.tensor_cores = heads, heads // self.kv_heads >= TENSOR_CORES
+        self.workspace = self._workspace(0)
         self.paged = [
             (self._by_page(keys), self._by_page(values))
             for keys, values in zip(self.key_pools, self.value_pools)
@@ -124,6 +184,12 @@ class FlashInferAttention:
         self._known: dict[WrapperKind, None] = {}
         self._ready: set[WrapperKind] = set()
         self._static: Static | None = None
+
+    def _workspace(self, rows: int) -> Tensor:
+        """A workspace for captured passes of up to ``rows`` rows, and for all that are not."""
+        processors = processors_of(self.device)
+        size = workspace_bytes(self.heads, self.kv_heads, self.head_dim, rows, processors)
+        return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     def _by_page(self, pool: Tensor) -> Tensor:
         """[pages, page_size, kv_heads, head_dim]. The padding slot is behind the last page; a
@@ -198,7 +264,7 @@ class FlashInferAttention:
                 *levels.own, levels.last, *self.sizes(kind), **self.options(kind)
             )
             full = np.full(len(levels.queries) - 1, self.page_size, dtype=np.int32)
-            self._wrapper(kind, "prefill").plan(
+            self._wrapper(kind, "level").plan(
                 levels.queries, *levels.shared, self.host(full), *self.sizes(kind), causal=False,
                 **self.options(kind),
             )  # fmt: skip
@@ -215,13 +281,14 @@ class FlashInferAttention:
 
     def _wrapper(self, kind: WrapperKind, which: str) -> PlannedWrapper:
         if (kind, which) not in self._wrappers:
+            backend = self.kernels[which]
             wrapper = (
-                self.library.BatchPrefillWithPagedKVCacheWrapper(
-                    self.workspace, "NHD", backend="fa2"
+                self.library.BatchDecodeWithPagedKVCacheWrapper(
+                    self.workspace, "NHD", use_tensor_cores=self.tensor_cores, backend=backend
                 )
-                if which == "prefill"
-                else self.library.BatchDecodeWithPagedKVCacheWrapper(
-                    self.workspace, "NHD", use_tensor_cores=self.tensor_cores, backend="fa2"
+                if which == "decode"
+                else self.library.BatchPrefillWithPagedKVCacheWrapper(
+                    self.workspace, "NHD", backend=backend
                 )
             )
             self._wrappers[kind, which] = PlannedWrapper(wrapper, self.on_gpu)
@@ -230,10 +297,22 @@ class FlashInferAttention:
     def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         """Writes the layer's pools at the planned slots, then reads them."""
         assert v is not None  # ``choose`` sees to it
+        write(self.target(heads), k, v)
+        return self.read(heads, q)
+
+    def target(self, heads: Heads) -> KVTarget:
+        """See ``attention.attention_protocol.Writable``."""
+        return self.pools_of(heads, self.current.slots)
+
+    def pools_of(self, heads: Heads, slots: Tensor) -> KVTarget:
+        """The layer's pools, and slots of a pass."""
+        return KVTarget(self.key_pools[heads.index], self.value_pools[heads.index], slots)
+
+    def read(self, heads: Heads, q: Tensor) -> Tensor:
+        """See ``attention.attention_protocol.Writable``."""
         kind, now = kind_of(heads), self.current
         if kind not in self._ready:
             self._prepare(kind)
-        self.write(heads.index, now.slots, k, v)
         pools, out = self.paged[heads.index], torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not now.decode or now.levels is None or kind.window:
             wrapper = self._wrapper(kind, "decode" if now.decode else "prefill").wrapper
@@ -242,20 +321,17 @@ class FlashInferAttention:
         rows = q.index_select(0, levels.order)
         own = self._wrapper(kind, "decode").wrapper
         y, weight = own.run(rows, pools, q_scale=heads.scale, return_lse=True)
-        shared = self._wrapper(kind, "prefill").wrapper
+        shared = self._wrapper(kind, "level").wrapper
         n = levels.count
         common = shared.run(rows[:n], pools, q_scale=heads.scale, return_lse=True)
         self.library.merge_state_in_place(y[:n], weight[:n], *common)
         return out.index_copy_(0, levels.order, y).flatten(1)
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        self.key_pools[layer].index_copy_(0, slots, k)
-        self.value_pools[layer].index_copy_(0, slots, v)
-
     def frame(self, rows: int, pages: int, longest: int) -> Attention:
         """See ``attention.attention_protocol.Capturable``."""
-        if self._static is None:
+        if self._static is None:  # the largest comes first
             self._static = Static(rows, pages, self.device)
+            self.workspace = self._workspace(rows)
         return _FlashInferFrame(self, rows, self._static)
 
 
@@ -308,11 +384,17 @@ class _FlashInferFrame:
 
     def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         assert v is not None
+        write(self.target(heads), k, v)
+        return self.read(heads, q)
+
+    def target(self, heads: Heads) -> KVTarget:
+        return self.attention.pools_of(heads, self.slots)
+
+    def read(self, heads: Heads, q: Tensor) -> Tensor:
         kind = kind_of(heads)
         if kind not in self._planned:  # in the pass before the capture
             self._planned[kind] = self._wrapper(kind)
             self._plan(kind)
-        self.attention.write(heads.index, self.slots, k, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         wrapper, pools = self._planned[kind].wrapper, self.attention.paged[heads.index]
         return _run(wrapper, q, pools, heads.scale, out).flatten(1)
@@ -329,6 +411,12 @@ class _FlashInferFrame:
         )  # fmt: skip
         wrapper.reset_workspace_buffer(attention.workspace, static.schedule(kind))
         return PlannedWrapper(wrapper, attention.on_gpu)
+
+
+def write(target: KVTarget, k: Tensor, v: Tensor) -> None:
+    """Store the new keys and values of a layer."""
+    target.keys.index_copy_(0, target.slots, k)
+    target.values.index_copy_(0, target.slots, v)
 
 
 def _run(

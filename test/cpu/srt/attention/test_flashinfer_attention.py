@@ -6,15 +6,18 @@ import importlib.util
 import inspect
 import random
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from helpers import fake_flashinfer
 from helpers.layouts import hold_to_the_definition, random_layout
+from hypothesis import given
+from hypothesis import strategies as st
 from sglang.srt.attention import flashinfer_attention, reference_attention
 from sglang.srt.attention.attention_protocol import Capturable, Heads, Layout
-from sglang.srt.attention.flashinfer_attention import FlashInferAttention
+from sglang.srt.attention.flashinfer_attention import FlashInferAttention, workspace_bytes
 from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.attention.slots import padded
 
@@ -25,7 +28,6 @@ EXACT = {"rtol": 1e-5, "atol": 2e-6}
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
-    monkeypatch.setattr(flashinfer_attention, "WORKSPACE", 1 << 10)
     monkeypatch.setattr(flashinfer_attention, "SCHEDULE", 1 << 10)
     fake_flashinfer.calls.clear()
 
@@ -33,6 +35,21 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_equals_the_definition(seed: int) -> None:
     hold_to_the_definition(FlashInferAttention, seed, CPU, torch.float32, EXACT)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_prompts_by_flash_attention_3_equal_the_definition(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flashinfer_attention, "COMMON", 2)
+    build = partial(FlashInferAttention, fa3=True)
+    hold_to_the_definition(build, seed, CPU, torch.float32, EXACT)
+    assert "prefill-fa3" in fake_flashinfer.calls
+    assert "prefill" not in fake_flashinfer.calls
+    fake_flashinfer.calls.clear()
+    hold_to_the_definition(build, 100 + seed, CPU, torch.float32, EXACT, kinds="decode")
+    assert "level" in fake_flashinfer.calls
+    assert "prefill-fa3" not in fake_flashinfer.calls, "shared keys are read by the older kernels"
 
 
 @pytest.mark.parametrize("seed", range(100, 120))
@@ -120,6 +137,49 @@ def test_tables_longer_than_a_row_needs_are_cut() -> None:
     assert attention.current.offsets.tolist() == [0, 2, 4]
     assert attention.current.pages.tolist() == [5, 1, 3, 9]
     assert attention.current.last.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "mebibytes"),
+    [((64, 8, 128), 256, 192), ((64, 8, 128), 512, 386), ((96, 8, 128), 256, 337),
+     ((32, 8, 128), 256, 80), ((71, 1, 64), 256, 894), ((16, 1, 128), 0, 266)],
+)  # fmt: skip
+def test_workspace_grows_with_heads_and_captured_rows(
+    heads: tuple[int, int, int], rows: int, mebibytes: int
+) -> None:
+    """The GPU has 132 multiprocessors. 256 MiB, as FlashInfer advises, is too little for some."""
+    assert workspace_bytes(*heads, rows, 132) >> 20 == mebibytes
+
+
+@given(
+    kv_heads=st.sampled_from([1, 2, 4, 8, 32]), group=st.integers(1, 80),
+    dim=st.sampled_from([64, 128, 256]), page_size=st.sampled_from([1, 4, 16]),
+    counts=st.lists(st.integers(1, 700), min_size=1, max_size=40),
+    captured=st.booleans(), window=st.sampled_from([-1, 63, 1023]), data=st.data(),
+)  # fmt: skip
+def test_workspace_holds_every_plan(
+    kv_heads: int, group: int, dim: int, page_size: int, counts: list[int], captured: bool,
+    window: int, data: st.DataObject,
+) -> None:  # fmt: skip
+    counts = [1] * len(counts) if captured else counts
+    most = len(counts) + data.draw(st.integers(0, 5), label="rows of the largest pass")
+    pages = [-(-(n + data.draw(st.integers(0, 20_000))) // page_size) for n in counts]
+    heads = (kv_heads * group, kv_heads, dim)
+    need = fake_flashinfer.parts_bytes(*heads, page_size, counts, pages, captured, window, 132)
+    assert need <= workspace_bytes(*heads, most if captured else 0, 132)
+
+
+def test_the_stand_in_notices_a_small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = [torch.zeros(9, 1, 16) for _ in range(2)]
+    monkeypatch.setattr(flashinfer_attention, "workspace_bytes", lambda *_: 1 << 10)
+    attention = FlashInferAttention(pools[:1], pools[1:], 1, (0,), 4)
+    frame = attention.frame(4, 8, 8)
+    one = np.ones(4, np.int32)
+    tables = np.arange(5, dtype=np.int32)
+    frame.plan(Layout(0 * one, one, tables, tables[:4], 0 * one))
+    q, k = torch.zeros(4, 4, 16), torch.zeros(4, 1, 16)
+    with pytest.raises(AssertionError, match="Buffer overflow"):
+        frame.attend(Heads(0, 4, 1, 16, 1.0), q, k, k)
 
 
 NAMES = (

@@ -46,7 +46,6 @@ class Counting(Again):
 @pytest.fixture
 def path(tmp_path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
-    monkeypatch.setattr(flashinfer_attention, "WORKSPACE", 1 << 10)
     monkeypatch.setattr(flashinfer_attention, "SCHEDULE", 1 << 10)
     return write_config(tmp_path, head_dim=16, sliding_window=None)
 
