@@ -13,7 +13,7 @@ import importlib.util
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -84,27 +84,32 @@ def choose(
     raise AssertionError("native runs everywhere")
 
 
-def make_attention(asked: str, pools: Pools, shape: Shape, device: torch.device) -> Attention:
-    """The chosen implementation over ``pools``; logs which and why. Raises as ``choose`` does."""
+def make_attention(
+    asked: str, pools: Pools, shape: Shape, device: torch.device, disabled: Collection[str] = ()
+) -> Attention:
+    """The chosen implementation over ``pools``, without the kernels that are ``disabled``; logs
+    which and why. Raises as ``choose`` does."""
     choice = choose(asked, device, shape, pools.keys[0].dtype)
     log.info("attention: %s (%s)", choice.name, choice.reason)
-    return build(choice.name, pools.keys, pools.values, pools.page_size, shape)
+    return build(choice.name, pools.keys, pools.values, pools.page_size, shape, disabled)
 
 
 def build(
-    name: str, keys: Sequence[Tensor], values: Sequence[Tensor], page_size: int, shape: Shape
-) -> Attention:
-    """The implementation called ``name``. Its own imports happen here, and only here."""
+    name: str, keys: Sequence[Tensor], values: Sequence[Tensor], page_size: int, shape: Shape,
+    disabled: Collection[str] = (),
+) -> Attention:  # fmt: skip
+    """The implementation called ``name``, without the kernels that are ``disabled``. Its own
+    imports happen here, and only here."""
     # With tensor parallelism the pools hold this rank's key heads, and their query heads.
     heads = shape.num_heads * keys[0].shape[1] // shape.kv.heads
     if name == "triton":
         from sglang.srt.attention.triton_attention import TritonAttention
 
-        return TritonAttention(keys, values, page_size, shape.windows, heads)
+        return TritonAttention(keys, values, page_size, shape.windows, heads, disabled)
     if name == "flashinfer":
         from sglang.srt.attention.flashinfer_attention import FlashInferAttention
 
-        return FlashInferAttention(keys, values, page_size, shape.windows, heads)
+        return FlashInferAttention(keys, values, page_size, shape.windows, heads, disabled)
     from sglang.srt.attention.native_attention import NativeAttention
 
     return NativeAttention(keys, values, page_size, shape.windows)

@@ -100,7 +100,7 @@ class Config:
         sections: dict[str, dict[str, Any]] = {name: {} for name, _ in _sections()}
         where = {f.name: name for name, cls in _sections() for f in dataclasses.fields(cls)}
         several = {
-            f.name
+            f.name: f.metadata["choices"] is not None
             for _, cls in _sections()
             for f in dataclasses.fields(cls)
             if isinstance(f.default, tuple)
@@ -110,7 +110,9 @@ class Config:
                 meant = nearest(name, where)
                 hint = f"; did you mean {meant!r}?" if meant else ""
                 raise TypeError(f"unknown setting {name!r}{hint}")
-            sections[where[name]][name] = _several(value) if name in several else value
+            if name in several:
+                value = _several(value, commas=several[name])
+            sections[where[name]][name] = value
         config = Config(**{name: cls(**sections[name]) for name, cls in _sections()})
         config.verify()
         return config
@@ -121,7 +123,9 @@ class Config:
             for f in dataclasses.fields(cls):
                 value, choices = getattr(getattr(self, name), f.name), f.metadata["choices"]
                 _verify_type(f, value)
-                if choices and value not in choices:
+                if isinstance(value, tuple) and choices:
+                    _verify_names(f, value)
+                elif choices and value not in choices:
                     raise ValueError(f"{_flag(f.name)} is {value!r}; use one of {choices}")
         chunk = self.schedule.chunked_prefill_size
         checks = [
@@ -190,12 +194,27 @@ def _sections() -> Iterator[tuple[str, Any]]:
         yield f.name, f.default_factory
 
 
-def _several(value: Any) -> Any:
+def _several(value: Any, commas: bool) -> Any:
     """Entries of a setting that takes several: a list of texts, or a dict, whose entries become
-    NAME=VALUE."""
+    NAME=VALUE. ``commas``: entries are names, which may also stand in one text."""
     if isinstance(value, Mapping):
         return tuple(f"{name}={entry}" for name, entry in value.items())
-    return tuple(value) if isinstance(value, (list, set)) else value
+    if commas and isinstance(value, str):
+        value = [value]
+    if not isinstance(value, (list, set, tuple)):
+        return value
+    if not commas or not all(isinstance(entry, str) for entry in value):
+        return tuple(value)
+    return tuple(name for entry in value for name in entry.replace(",", " ").split())
+
+
+def _verify_names(f: dataclasses.Field[Any], names: tuple[str, ...]) -> None:
+    known = f.metadata["choices"]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(
+            f"{_flag(f.name)} names {', '.join(map(repr, unknown))}; known are {', '.join(known)}"
+        )
 
 
 def _verify_type(f: dataclasses.Field[Any], value: Any) -> None:
@@ -224,6 +243,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 if f.name in VALUES or f.name in ABSENT_VALUES:  # Config.of knows more values
                     metavar = "{" + ",".join(choices) + "}" if choices else None
                     choices = None
+                if choices and isinstance(f.default, tuple):  # names, with commas or without
+                    metavar, choices = f"{{{','.join(choices)}}}", None
                 if metavar is None and choices is None:
                     metavar = f.name.split("_")[-1].upper()
                 several: dict[str, Any] = {"nargs": "*"} if isinstance(f.default, tuple) else {}

@@ -12,6 +12,8 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "flashinfer")
 PUBLISHED = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4")
 QUANTIZATIONS = ("none", "int8", "int8wo", "int4", *PUBLISHED)
+LAYER_KERNELS = ("rotate_append", "add_rms_norm", "gate")
+FUSED_KERNELS = (*LAYER_KERNELS, "sampling", "moe", "cascade", "decode", "append")
 CPU_KERNELS = ("auto", "native", "torch")
 KV_DTYPES = ("auto", "int8", "fp8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -74,6 +76,10 @@ class ModelConfig:
     cuda_graph_max_bs: int = flag(
         256, "rows of the largest decode pass that is captured as a CUDA graph", type=int
     )
+    disable_fused_kernels: tuple[str, ...] = flag(
+        (), "on a GPU: torch's operations, or more general kernels, in place of these, to find a "
+        "wrong one", choices=FUSED_KERNELS,
+    )  # fmt: skip
     threads: int = flag(0, "CPU threads for tensor work; 0: torch's choice", type=int)
 
 

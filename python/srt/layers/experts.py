@@ -136,7 +136,8 @@ class Experts:
             return self.place.group.all_reduce(y)
         logits, n = self.router(x), self.shape.routing.experts
         weights, chosen = route(logits[:, :n], self.shape.routing, self.router.choice_bias)
-        y = self._fused(x, weights, chosen) if self.grouped else self._each(x, weights, chosen)
+        fused = self.grouped and "moe" not in self.place.disabled
+        y = self._fused(x, weights, chosen) if fused else self._each(x, weights, chosen)
         if self.shape.shared:
             share = self.down[n].product(self.gate_up[n].gated(x, self.shape.act)).float()
             y += share * logits[:, n:].sigmoid() if self.shape.shared_gate else share

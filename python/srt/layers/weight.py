@@ -29,12 +29,14 @@ class Place:
         dtype: of its weights.
         activations: dtype of the hidden states, the weights' own where None. With native kernels
             they are float32 whatever the weights are.
+        disabled: names of fused kernels to do without (``--disable-fused-kernels``).
     """
 
     device: torch.device
     dtype: torch.dtype
     group: Group = field(default_factory=Group)
     activations: torch.dtype | None = None
+    disabled: tuple[str, ...] = ()
 
     @property
     def states(self) -> torch.dtype:

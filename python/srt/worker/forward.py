@@ -41,8 +41,12 @@ class Forward(Protocol):
 
 
 class Eager:
-    def __init__(self, model: DecoderModel, attention: Attention) -> None:
-        self.model, self.attention = model, attention
+    """``fused_sampling``: by the kernels of sgl_kernel.triton, on a GPU that has them."""
+
+    def __init__(
+        self, model: DecoderModel, attention: Attention, fused_sampling: bool = True
+    ) -> None:
+        self.model, self.attention, self.fused_sampling = model, attention, fused_sampling
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
         self.attention.plan(inputs.layout)
@@ -52,7 +56,8 @@ class Eager:
         return self.model.logits(hidden)
 
     def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
-        if logits.is_cuda and find_spec("triton") and find_spec("sgl_kernel"):
+        found = find_spec("triton") and find_spec("sgl_kernel")
+        if logits.is_cuda and self.fused_sampling and found:
             from sglang.srt.worker import gpu_draw
 
             return gpu_draw.draw(logits, samples)

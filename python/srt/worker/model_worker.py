@@ -186,7 +186,8 @@ def load_model(
     settings = config.model
     with returned_at_once():
         states = plan.dtype if plan.torch_because else torch.float32
-        place = Place(plan.device, plan.dtype, activations=states)
+        disabled = settings.disable_fused_kernels
+        place = Place(plan.device, plan.dtype, activations=states, disabled=disabled)
         model = plan.family(plan.spec, place, plan.length)
         adapters = adapters_of(model, config.lora, plan.device, plan.dtype)
         filled, keep, bits = None, None, plan.storage.bits
@@ -215,12 +216,22 @@ def forward_of(
         native = (Native if model.recordable else Layered)(model, pool, threads)
         log.info("kernels: sgl-kernel, %s, %d threads", native.isa, threads)
         return native, native.isa
-    attention = make_attention(settings.attention_backend, pool, plan.spec, plan.device)
+    disabled = settings.disable_fused_kernels
+    attention = make_attention(
+        settings.attention_backend, pool, plan.spec, plan.device, disabled
+    )
     if plan.device.type == "cpu":
         log.info("kernels: torch (%s)", plan.torch_because)
     sections: bool = getattr(plan.family, "sections", False)
-    graphs = captured(model, attention, settings, pool, plan.length, sections)
-    return graphs or Eager(model, attention), "torch"
+    graphs = None
+    if general := {"decode", "moe"}.intersection(disabled):
+        log.info("no CUDA graphs: --disable-fused-kernels %s", ",".join(sorted(general)))
+    else:
+        graphs = captured(model, attention, settings, pool, plan.length, sections)
+    eager = Eager(model, attention, "sampling" not in disabled)
+    if graphs is not None:
+        graphs.eager.fused_sampling = eager.fused_sampling
+    return graphs or eager, "torch"
 
 
 def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:

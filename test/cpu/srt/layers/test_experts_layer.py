@@ -207,3 +207,20 @@ def test_routing_that_cannot_be() -> None:
     for changes in ({"top_k": 7}, {"top_k": 0}, {"groups": 4}, {"top_k": 5}, {"group_best": 3}):
         with pytest.raises(ValueError, match=r"experts cannot be|groups of"):
             replace(RULE, **changes)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_experts_without_their_fused_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights lie side by side, as on a GPU, and are multiplied expert by expert."""
+    shape, x = SHAPES[name], torch.randn(5, 16)
+    source = tensors(shape)
+    want = build(shape, source)(x)
+    layer = build(shape, source)
+    layer.grouped = True
+    with monkeypatch.context() as patch:
+        patch.setattr(layer, "_fused", lambda *_: pytest.fail("the kernel is disabled"))
+        layer.place = replace(layer.place, disabled=("moe",))
+        assert torch.equal(layer(x), want)
+        layer.place = replace(layer.place, disabled=())
+        patch.setattr(layer, "_fused", lambda x, *_: torch.zeros(x.shape))
+        assert not torch.equal(layer(x), want)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.matcher import POSTPONED
 from sglang.srt.core.workers import Mask
 from sglang.srt.parallel.staging import Fetched
-from sglang.srt.worker import sampler
+from sglang.srt.worker import forward, sampler
 from sglang.srt.worker.runner import _masked, _settle, _Tip
 from sglang.srt.worker.sampler import NONE_ALLOWED, NOT_FINITE, draw, drawn
 from torch import Tensor
@@ -225,3 +227,17 @@ def test_a_mask_that_was_not_made_is_an_error_of_its_row() -> None:
     assert [out.postponed for out in outputs] == [False, False, True, False]
     assert outputs[1].error == f"{NONE_ALLOWED}: a dead end"
     assert outputs[2].error == POSTPONED
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_fused_sampling_can_be_disabled(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU has the kernels. Both samplers are stand-ins that say which it was."""
+    modules = {"sglang.srt.worker.gpu_draw": SimpleNamespace(draw=lambda *_: "fused")}
+    monkeypatch.setattr(forward, "find_spec", lambda name: name)
+    monkeypatch.setattr(sys.modules["sglang.srt.worker"], "gpu_draw", *modules.values(), False)
+    monkeypatch.setattr(sampler, "draw", lambda *_: (torch.zeros(1), ["torch"]))
+    on_gpu: Any = SimpleNamespace(is_cuda=True)
+    eager = forward.Eager(None, None, fused_sampling=fused)  # type: ignore[arg-type]
+    drawing: Any = eager.draw(on_gpu, [Sample(GREEDY)])
+    assert (drawing == "fused") == fused
+    assert fused or drawing.outcome([torch.zeros(1)]) == ([0.0], ["torch"])

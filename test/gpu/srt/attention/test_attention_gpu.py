@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
@@ -24,11 +25,14 @@ DIMS = (64, 128) if ON_GPU else (16,)
 SEEDS = 12 if ON_GPU else 2
 
 
-def make(backend: str, keys: Any, values: Any, page_size: int, windows: Any, heads: int) -> Any:
+def make(
+    backend: str, keys: Any, values: Any, page_size: int, windows: Any, heads: int,
+    disabled: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
     shared = keys[0].data_ptr() == values[0].data_ptr()
     kv = KVShape(keys[0].shape[1], keys[0].shape[2], values[0].shape[2], shared)
     shape = SimpleNamespace(num_heads=heads, windows=windows, kv=kv, sinks=False)
-    return build(backend, keys, values, page_size, shape)
+    return build(backend, keys, values, page_size, shape, disabled)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -83,6 +87,56 @@ def test_equals_the_definition_where_prefixes_are_shared(
         partial(make, backend), 100 + seed, DEVICE, DTYPE, TOLERANCE, DIMS, kinds="decode",
         longest=50 if ON_GPU else 9,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["append", "decode", "cascade"])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_equals_the_definition_without_a_kernel(
+    backend: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module(f"sglang.srt.attention.{backend}_attention")
+    monkeypatch.setattr(module, "COMMON", 3)
+    for kinds in ("decode", "mixed"):
+        hold_to_the_definition(
+            partial(make, backend, disabled=(name,)), 400 + seed, DEVICE, DTYPE, TOLERANCE, DIMS,
+            kinds=kinds, longest=50 if ON_GPU else 9,
+        )  # fmt: skip
+
+
+def test_a_disabled_kernel_is_not_launched(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend != "triton":
+        pytest.skip("the kernels are those of sgl_kernel.triton")
+    module = import_module("sglang.srt.attention.triton_attention")
+    launched: list[str] = []
+
+    def noting(name: str) -> Callable[..., Any]:
+        kernel = getattr(module.kernels, name)
+
+        def launch(*arguments: Any, **options: Any) -> Any:
+            launched.append("cascade" if options.get("shared") is not None else name)
+            return kernel(*arguments, **options)
+
+        return launch
+
+    for name in ("decode", "extend"):
+        monkeypatch.setattr(module.kernels, name, noting(name))
+    monkeypatch.setattr(
+        module.appending, "append", lambda *a: launched.append("append") or module.stored(*a)
+    )
+    monkeypatch.setattr(module, "COMMON", 3)
+    for disabled, want in (
+        ((), {"append", "cascade"}),
+        (("cascade",), {"append", "decode"}),
+        (("decode", "append"), {"extend"}),
+    ):
+        launched.clear()
+        layout, pools = decode_layout([9, 9], 8), [torch.zeros(12, 1, 16) for _ in range(2)]
+        pools = [pool.to(DEVICE, DTYPE) for pool in pools]
+        attention = make("triton", pools[:1], pools[1:], 1, (0,), 1, disabled)
+        attention.plan(layout)
+        q, k, v = (torch.randn(2, 1, 16, dtype=DTYPE, device=DEVICE) for _ in range(3))
+        attention.attend(Heads(0, 1, 1, 16, 1.0), q, k, v)
+        assert set(launched) == want, disabled
 
 
 def decode_layout(lengths: list[int], common: int = 0) -> Layout:

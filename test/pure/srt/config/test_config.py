@@ -47,7 +47,8 @@ def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     if isinstance(f.default, bool):
         return [name.replace("--", "--no-", 1) if f.default else name], not f.default
     if isinstance(f.default, tuple):
-        return [name, "a=b", "word"], ("a=b", "word")
+        values = (f.metadata["choices"] or ("a=b", "word"))[:2]
+        return [name, *values], values
     if f.metadata["choices"]:
         value = f.metadata["choices"][-1]
     else:
@@ -71,6 +72,17 @@ def test_names_are_unique_across_sections() -> None:
 def test_settings_round_trip() -> None:
     config = Config.of(page_size=16, port=0, schedule_policy="fcfs", dtype="float32")
     assert Config.of(**config.settings()) == config
+
+
+def test_kernels_to_do_without_are_names_that_are_known() -> None:
+    for given in ("gate,rotate_append", "gate rotate_append", ["gate", "rotate_append"]):
+        found = Config.of(disable_fused_kernels=given).model.disable_fused_kernels
+        assert found == ("gate", "rotate_append")
+        assert parse("--disable-fused-kernels", "gate, rotate_append").model == ModelConfig(
+            disable_fused_kernels=found
+        )
+    with pytest.raises(ValueError, match=r"--disable-fused-kernels names 'norm'; known are .*gate"):
+        Config.of(disable_fused_kernels=("gate", "norm"))
 
 
 def test_a_section_is_frozen() -> None:
@@ -231,3 +243,27 @@ def test_keys_of_the_environment_are_never_empty(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SGLANG_API_KEY", "quiet")
     keys_from_environment(found := argparse.Namespace(), "api_key", "admin_api_key")
     assert (given.api_key, vars(found)) == ("k", {"api_key": "quiet"})
+
+
+def test_names_of_a_list_may_stand_in_one_text() -> None:
+    def names(*words: str) -> tuple[str, ...]:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        found = from_arguments(parser.parse_args(["--disable-fused-kernels", *words]))
+        return found.model.disable_fused_kernels
+
+    assert names("sampling,moe") == names("sampling", "moe") == ("sampling", "moe")
+    assert names("moe,") == ("moe",)
+    assert Config.of(disable_fused_kernels="append, decode").model.disable_fused_kernels == (
+        "append", "decode",
+    )  # fmt: skip
+    assert Config.of().model.disable_fused_kernels == ()
+
+
+@pytest.mark.parametrize("value", ["moe,fast", ["fast"], "fast"])
+def test_an_unknown_name_of_a_list_is_refused_with_those_that_are_known(value: object) -> None:
+    message = "--disable-fused-kernels names 'fast'; known are .*sampling, moe"
+    with pytest.raises(ValueError, match=message):
+        Config.of(disable_fused_kernels=value)
+    with pytest.raises(TypeError, match="it must be"):
+        Config.of(disable_fused_kernels=[1])
