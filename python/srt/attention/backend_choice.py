@@ -120,7 +120,7 @@ def _lacks(name: str, device: torch.device, shape: Shape | None, dtype: torch.dt
     if name == "native":
         return ""
     if name == "triton":
-        return _triton_lacks(device, shape) or _triton_lacks_float8(device, dtype)
+        return triton_lacks(device, shape) or _triton_lacks_float8(device, dtype)
     if device.type != "cuda":
         return f"the device is {device.type}; use native, or --device cuda."
     if not found("flashinfer"):
@@ -151,7 +151,8 @@ def _uneven(kv: KVShape) -> str:
     return f"its keys and values are of one size, not of {kv.key_dim} and {kv.value_dim} dimensions"
 
 
-def _triton_lacks(device: torch.device, shape: Shape | None) -> str:
+def triton_lacks(device: torch.device, shape: Shape | None = None) -> str:
+    """Cause that keeps the kernels of sgl_kernel.triton from running, and what to do."""
     if not found("triton"):
         return (
             "the package triton is not installed; pip install -e '.[gpu]' in the project's folder."

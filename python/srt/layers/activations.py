@@ -34,8 +34,10 @@ CLAMPED_SWIGLU = "clamped_swiglu"
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
-def gated(gate: Tensor, up: Tensor, act: str) -> Tensor:
-    """``act(gate) * up``, or ``gate * sigmoid(alpha * gate) * (up + 1)`` of clamped inputs."""
+def gated(x: Tensor, act: str) -> Tensor:
+    """``act(gate) * up``, or ``gate * sigmoid(alpha * gate) * (up + 1)`` of clamped inputs. x: gate
+    and up side by side, [T, 2 F] -> [T, F]."""
+    gate, up = x.chunk(2, dim=-1)
     if act != CLAMPED_SWIGLU:
         return ACTIVATIONS[act](gate).mul_(up)
     gate = gate.clamp(max=SWIGLU_LIMIT)

@@ -61,6 +61,7 @@ class ColumnLinear(Stored):
         ]
         self.weight, self.paired = place.empty(sum(self.sizes), inputs), paired
         self.fused, self.arrange = fused, arrange or {}
+        self.operations = place.operations
         self.bias = place.empty(sum(self.sizes)) if bias else None
 
     def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:

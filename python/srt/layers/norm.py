@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots
 from torch import Tensor
@@ -23,11 +24,20 @@ class RMSNorm:
         self.weight = place.empty(width)
         if above:
             self.weight = self.weight.float()
+        self.operations = place.operations
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.above and x.dtype != torch.float32:
-            return F.rms_norm(x.float(), self.shape, self.weight, self.eps).to(x.dtype)
-        return F.rms_norm(x, self.shape, self.weight.to(x.dtype), self.eps)
+        return self.operations.norm(x, self.weight, self.eps)
+
+    def join(self, stream: Residual) -> tuple[Tensor, Tensor]:
+        """The stream's hidden states, and their norm."""
+        if stream.pending is None:
+            return stream.x, self(stream.x)
+        inner = None
+        if stream.norm is not None:
+            assert stream.norm.eps == self.eps, "the kernel has one"
+            inner = stream.norm.weight
+        return self.operations.add_norm(stream.x, stream.pending, self.weight, self.eps, inner)
 
     def record(self, tape: TapeRecorder, x: int) -> ProductInput:
         """Buffer ``x``, to be normed by the product that reads it."""
@@ -83,6 +93,11 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.layer_norm(x, self.shape, self.weight.to(x.dtype), bias, self.eps)
+
+    def join(self, stream: Residual) -> tuple[Tensor, Tensor]:
+        """The stream's hidden states, and their norm."""
+        x = stream.sum
+        return x, self(x)
 
     def alone(self, tape: TapeRecorder, x: int) -> int:
         """A buffer with ``x`` normed, until the next norm."""

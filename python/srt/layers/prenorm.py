@@ -7,11 +7,11 @@ from typing import ClassVar
 from sglang.srt.layers.latent import LatentAttention
 from sglang.srt.layers.mlp import FeedForward
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.self_attention import SelfAttention
 from sglang.srt.layers.step import ForwardStep
 from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Slots, Stored
-from torch import Tensor
 
 
 class PreNorm:
@@ -30,9 +30,10 @@ class PreNorm:
     attention_norm: RMSNorm | LayerNorm
     mlp_norm: RMSNorm | LayerNorm
 
-    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), step)
-        return x + self.mlp(self.mlp_norm(x), step.use)
+    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
+        x, y = self.attention_norm.join(stream)
+        x, y = self.mlp_norm.join(Residual(x, self.attention(y, step)))
+        return Residual(x, self.mlp(y, step.use))
 
     def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
         """Record the layer. Behind the last one's attention only the tokens go on whose outputs are

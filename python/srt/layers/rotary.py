@@ -10,12 +10,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
+
+
+class AngleRows(NamedTuple):
+    """Cosines and signed sines of T tokens, not gathered: row ``rows[t]``, int32, of ``table``
+    [rows, 2, 1, turned] is token t's."""
+
+    table: Tensor
+    rows: Tensor
 
 
 @dataclass(frozen=True)
@@ -186,6 +194,10 @@ class Rotary:
         cos, sin = self.table.index_select(0, positions).unbind(1)
         return cos, sin
 
+    def rows(self, positions: Tensor) -> AngleRows:
+        """The angles of positions, int32 [T]."""
+        return AngleRows(self.table, positions)
+
     def rotate(self, x: Tensor, angles: Angles) -> Tensor:
         """Rotate every head of x [T, heads, head_dim]; a new tensor."""
         cos, sin = angles
@@ -227,9 +239,21 @@ class SectionedRotary(Rotary):
         """Angles of positions [3, T], or [T] where all three are the same. See ``Rotary.at``."""
         if positions.ndim == 1:
             return super().at(positions)
+        cos, sin = self._gathered(positions).unbind(1)
+        return cos, sin
+
+    def rows(self, positions: Tensor) -> AngleRows:
+        """Angles of positions [3, T], or [T] where all three are the same."""
+        if positions.ndim == 1:
+            return super().rows(positions)
+        count, device = positions.shape[1], positions.device
+        rows = torch.arange(count, dtype=torch.int32, device=device)
+        return AngleRows(self._gathered(positions), rows)
+
+    def _gathered(self, positions: Tensor) -> Tensor:
+        """Rows of a table for positions [3, T], each of three parts: [T, 2, 1, turned]."""
         tokens = positions.shape[1]
         rows = self.table.index_select(0, positions.flatten()).unflatten(0, (3, tokens))
         # A pair's two dimensions lie half a head apart, so the sections come twice.
         parts = rows.split_with_sizes(self.sections * 2, dim=-1)
-        cos, sin = torch.cat([part[i % 3] for i, part in enumerate(parts)], dim=-1).unbind(1)
-        return cos, sin
+        return torch.cat([part[i % 3] for i, part in enumerate(parts)], dim=-1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from sglang.srt.attention.attention_protocol import Attention
+from functools import cached_property
+
+from sglang.srt.attention.attention_protocol import Attention, Writable
 from sglang.srt.layers.lora import Use
-from sglang.srt.layers.rotary import Angles, Rotary
+from sglang.srt.layers.rotary import AngleRows, Angles, Rotary
 from torch import Tensor
 
 
@@ -21,10 +23,23 @@ class ForwardStep:
     def __init__(self, positions: Tensor, attention: Attention, use: Use | None = None) -> None:
         self.positions, self.attention, self.use = positions, attention, use
         self._angles: dict[int, Angles] = {}
+        self._rows: dict[int, AngleRows] = {}
+
+    @cached_property
+    def writable(self) -> Writable | None:
+        """The attention, where a kernel before it may write its pools."""
+        return self.attention if isinstance(self.attention, Writable) else None
 
     def angles(self, rotary: Rotary) -> Angles:
         """The angles of the pass's tokens, looked up once for all layers that share ``rotary``."""
         found = self._angles.get(id(rotary))
         if found is None:
             found = self._angles[id(rotary)] = rotary.at(self.positions)
+        return found
+
+    def rows(self, rotary: Rotary) -> AngleRows:
+        """The same for a kernel that looks the angles up itself."""
+        found = self._rows.get(id(rotary))
+        if found is None:
+            found = self._rows[id(rotary)] = rotary.rows(self.positions)
         return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from sglang.srt.layers.activations import gated
+from sglang.srt.layers.operations import TORCH, Operations
 from sglang.srt.layers.quantised import PackedForm, Quantised
 from sglang.srt.parallel.groups import Group
 from torch import Tensor
@@ -29,6 +29,7 @@ class Place:
         dtype: of its weights.
         activations: dtype of the hidden states, the weights' own where None. With native kernels
             they are float32 whatever the weights are.
+        operations: what its layers compute between their products.
         disabled: names of fused kernels to do without (``--disable-fused-kernels``).
     """
 
@@ -36,6 +37,7 @@ class Place:
     dtype: torch.dtype
     group: Group = field(default_factory=Group)
     activations: torch.dtype | None = None
+    operations: Operations = TORCH
     disabled: tuple[str, ...] = ()
 
     @property
@@ -106,6 +108,7 @@ class Stored:
         plain: not quantised on load; packed as it is.
         site: number by which adapters know the layer's product; -1: it can have none.
         threads: that compute native products.
+        operations: of the gate of a paired weight that is not packed.
     """
 
     weight: Tensor
@@ -117,6 +120,7 @@ class Stored:
     plain: bool = False
     site: int = -1
     threads: int = 1
+    operations: Operations = TORCH
 
     def product(self, x: Tensor, bias: Tensor | None = None, use: Use | None = None) -> Tensor:
         """``x W^T + bias`` and what the adapters ``use`` add: [T, inputs] -> [T, outputs]. Not for
@@ -134,8 +138,7 @@ class Stored:
     def gated(self, x: Tensor, act: str, use: Use | None = None) -> Tensor:
         """``act(gate) * up`` of a paired weight, [T, inputs] -> [T, outputs / 2]."""
         if self.packed is None:
-            gate, up = self.product(x, self.bias, use).chunk(2, dim=-1)
-            return gated(gate, up, act)
+            return self.operations.gate(self.product(x, self.bias, use), act)
         from sgl_kernel import packed
 
         return packed.linear(

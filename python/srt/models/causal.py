@@ -16,6 +16,7 @@ from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.layers.embedding import TokenEmbedding
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.step import ForwardStep
 from sglang.srt.layers.tape_recorder import TapeRecorder
@@ -112,9 +113,10 @@ class CausalLM:
     ) -> Tensor:
         """``forward`` behind the embedding."""
         step = ForwardStep(positions, attention, use)
+        stream = Residual(x)
         for layer in self.layers:
-            x = layer(x, step)
-        return x if self.norm is None else self.norm(x)
+            stream = layer(stream, step)
+        return stream.sum if self.norm is None else self.norm.join(stream)[1]
 
     def record(self, tape: TapeRecorder) -> None:
         assert self.norm is not None

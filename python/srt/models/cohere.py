@@ -10,6 +10,7 @@ from typing import Any
 import torch.nn.functional as F
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.rotary import Rotary, from_pairs
 from sglang.srt.layers.self_attention import AttentionShape, HeadNorm, SelfAttention
 from sglang.srt.layers.step import ForwardStep
@@ -67,9 +68,9 @@ class CohereBlock:
         self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.activation, False, place)
         self.norm = LayerNorm(spec.hidden_size, spec.eps, place, bias=False)
 
-    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
-        y = self.norm(x)
-        return x + self.attention(y, step) + self.mlp(y, step.use)
+    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
+        x, y = self.norm.join(stream)
+        return Residual(x + self.attention(y, step), self.mlp(y, step.use))
 
     def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
         normed = self.norm.alone(tape, x)

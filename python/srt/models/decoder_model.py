@@ -9,6 +9,7 @@ from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.embedding import TokenEmbedding
 from sglang.srt.layers.lora import Use
+from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.step import ForwardStep
 from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
@@ -20,8 +21,8 @@ from torch import Tensor
 class Block(Protocol):
     """One layer of a decoder, with its residual connections."""
 
-    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """Hidden states [T, width] -> the same. Writes the planned KV slots of its pool."""
+    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
+        """The residual stream behind the layer. Writes the planned KV slots of its pool."""
         ...
 
     def stored(self) -> list[Stored]:

@@ -9,6 +9,7 @@ import torch
 from sglang.srt.layers.activations import TEXT
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.self_attention import AttentionShape, SelfAttention
 from sglang.srt.layers.step import ForwardStep
@@ -83,9 +84,11 @@ class GemmaBlock:
         self.before_attention, self.behind_attention = gain(spec, place), gain(spec, place)
         self.before_mlp, self.behind_mlp = gain(spec, place), gain(spec, place)
 
-    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
-        x = x + self.behind_attention(self.attention(self.before_attention(x), step))
-        return x + self.behind_mlp(self.mlp(self.before_mlp(x), step.use))
+    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
+        x, y = self.before_attention.join(stream)
+        stream = Residual(x, self.attention(y, step), self.behind_attention)
+        x, y = self.before_mlp.join(stream)
+        return Residual(x, self.mlp(y, step.use), self.behind_mlp)
 
     def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
         y = self.attention.record(tape, self.before_attention.record(tape, x))

@@ -10,6 +10,7 @@ from sglang.srt.layers.linear import Fused
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
 from sglang.srt.layers.prenorm import PreNorm
+from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.self_attention import AttentionNames, AttentionShape, SelfAttention
 from sglang.srt.layers.step import ForwardStep
@@ -56,9 +57,11 @@ class NeoXBlock(PreNorm):
         self.attention_norm = LayerNorm(width, spec.eps, place)
         self.mlp_norm = LayerNorm(width, spec.eps, place)
 
-    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
-        y = x + self.attention(self.attention_norm(x), step)
-        return y + self.mlp(self.mlp_norm(x if self.parallel else y), step.use)
+    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
+        x, y = self.attention_norm.join(stream)
+        attended = x + self.attention(y, step)
+        y = self.mlp_norm(x if self.parallel else attended)
+        return Residual(attended, self.mlp(y, step.use))
 
     def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
         y = self.attention.record(tape, self.attention_norm.record(tape, x))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sglang.srt.layers.mlp import GatedMLP
+from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.self_attention import AttentionShape
 from sglang.srt.layers.step import ForwardStep
 from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
@@ -13,7 +14,6 @@ from sglang.srt.layers.weight import Slots
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
 from sglang.srt.models.model_spec import ModelSpec, decoder_spec
-from torch import Tensor
 
 
 class Olmo2Block(LlamaBlock):
@@ -22,9 +22,10 @@ class Olmo2Block(LlamaBlock):
     def shape(self, spec: ModelSpec, layer: int) -> AttentionShape:
         return replace(super().shape(spec, layer), qk_eps=spec.eps, qk_whole=True)
 
-    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
+    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
+        x = stream.sum
         x = x + self.attention_norm(self.attention(x, step))
-        return x + self.mlp_norm(self.mlp(x, step.use))
+        return Residual(x, self.mlp_norm(self.mlp(x, step.use)))
 
     def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
         y = self.attention.record(tape, ProductInput(x))

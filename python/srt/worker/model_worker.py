@@ -13,6 +13,7 @@ from sglang.srt.config import Config, ModelConfig
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.files.location import locate
+from sglang.srt.layers.operations import TORCH, operations_of
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
 from sglang.srt.models.checkpoint import Checkpoint
@@ -185,9 +186,14 @@ def load_model(
     none of which is loaded."""
     settings = config.model
     with returned_at_once():
-        states = plan.dtype if plan.torch_because else torch.float32
+        states, operations = torch.float32, TORCH
         disabled = settings.disable_fused_kernels
-        place = Place(plan.device, plan.dtype, activations=states, disabled=disabled)
+        if plan.torch_because:
+            states = plan.dtype
+            operations = operations_of(plan.device, disabled)
+        place = Place(
+            plan.device, plan.dtype, activations=states, operations=operations, disabled=disabled
+        )
         model = plan.family(plan.spec, place, plan.length)
         adapters = adapters_of(model, config.lora, plan.device, plan.dtype)
         filled, keep, bits = None, None, plan.storage.bits

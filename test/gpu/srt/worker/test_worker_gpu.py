@@ -16,6 +16,7 @@ from helpers.tiny_model import write_config
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.attention.attention_protocol import Layout
 from sglang.srt.attention.native_attention import NativeAttention
+from sglang.srt.config.sections import LAYER_KERNELS
 from sglang.srt.core.batch import RowScore, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.layers.weight import Place
@@ -188,7 +189,7 @@ def test_the_engine_s_text_is_the_same_however_it_is_computed() -> None:
 
     gpu_device.needs("triton")
     ways: list[dict[str, Any]] = [
-        {"attention_backend": "native"},
+        {"attention_backend": "native", "disable_fused_kernels": LAYER_KERNELS},
         {"attention_backend": "triton", "disable_cuda_graph": True},
     ]
     ways += [{"attention_backend": "triton"}] if ON_GPU else []

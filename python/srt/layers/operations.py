@@ -1,0 +1,96 @@
+"""Operations: what a layer computes between its products, by torch or by fused kernels.
+
+    norm            RMSNorm
+    add_norm        an addition to the residual stream, and the norms before and behind it
+    gate            ``act(gate) * up``
+    rotate_append   norms of heads, rotation, and the write of new keys and values to their pools
+
+A model is built with one set of them (``weight.Place.operations``): ``TORCH`` on a CPU, and what
+``operations_of`` chooses on a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from sglang.srt.attention.attention_protocol import KVTarget
+from sglang.srt.attention.backend_choice import triton_lacks
+from sglang.srt.layers.activations import gated
+from sglang.srt.layers.rotary import AngleRows
+from torch import Tensor
+
+log = logging.getLogger("sglang.srt.layers")
+
+
+# RMSNorm of every head of q and of k before the rotation: gains [head_dim], and eps.
+HeadGains: TypeAlias = tuple[Tensor, Tensor, float]
+
+
+# ``add_norm`` below.
+AddNorm: TypeAlias = Callable[[Tensor, Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
+
+
+class RotateAppend(Protocol):
+    """One kernel for all that is between a layer's first product and its attention."""
+
+    def __call__(
+        self, qkv: Tensor, heads: int, gains: HeadGains | None, angles: AngleRows, target: KVTarget
+    ) -> Tensor:
+        """Rotated queries [T, heads, head_dim] of qkv [T, (heads + 2 kv_heads) * head_dim]. Writes
+        the rotated keys, and the values, to ``target``."""
+        ...
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension. A float32 weight of narrower
+    x keeps its bits: the result alone is rounded."""
+    if weight.dtype == torch.float32 and x.dtype != torch.float32:
+        return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
+
+
+def add_norm(
+    x: Tensor, more: Tensor, weight: Tensor, eps: float, inner: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``x + more``, and its RMSNorm. ``inner``: gains of an RMSNorm of ``more`` before the sum."""
+    total = x + (more if inner is None else rms_norm(more, inner, eps))
+    return total, rms_norm(total, weight, eps)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Functions with the contracts of ``rms_norm``, ``add_norm`` and ``activations.gated``.
+
+    ``add_norm`` may overwrite its second argument. ``rotate_append``: None where norms, rotation
+    and write are operations of their own.
+    """
+
+    norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
+    add_norm: AddNorm = add_norm
+    gate: Callable[[Tensor, str], Tensor] = gated
+    rotate_append: RotateAppend | None = None
+
+
+TORCH = Operations()
+
+
+def operations_of(device: torch.device, disabled: Collection[str] = ()) -> Operations:
+    """The operations for ``device``: fused kernels where they can run, but for those whose names
+    (``fused_kernels.KERNELS``) are ``disabled``. Logs which."""
+    if lacks := triton_lacks(device):
+        if device.type == "cuda":
+            log.info("no fused kernels: %s", lacks)
+        return TORCH
+    from sglang.srt.layers.fused_kernels import KERNELS
+
+    chosen = [name for name in KERNELS if name not in disabled]
+    log.info("fused kernels: %s", ", ".join(chosen) or "none")
+    operations = TORCH
+    for name in chosen:
+        operations = replace(operations, **KERNELS[name])
+    return operations
