@@ -3,63 +3,30 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from sglang.srt.attention.backend_choice import choose, make_attention
+from sglang.srt.attention.backend_choice import make_attention
 from sglang.srt.config import Config, ModelConfig
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.files.location import locate
-from sglang.srt.layers.operations import TORCH, operations_of
-from sglang.srt.layers.weight import Place
-from sglang.srt.models import weights
-from sglang.srt.models.checkpoint import Checkpoint
-from sglang.srt.models.checkpoint_format import open_checkpoint
 from sglang.srt.models.decoder_model import DecoderModel
-from sglang.srt.models.model_spec import ModelSpec, json_whitespace, read_config
-from sglang.srt.models.registry import lookup
-from sglang.srt.models.renamed_checkpoint import named
+from sglang.srt.models.model_spec import json_whitespace
 from sglang.srt.worker.features import Features
 from sglang.srt.worker.forward import Eager, Forward
 from sglang.srt.worker.graphs import captured
 from sglang.srt.worker.kv import KVPool, available_memory, bytes_per_token, pool_pages
-from sglang.srt.worker.lora_weights import LoraWeights, adapters_of, resident_bytes
-from sglang.srt.worker.malloc_settings import returned_at_once
+from sglang.srt.worker.lora_weights import resident_bytes
+from sglang.srt.worker.model_loading import ModelPlan, load_model, plan_of
 from sglang.srt.worker.runner import ModelRunner
-from sglang.srt.worker.storage import Storage, storage_of
 
 log = logging.getLogger("sglang.srt.worker")
 
-LONGEST = 1 << 21  # tokens of context that a configuration alone may ask for
 # Multiply-adds that one thread does in the time it takes to wake the others at every operation.
 LIGHT = 1 << 27
 # Torch's own number of threads, before a worker of this process has set another.
 DEFAULT_THREADS = torch.get_num_threads()
-
-
-@dataclass(frozen=True)
-class ModelPlan:
-    """Description of a model to load, known before anything is allocated."""
-
-    directory: Path
-    architecture: str
-    family: type[DecoderModel]
-    spec: ModelSpec
-    length: int
-    device: torch.device
-    storage: Storage
-    checkpoint: Checkpoint | None  # None: dummy weights
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.storage.dtype
-
-    @property
-    def torch_because(self) -> str:
-        return self.storage.torch_because
 
 
 class ModelWorker:
@@ -158,60 +125,6 @@ class Threads:
             torch.set_num_threads(wanted)
 
 
-def plan_of(config: Config) -> ModelPlan:
-    """Reads what describes the model. Raises ValueError where it cannot be served."""
-    settings = config.model
-    directory = locate(settings.model_path, settings.revision)
-    fields, architecture = read_config(directory)
-    family = lookup(architecture, fields.values)
-    spec = family.read(fields, architecture)
-    length = context_length_of(settings, spec)
-    device = device_of(settings.device)
-    choose(settings.attention_backend, device)  # refused before anything is loaded
-    # A model without storage tells which tensors it needs before anything is allocated.
-    outline = family(spec, Place(torch.device("meta"), torch.float32), 1)
-    slots = outline.slots()
-    checkpoint = None
-    if settings.load_format != "dummy":
-        checkpoint = named(open_checkpoint(directory, fields), family)
-        weights.match(slots, checkpoint, outline.ignores)
-    storage = storage_of(config, spec, slots, checkpoint, device)
-    return ModelPlan(directory, architecture, family, spec, length, device, storage, checkpoint)
-
-
-def load_model(
-    plan: ModelPlan, config: Config, threads: int
-) -> tuple[DecoderModel, LoraWeights | None]:
-    """Load a model with its weights, packed where native kernels will read them, and its adapters,
-    none of which is loaded."""
-    settings = config.model
-    with returned_at_once():
-        states, operations = torch.float32, TORCH
-        disabled = settings.disable_fused_kernels
-        if plan.torch_because:
-            states = plan.dtype
-            operations = operations_of(plan.device, disabled)
-        place = Place(
-            plan.device, plan.dtype, activations=states, operations=operations, disabled=disabled
-        )
-        model = plan.family(plan.spec, place, plan.length)
-        adapters = adapters_of(model, config.lora, plan.device, plan.dtype)
-        filled, keep, bits = None, None, plan.storage.bits
-        if not plan.torch_because:
-            from sglang.srt.worker.native_forward import Packer
-
-            packer = Packer(model, plan.storage.quantization, threads, bits)
-            filled, keep = packer.filled, packer.keep if bits else None
-        if plan.checkpoint is not None:
-            if plan.checkpoint.describe():
-                held = f"kept in {bits} bits" if bits else f"read into {plan.dtype}"
-                log.info("weights: %s, %s", plan.checkpoint.describe(), held)
-            weights.load(model.slots(), plan.checkpoint, filled=filled, keep=keep)
-        else:
-            weights.randomise(model.slots(), settings.random_seed, filled=filled)
-    return model, adapters
-
-
 def forward_of(
     plan: ModelPlan, settings: ModelConfig, model: DecoderModel, pool: KVPool, threads: int
 ) -> tuple[Forward, str]:
@@ -238,33 +151,3 @@ def forward_of(
     if graphs is not None:
         graphs.eager.fused_sampling = eager.fused_sampling
     return graphs or eager, "torch"
-
-
-def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
-    asked = settings.context_length
-    if asked > spec.context_length:
-        raise ValueError(
-            f"context_length is {asked}; the model is made for {spec.context_length} tokens. "
-            f"Lower it, or set a RoPE scaling in the model's config.json."
-        )
-    if not asked and spec.context_length > LONGEST:
-        raise ValueError(
-            f"the model's configuration says {spec.context_length} tokens of context, for which "
-            f"tables of positions would be made; say what is needed with --context-length."
-        )
-    return asked or spec.context_length
-
-
-def device_of(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(
-            f"device {name!r} cannot be used: {str(error).splitlines()[0]}."
-        ) from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {name!r} is not supported; use auto, cpu or cuda.")
-    return device

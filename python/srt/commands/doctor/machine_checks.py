@@ -66,7 +66,7 @@ def packages() -> Iterator[CheckFinding]:
 def device(config: Config) -> Iterator[CheckFinding]:
     """The device, and its kernels."""
     import torch
-    from sglang.srt.worker.model_worker import device_of
+    from sglang.srt.worker.model_loading import device_of
 
     chosen = device_of(config.model.device)
     if chosen.type == "cuda":

@@ -107,7 +107,7 @@ class ModelChecks:
         if self._spec is None:
             return
         from sglang.srt.worker.kv import available_memory, bytes_per_token, pool_pages
-        from sglang.srt.worker.model_worker import context_length_of, device_of
+        from sglang.srt.worker.model_loading import context_length_of, device_of
         from sglang.srt.worker.storage import storage_of
 
         config, spec = self._config, self._spec

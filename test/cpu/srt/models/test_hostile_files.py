@@ -31,7 +31,7 @@ from sglang.srt.models.checkpoint_format import open_checkpoint
 from sglang.srt.models.model_spec import read_config
 from sglang.srt.tokenizer import Tokenizer, TokenizerError
 from sglang.srt.tokenizer.templates import built_in
-from sglang.srt.worker.model_worker import plan_of
+from sglang.srt.worker.model_loading import plan_of
 
 CHILD = TESTS / "helpers" / "hostile_child.py"
 GROWTH = 256 << 20  # bytes of memory above what valid files take

@@ -21,7 +21,8 @@ from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats import mxfp4
 from sglang.srt.models.formats.quantised_files import QuantisedFiles
 from sglang.srt.models.safetensors import SafetensorsCheckpoint
-from sglang.srt.worker.model_worker import ModelWorker, plan_of
+from sglang.srt.worker.model_loading import plan_of
+from sglang.srt.worker.model_worker import ModelWorker
 from sglang.srt.worker.storage import dtype_of
 from torch import Tensor
 

@@ -1,0 +1,133 @@
+"""Loading of a model: what describes it, and its weights."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from sglang.srt.attention.backend_choice import choose
+from sglang.srt.config import Config, ModelConfig
+from sglang.srt.files.location import locate
+from sglang.srt.layers.operations import TORCH, operations_of
+from sglang.srt.layers.weight import Place
+from sglang.srt.models import weights
+from sglang.srt.models.checkpoint import Checkpoint
+from sglang.srt.models.checkpoint_format import open_checkpoint
+from sglang.srt.models.decoder_model import DecoderModel
+from sglang.srt.models.model_spec import ModelSpec, read_config
+from sglang.srt.models.registry import lookup
+from sglang.srt.models.renamed_checkpoint import named
+from sglang.srt.worker.lora_weights import LoraWeights, adapters_of
+from sglang.srt.worker.malloc_settings import returned_at_once
+from sglang.srt.worker.storage import Storage, storage_of
+
+log = logging.getLogger("sglang.srt.worker")
+LONGEST = 1 << 21  # tokens of context that a configuration alone may ask for
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """Description of a model to load, known before anything is allocated."""
+
+    directory: Path
+    architecture: str
+    family: type[DecoderModel]
+    spec: ModelSpec
+    length: int
+    device: torch.device
+    storage: Storage
+    checkpoint: Checkpoint | None  # None: dummy weights
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.storage.dtype
+
+    @property
+    def torch_because(self) -> str:
+        return self.storage.torch_because
+
+
+def plan_of(config: Config) -> ModelPlan:
+    """Reads what describes the model. Raises ValueError where it cannot be served."""
+    settings = config.model
+    directory = locate(settings.model_path, settings.revision)
+    fields, architecture = read_config(directory)
+    family = lookup(architecture, fields.values)
+    spec = family.read(fields, architecture)
+    length = context_length_of(settings, spec)
+    device = device_of(settings.device)
+    choose(settings.attention_backend, device)  # refused before anything is loaded
+    # A model without storage tells which tensors it needs before anything is allocated.
+    outline = family(spec, Place(torch.device("meta"), torch.float32), 1)
+    slots = outline.slots()
+    checkpoint = None
+    if settings.load_format != "dummy":
+        checkpoint = named(open_checkpoint(directory, fields), family)
+        weights.match(slots, checkpoint, outline.ignores)
+    storage = storage_of(config, spec, slots, checkpoint, device)
+    return ModelPlan(directory, architecture, family, spec, length, device, storage, checkpoint)
+
+
+def load_model(
+    plan: ModelPlan, config: Config, threads: int
+) -> tuple[DecoderModel, LoraWeights | None]:
+    """Load a model with its weights, packed where native kernels will read them, and its adapters,
+    none of which is loaded."""
+    settings = config.model
+    with returned_at_once():
+        states, operations = torch.float32, TORCH
+        disabled = settings.disable_fused_kernels
+        if plan.torch_because:
+            states = plan.dtype
+            operations = operations_of(plan.device, disabled)
+        place = Place(
+            plan.device, plan.dtype, activations=states, operations=operations, disabled=disabled
+        )
+        model = plan.family(plan.spec, place, plan.length)
+        adapters = adapters_of(model, config.lora, plan.device, plan.dtype)
+        filled, keep, bits = None, None, plan.storage.bits
+        if not plan.torch_because:
+            from sglang.srt.worker.native_forward import Packer
+
+            packer = Packer(model, plan.storage.quantization, threads, bits)
+            filled, keep = packer.filled, packer.keep if bits else None
+        if plan.checkpoint is not None:
+            if plan.checkpoint.describe():
+                held = f"kept in {bits} bits" if bits else f"read into {plan.dtype}"
+                log.info("weights: %s, %s", plan.checkpoint.describe(), held)
+            weights.load(model.slots(), plan.checkpoint, filled=filled, keep=keep)
+        else:
+            weights.randomise(model.slots(), settings.random_seed, filled=filled)
+    return model, adapters
+
+
+def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
+    asked = settings.context_length
+    if asked > spec.context_length:
+        raise ValueError(
+            f"context_length is {asked}; the model is made for {spec.context_length} tokens. "
+            f"Lower it, or set a RoPE scaling in the model's config.json."
+        )
+    if not asked and spec.context_length > LONGEST:
+        raise ValueError(
+            f"the model's configuration says {spec.context_length} tokens of context, for which "
+            f"tables of positions would be made; say what is needed with --context-length."
+        )
+    return asked or spec.context_length
+
+
+def device_of(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"device {name!r} cannot be used: {str(error).splitlines()[0]}."
+        ) from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not supported; use auto, cpu or cuda.")
+    return device
