@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar, cast
 
 from sglang.srt.attention.attention_protocol import Attention
+from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.embedding import TokenEmbedding
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
@@ -31,6 +32,8 @@ class CausalLM:
     """Implements ``models.decoder_model.DecoderModel``, which documents the methods."""
 
     recordable: bool = True
+    sections: ClassVar[bool] = False
+    multimodal: ClassVar[bool] = False
     # Names of the weights in a checkpoint; a checkpoint may leave the prefix out.
     PREFIX: ClassVar[str] = "model."
     EMBEDDING: ClassVar[str] = "model.embed_tokens.weight"
@@ -166,3 +169,6 @@ class CausalLM:
         layer = re.match(rf"{re.escape(self.LAYERS)}(\d+)\.", name)
         others = set(range(self.spec.num_layers)) - set(self.owned)
         return layer is not None and int(layer[1]) in others
+
+    def encode(self, media: MediaSpan) -> Tensor:
+        raise TypeError(f"{type(self).__name__} has no vision tower.")

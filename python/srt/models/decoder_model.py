@@ -48,9 +48,12 @@ class DecoderModel(Protocol):
     computes logits.
 
     ``recordable``: ``record`` says all of ``forward``; else a pass is computed layer by layer.
+    ``sections``: positions have three parts. ``multimodal``: has a vision tower.
     """
 
     recordable: bool
+    sections: ClassVar[bool]
+    multimodal: ClassVar[bool]
     embedding: TokenEmbedding | None
     head: TokenEmbedding | None
 
@@ -115,12 +118,7 @@ class DecoderModel(Protocol):
         """Whether a checkpoint tensor that has no slot is known to be needless here."""
         ...
 
-
-class MultimodalModel(DecoderModel, Protocol):
-    """A model with a vision tower. ``sections``: its positions have three parts."""
-
-    sections: ClassVar[bool]
-
     def encode(self, media: MediaSpan) -> Tensor:
-        """Hidden states [media.count, width] that stand in for the placeholders' embeddings."""
+        """Hidden states [media.count, width] that stand in for the placeholders' embeddings. Raises
+        TypeError where the model is not ``multimodal``."""
         ...

@@ -55,9 +55,9 @@ class ModelWorker:
         self.threads = Threads(
             settings.threads if plan.torch_because else 1, storage.parameters, plan.device
         )
-        sections: bool = getattr(plan.family, "sections", False)
-        encode = getattr(self.model, "encode", None)
-        features = Features(encode, config.media.media_cache_bytes) if encode else None
+        sections, features = self.model.sections, None
+        if self.model.multimodal:
+            features = Features(self.model.encode, config.media.media_cache_bytes)
         self.runner = ModelRunner(
             forward, pool, plan.length, spec.vocab_size, features, sections, bool(spec.labels),
             self.adapters,
@@ -141,12 +141,11 @@ def forward_of(
     )
     if plan.device.type == "cpu":
         log.info("kernels: torch (%s)", plan.torch_because)
-    sections: bool = getattr(plan.family, "sections", False)
     graphs = None
     if general := {"decode", "moe"}.intersection(disabled):
         log.info("no CUDA graphs: --disable-fused-kernels %s", ",".join(sorted(general)))
     else:
-        graphs = captured(model, attention, settings, pool, plan.length, sections)
+        graphs = captured(model, attention, settings, pool, plan.length, model.sections)
     eager = Eager(model, attention, "sampling" not in disabled)
     if graphs is not None:
         graphs.eager.fused_sampling = eager.fused_sampling

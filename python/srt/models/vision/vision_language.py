@@ -56,13 +56,14 @@ class VisionPart(Protocol):
 
 
 class VisionLanguageModel:
-    """Implements ``models.decoder_model.MultimodalModel``, which documents the methods.
+    """Implements ``models.decoder_model.DecoderModel``, which documents the methods.
 
     Weights go by the names of newer checkpoints; ``RENAMED`` says what older ones call them.
     """
 
     recordable: bool = True  # as the text models are
     sections: ClassVar[bool] = False
+    multimodal: ClassVar[bool] = True
     LAYERS: ClassVar[str] = f"{TEXT}layers."
     RENAMED: ClassVar[tuple[tuple[str, str], ...]] = ()
     spec: VisionLanguageSpec
@@ -90,7 +91,7 @@ class VisionLanguageModel:
 
     @abstractmethod
     def encode(self, media: MediaSpan) -> Tensor:
-        """Hidden states of a medium. See ``MultimodalModel.encode``."""
+        """Hidden states of a medium. See ``DecoderModel.encode``."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.text.embed(tokens)
