@@ -115,6 +115,17 @@ def build(
     return NativeAttention(keys, values, page_size, shape.windows)
 
 
+def workspace(name: str, shape: Shape, rows: int, device: torch.device) -> int:
+    """Bytes that the implementation called ``name`` keeps for partial results; ``rows`` as for
+    ``flashinfer_attention.workspace_bytes``."""
+    if name != "flashinfer":
+        return 0
+    from sglang.srt.attention.flashinfer_attention import processors_of, workspace_bytes
+
+    kv = shape.kv
+    return workspace_bytes(shape.num_heads, kv.heads, kv.key_dim, rows, processors_of(device))
+
+
 def _lacks(name: str, device: torch.device, shape: Shape | None, dtype: torch.dtype | None) -> str:
     """Cause that keeps ``name`` from running, and what to do; "" where it can run."""
     if name == "native":

@@ -6,6 +6,9 @@ page, holds zeros: attention reads it where a row is padded.
 
 from __future__ import annotations
 
+import gc
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +18,7 @@ from sglang.srt.config import MemoryConfig
 from sglang.srt.models.model_spec import ModelSpec
 from torch import Tensor
 
+log = logging.getLogger("sglang.srt.worker")
 # On a CPU memory is shared with other programs: no more than this many longest sequences by
 # default.
 CPU_CONTEXTS = 32
@@ -82,24 +86,61 @@ def bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:
     return spec.num_layers * token_bytes(spec.kv, dtype)
 
 
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of a device beside the KV cache.
+
+    Attributes:
+        available: free before the weights were read.
+        weights: estimated before they are read, measured on a GPU afterwards (``measured``).
+        adapters: the most that may be loaded later.
+        scratch: of passes, workspaces and graphs (``worker.scratch``).
+    """
+
+    available: int
+    weights: int
+    adapters: int = 0
+    scratch: int = 0
+
+    def room(self, share: float) -> int:
+        """Bytes left for KV where weights, adapters and KV may take ``share`` of the memory."""
+        most = min(int(self.available * share), self.available - self.scratch)
+        return most - self.weights - self.adapters
+
+    def __str__(self) -> str:
+        parts = {"weights": self.weights, "adapters": self.adapters,
+                 "passes and graphs": self.scratch}  # fmt: skip
+        return ", ".join(f"{size / 1e9:.2f} GB of {name}" for name, size in parts.items() if size)
+
+
+def measured(use: MemoryUse, device: torch.device) -> MemoryUse:
+    """The same with the weights as a GPU holds them, once nothing is cached that is unused. On a
+    CPU, whose memory others share, the estimate stays."""
+    if device.type != "cuda":
+        return use
+    gc.collect()
+    torch.cuda.empty_cache()
+    found = replace(use, weights=max(0, use.available - available_memory(device)))
+    log.info("memory: %s of %.2f GB that were free", found, use.available / 1e9)
+    return found
+
+
 def pool_pages(
     memory: MemoryConfig,
     token_bytes: int,
-    weight_bytes: int,
+    use: MemoryUse,
     context_length: int,
     device: torch.device,
-    available: int,
 ) -> int:
     """Pages of the pool: ``max_total_tokens`` if set, else what is left of the memory's share.
 
-    ``available`` is ``available_memory(device)`` before the weights were read. Raises MemoryError
-    where not even one page fits, or the requested number does not.
+    Raises MemoryError where not even one page fits, or the requested number does not.
     """
-    size = memory.page_size
-    if weight_bytes > available:
+    size, free = memory.page_size, f"{use.available / 1e9:.2f} GB"
+    if use.weights > use.available:
         raise MemoryError(
-            f"the weights need {weight_bytes / 1e9:.2f} GB and {device} has {available / 1e9:.2f} "
-            "GB free; use --quantization, a smaller model, or a larger machine."
+            f"the weights need {use.weights / 1e9:.2f} GB and {device} has {free} free; use "
+            "--quantization, a smaller model, or a larger machine."
         )
     if memory.max_total_tokens:
         pages = memory.max_total_tokens // size
@@ -108,23 +149,23 @@ def pool_pages(
                 f"max_total_tokens is {memory.max_total_tokens}, less than one page of {size} "
                 f"tokens; raise it or lower page_size."
             )
-        wanted = weight_bytes + pages * size * token_bytes
-        if wanted > available:
+        if pages * size * token_bytes > use.room(1.0):
             raise MemoryError(
-                f"max_total_tokens is {memory.max_total_tokens}, whose KV cache and weights need "
-                f"{wanted / 1e9:.2f} GB; {device} has {available / 1e9:.2f} GB free. Lower it."
+                f"max_total_tokens is {memory.max_total_tokens}, whose KV cache needs "
+                f"{pages * size * token_bytes / 1e9:.2f} GB beside {use}; {device} has {free} "
+                "free. Lower it."
             )
         return pages
     on_cpu = device.type == "cpu"
     share = memory.mem_fraction_static or (0.3 if on_cpu else 0.85)
-    tokens = int(available * share - weight_bytes) // token_bytes
+    tokens = use.room(share) // token_bytes
     if on_cpu:
         tokens = min(tokens, CPU_CONTEXTS * context_length)
     if tokens < size:
+        smaller = "" if on_cpu else ", lower cuda_graph_max_bs or chunked_prefill_size"
         raise MemoryError(
-            f"{share:.0%} of the {available / 1e9:.2f} GB free on {device} leave no room for a KV "
-            f"cache beside {weight_bytes / 1e9:.2f} GB of weights; raise mem_fraction_static or "
-            f"set max_total_tokens."
+            f"{share:.0%} of the {free} free on {device} leave no room for a KV cache beside "
+            f"{use}; raise mem_fraction_static, set max_total_tokens{smaller}."
         )
     return tokens // size
 

@@ -1,4 +1,4 @@
-"""Loading of a model: what describes it, and its weights."""
+"""Loading of a model: what describes it, what it takes, its weights."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.model_spec import ModelSpec, read_config
 from sglang.srt.models.registry import lookup
 from sglang.srt.models.renamed_checkpoint import named
-from sglang.srt.worker.lora_weights import LoraWeights, adapters_of
+from sglang.srt.worker.kv import MemoryUse, available_memory
+from sglang.srt.worker.lora_weights import LoraWeights, adapters_of, resident_bytes
 from sglang.srt.worker.malloc_settings import returned_at_once
+from sglang.srt.worker.scratch import scratch_bytes
 from sglang.srt.worker.storage import Storage, storage_of
 
 log = logging.getLogger("sglang.srt.worker")
@@ -70,6 +72,16 @@ def plan_of(config: Config) -> ModelPlan:
     return ModelPlan(directory, architecture, family, spec, length, device, storage, checkpoint)
 
 
+def memory_use(plan: ModelPlan, config: Config) -> MemoryUse:
+    """An estimate of what the model takes, before it is loaded."""
+    spec, storage, device = plan.spec, plan.storage, plan.device
+    return MemoryUse(
+        available_memory(device), storage.weight_bytes,
+        resident_bytes(plan.family, spec, config.lora, device, plan.dtype),
+        scratch_bytes(config, spec, storage.kv_dtype, plan.dtype, device),
+    )  # fmt: skip
+
+
 def load_model(
     plan: ModelPlan, config: Config, threads: int
 ) -> tuple[DecoderModel, LoraWeights | None]:
@@ -104,26 +116,27 @@ def load_model(
 
 
 def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
-    asked = settings.context_length
-    if asked > spec.context_length:
+    """Return the tokens of context to serve. Raises ValueError for more than the model has."""
+    requested = settings.context_length
+    if requested > spec.context_length:
         raise ValueError(
-            f"context_length is {asked}; the model is made for {spec.context_length} tokens. "
+            f"context_length is {requested}; the model is made for {spec.context_length} tokens. "
             f"Lower it, or set a RoPE scaling in the model's config.json."
         )
-    if not asked and spec.context_length > LONGEST:
+    if not requested and spec.context_length > LONGEST:
         raise ValueError(
             f"the model's configuration says {spec.context_length} tokens of context, for which "
             f"tables of positions would be made; say what is needed with --context-length."
         )
-    return asked or spec.context_length
+    return requested or spec.context_length
 
 
 def device_of(name: str) -> torch.device:
+    """The device called ``name``, a GPU with its number. Raises ValueError."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
+        device = torch.empty(1, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
             f"device {name!r} cannot be used: {str(error).splitlines()[0]}."

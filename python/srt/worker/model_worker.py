@@ -16,9 +16,8 @@ from sglang.srt.models.model_spec import json_whitespace
 from sglang.srt.worker.features import Features
 from sglang.srt.worker.forward import Eager, Forward
 from sglang.srt.worker.graphs import captured
-from sglang.srt.worker.kv import KVPool, available_memory, bytes_per_token, pool_pages
-from sglang.srt.worker.lora_weights import resident_bytes
-from sglang.srt.worker.model_loading import ModelPlan, load_model, plan_of
+from sglang.srt.worker.kv import KVPool, bytes_per_token, measured, pool_pages
+from sglang.srt.worker.model_loading import ModelPlan, load_model, memory_use, plan_of
 from sglang.srt.worker.runner import ModelRunner
 
 log = logging.getLogger("sglang.srt.worker")
@@ -40,15 +39,23 @@ class ModelWorker:
         one that does not fit."""
         settings, memory = config.model, config.memory
         plan = plan_of(config)
+        self.device = plan.device
+        make_current(plan.device)
         spec, storage, kv_dtype = plan.spec, plan.storage, plan.storage.kv_dtype
         token_bytes = bytes_per_token(spec, kv_dtype)
-        held = storage.weight_bytes
-        held += resident_bytes(plan.family, plan.spec, config.lora, plan.device, plan.dtype)
-        free = available_memory(plan.device)
-        pages = pool_pages(memory, token_bytes, held, plan.length, plan.device, free)
+        use = memory_use(plan, config)  # an estimate: what cannot fit is refused before it is read
+        pool_pages(memory, token_bytes, use, plan.length, plan.device)
         threads = settings.threads or DEFAULT_THREADS
         with torch.inference_mode():
-            self.model, self.adapters = load_model(plan, config, threads)
+            try:
+                self.model, self.adapters = load_model(plan, config, threads)
+            except torch.OutOfMemoryError as error:
+                raise MemoryError(
+                    f"the weights do not fit {plan.device}, which had {use.available / 1e9:.2f} GB "
+                    f"free ({use} were expected); use a smaller model or a larger GPU."
+                ) from error
+            use = measured(use, plan.device)
+            pages = pool_pages(memory, token_bytes, use, plan.length, plan.device)
             pool = KVPool(spec.num_layers, spec.kv, pages, memory.page_size, kv_dtype, plan.device)
         forward, kernels = forward_of(plan, settings, self.model, pool, threads)
         # Beside native kernels, which have threads of their own, torch has little to do.
@@ -90,6 +97,7 @@ class ModelWorker:
         """See ``core.workers.Worker.load_adapter``."""
         if self.adapters is None:
             raise ValueError("adapters are off; start with --enable-lora.")
+        make_current(self.device)
         return self.adapters.load(number, str(locate(path)), pinned)
 
     def unload_adapter(self, number: int) -> None:
@@ -103,6 +111,7 @@ class ModelWorker:
 
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         """See ``core.workers.Worker.launch``. On a CPU a batch is computed when this returns."""
+        make_current(self.device)
         self.threads.prepare(batch.num_tokens)
         return self.runner.launch(batch, masks)
 
@@ -123,6 +132,13 @@ class Threads:
         wanted = 1 if light else self.most
         if torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)
+
+
+def make_current(device: torch.device) -> None:
+    """Make a GPU the calling thread's current one: Triton's kernels, events and captured graphs
+    take that one, wherever their tensors are. Every thread has a current GPU of its own."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def forward_of(

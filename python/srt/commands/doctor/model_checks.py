@@ -106,8 +106,9 @@ class ModelChecks:
         """Whether weights and KV cache fit, as far as can be estimated without allocating them."""
         if self._spec is None:
             return
-        from sglang.srt.worker.kv import available_memory, bytes_per_token, pool_pages
+        from sglang.srt.worker.kv import MemoryUse, available_memory, bytes_per_token, pool_pages
         from sglang.srt.worker.model_loading import context_length_of, device_of
+        from sglang.srt.worker.scratch import scratch_bytes
         from sglang.srt.worker.storage import storage_of
 
         config, spec = self._config, self._spec
@@ -116,7 +117,9 @@ class ModelChecks:
             stored = storage_of(config, spec, self._slots, self._checkpoint, device)
             token, free = bytes_per_token(spec, stored.kv_dtype), available_memory(device)
             held, dtype = stored.weight_bytes, stored.dtype
-            tokens = pool_pages(config.memory, token, held, length, device, free)
+            scratch = scratch_bytes(config, spec, stored.kv_dtype, dtype, device)
+            use = MemoryUse(free, held, scratch=scratch)
+            tokens = pool_pages(config.memory, token, use, length, device)
             tokens *= config.memory.page_size
         except (ValueError, MemoryError) as error:
             yield CheckFinding("memory", FAIL, str(error), "lower what the message names")

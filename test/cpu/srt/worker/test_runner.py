@@ -16,13 +16,12 @@ from helpers.hf_models import make, save
 from helpers.paged import Paged, Sequence
 from helpers.tiny_model import write_config
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.config import Config, MemoryConfig
+from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, RowScore, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.core.workers import Mask
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.worker import runner as runner_module
-from sglang.srt.worker.kv import pool_pages
 from sglang.srt.worker.model_worker import ModelWorker
 from sglang.srt.worker.sampler import NOT_FINITE
 
@@ -283,18 +282,3 @@ print([name for name in ("torch._dynamo", "transformers") if name in sys.modules
     path = write_config(tmp_path)
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_the_pool_is_sized_by_tokens_or_by_memory() -> None:
-    def pages(available: int, **settings) -> int:
-        cpu = torch.device("cpu")
-        return pool_pages(MemoryConfig(**settings), 10, 1000, 100, cpu, available)
-
-    assert pages(1 << 40, max_total_tokens=50, page_size=4) == 12
-    assert pages(1 << 40, page_size=4) == 32 * 100 // 4
-    assert pages(10_000, mem_fraction_static=0.5) == 400
-    assert pages(10_000) == 200
-    with pytest.raises(MemoryError, match="leave no room"):
-        pages(3_000)
-    with pytest.raises(MemoryError, match="less than one page"):
-        pages(1 << 40, max_total_tokens=3, page_size=4)

@@ -1,0 +1,34 @@
+"""Scratch: an estimate of the GPU memory that passes, workspaces and CUDA graphs take beside
+weights and KV cache. It is reserved when the KV cache is sized; a graph that finds no memory all
+the same is left out (``worker.graphs``)."""
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.attention.backend_choice import choose, workspace
+from sglang.srt.config import Config
+from sglang.srt.models.model_spec import ModelSpec
+from sglang.srt.worker.graphs import LOGITS, buckets
+
+# Copies of the largest logits that are alive at once: the model's, as float32, and sampled from.
+COPIES = 3
+# Bytes of one captured layer: its kernels' arguments and the driver's share. An estimate.
+LAYER_GRAPH = 256 << 10
+
+
+def scratch_bytes(config: Config, spec: ModelSpec, kv_dtype: torch.dtype,
+                  dtype: torch.dtype, device: torch.device) -> int:  # fmt: skip
+    """Bytes beside weights and KV cache; 0 on a CPU, whose share of the memory is small."""
+    if device.type == "cpu":
+        return 0
+    settings, schedule = config.model, config.schedule
+    rows = 0 if settings.disable_cuda_graph else settings.cuda_graph_max_bs
+    chunk = schedule.chunked_prefill_size
+    tokens = max(rows, chunk if chunk > 0 else spec.context_length)
+    # The residual, its norm, queries, keys and values, attention's output; a gate and its partner.
+    heads = spec.num_heads * spec.head_dim
+    width = 3 * spec.hidden_size + 3 * heads + 3 * spec.intermediate_size
+    passes = tokens * width * dtype.itemsize + COPIES * LOGITS * 4
+    graphs = len(buckets(rows)) * spec.num_layers * LAYER_GRAPH if rows else 0
+    name = choose(settings.attention_backend, device, spec, kv_dtype).name
+    return passes + graphs + workspace(name, spec, rows, device)
