@@ -228,7 +228,9 @@ class ServerConfig:
     )
     log_level: str = flag("info", "least severe messages logged", choices=LOG_LEVELS)
     log_requests: bool = flag(False, "log one line a request")
-    skip_server_warmup: bool = flag(False, "report ready without a first forward pass")
+    skip_server_warmup: bool = flag(
+        False, "report ready without a first forward pass, and on a GPU with kernels uncompiled"
+    )
     enable_metrics: bool = flag(True, "accepted for compatibility: /metrics is always served")
     max_body_bytes: int = flag(16 << 20, "largest request body", type=int)
     max_tokenized_bytes: int = flag(

@@ -204,13 +204,14 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     """Outputs of batch ``id``, one a row, in the batch's order.
 
     ``encoded``: images and videos that the vision tower had to read for it; ``reread``: those whose
-    hidden states were there.
+    hidden states were there. ``compiled``: kernels that it had to compile.
     """
 
     id: int
     rows: list[RowOutput]
     encoded: int = 0
     reread: int = 0
+    compiled: int = 0
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=to_wire)

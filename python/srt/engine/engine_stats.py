@@ -17,6 +17,7 @@ class EngineStats:
         cached_tokens: of ``prompt_tokens``, those that did not have to.
         encoded_media: images and videos that the vision tower has read.
         reread_media: those whose hidden states were kept when a pass wanted them.
+        compiled_kernels: kernels that passes had to compile. 0 unless the warm-up left one out.
         postponed_rows: rows whose token a later pass sampled, because the grammars of the pass had
             spent its budget.
         plan_misses: planned rows that found no memory.
@@ -38,6 +39,7 @@ class EngineStats:
     accepted_tokens: int = 0
     encoded_media: int = 0
     reread_media: int = 0
+    compiled_kernels: int = 0
     retractions: int = 0
     postponed_rows: int = 0
     plan_misses: int = 0
@@ -51,6 +53,7 @@ class EngineStats:
         self.computed_tokens += batch.num_tokens
         self.encoded_media += result.encoded
         self.reread_media += result.reread
+        self.compiled_kernels += result.compiled
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

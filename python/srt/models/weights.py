@@ -60,7 +60,7 @@ def load(
     quantised, and returns whether it took it in place of the slot.
     """
     watch = _Watch(slots, filled)
-    with _progress(sum(map(checkpoint.size, slots)), "loading weights", show) as bar:
+    with progress(sum(map(checkpoint.size, slots)), "loading weights", show) as bar:
         for name in checkpoint.order(list(slots)):
             integers = None if keep is None else checkpoint.quantised(name)
             if keep is None or integers is None or not keep(slots[name], integers):
@@ -96,7 +96,7 @@ def randomise(
     """Dummy weights: a function of the seed and each tensor's name, never zeros. Takes the slots
     and calls ``filled`` as ``load`` does."""
     watch = _Watch(slots, filled)
-    with _progress(len(slots), "drawing weights", show, unit="tensor") as bar:
+    with progress(len(slots), "drawing weights", show, unit="tensor") as bar:
         for name in list(slots):
             slot = slots[name]
             generator = torch.Generator(slot.target.device)
@@ -108,7 +108,8 @@ def randomise(
             bar.update(1)
 
 
-def _progress(total: int, title: str, show: bool, unit: str = "B") -> Any:
+def progress(total: int, title: str, show: bool = True, unit: str = "B") -> Any:
+    """A bar on a terminal, and nothing elsewhere."""
     return tqdm(
         total=total, desc=title, unit=unit, unit_scale=unit == "B", file=sys.stderr,
         disable=None if show and sys.stderr else True,  # None: shown on terminals only

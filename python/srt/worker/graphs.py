@@ -32,6 +32,7 @@ from sglang.srt.attention.slots import padded
 from sglang.srt.config import ModelConfig
 from sglang.srt.core.batch import Sample
 from sglang.srt.models.decoder_model import DecoderModel
+from sglang.srt.models.weights import progress
 from sglang.srt.worker.device_tables import DeviceTables
 from sglang.srt.worker.forward import Eager, pick
 from sglang.srt.worker.inputs import Inputs
@@ -126,12 +127,14 @@ class Graphs:
         self._last: Tensor | None = None
         self._scored = 0
         began = time.perf_counter()
-        with torch.inference_mode():
+        bar = progress(len(self.sizes), "capturing graphs", unit=" graphs")
+        with torch.inference_mode(), bar:
             for size in reversed(self.sizes):
                 frame = attention.frame(size, self.table, context_length)
                 self.frames[size] = frame
                 frame.plan(padded(_nothing(), size, self.padding))
                 self.replays[size] = recorder.record(self._work(size, frame))
+                bar.update(1)
         smallest = self.frames[self.sizes[0]]
         self.resident: DeviceTables | None = None
         if isinstance(smallest, Resident):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from sglang.srt.worker.graphs import captured
 from sglang.srt.worker.kv import KVPool, bytes_per_token, measured, pool_pages
 from sglang.srt.worker.model_loading import ModelPlan, load_model, memory_use, plan_of
 from sglang.srt.worker.runner import ModelRunner
+from sglang.srt.worker.warm_up import WarmUpLimits, compilations_on, warm_up_both
 
 log = logging.getLogger("sglang.srt.worker")
 
@@ -35,8 +37,8 @@ class ModelWorker:
     """
 
     def __init__(self, config: Config) -> None:
-        """Loads everything. Raises ValueError for a model that cannot be served, MemoryError for
-        one that does not fit."""
+        """Loads everything, and on a GPU compiles the kernels. Raises ValueError for a model that
+        cannot be served, MemoryError for one that does not fit."""
         settings, memory = config.model, config.memory
         plan = plan_of(config)
         self.device = plan.device
@@ -69,6 +71,11 @@ class ModelWorker:
             forward, pool, plan.length, spec.vocab_size, features, sections, bool(spec.labels),
             self.adapters,
         )  # fmt: skip
+        self.compilations = compiled = compilations_on(plan.device)
+        if plan.device.type == "cuda" and not config.server.skip_server_warmup:
+            warm_up_both(self.runner, WarmUpLimits.of(config, spec))
+        if compiled is not None:
+            log.info("%d kernels ready, %.1f s to compile", compiled.count, compiled.seconds)
         self.info: dict[str, Any] = {
             "model_path": settings.model_path or plan.directory.name,
             "architecture": plan.architecture,
@@ -113,7 +120,25 @@ class ModelWorker:
         """See ``core.workers.Worker.launch``. On a CPU a batch is computed when this returns."""
         make_current(self.device)
         self.threads.prepare(batch.num_tokens)
-        return self.runner.launch(batch, masks)
+        compiled = self.compilations
+        before, seconds = (compiled.count, compiled.seconds) if compiled else (0, 0.0)
+        finish = self.runner.launch(batch, masks)
+        if compiled is None or compiled.count == before:
+            return finish
+        log.warning(
+            "a pass of %d rows and %d tokens compiled %d kernels (%s) in %.1f s; "
+            "the warm-up should have: please report the model and the flags",
+            len(batch.rows), batch.num_tokens, compiled.count - before, compiled.last,
+            compiled.seconds - seconds,
+        )  # fmt: skip
+        return partial(_compiled, finish, compiled.count - before)
+
+
+def _compiled(finish: Finish, count: int) -> StepResult:
+    """The outputs of a pass that compiled ``count`` kernels."""
+    result = finish()
+    result.compiled = count
+    return result
 
 
 class Threads:

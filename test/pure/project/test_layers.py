@@ -37,7 +37,7 @@ RULES = {
     "srt.models": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers"
     " srt.files srt.media.processor_settings srt.media.tiles safetensors tqdm",
     "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models srt.files"
-    " psutil",
+    " sglang.ir psutil",
     "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.grammar msgspec zmq",
     "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer msgspec zmq",
     "srt.engine.executor": "srt.core srt.config srt.worker",

@@ -46,6 +46,7 @@ _COUNTERS = {
     "accepted_tokens": ("accepted_tokens_total", "draft tokens accepted"),
     "encoded_media": ("encoded_media_total", "images and videos that the vision tower has read"),
     "reread_media": ("reread_media_total", "images and videos whose hidden states were kept"),
+    "compiled_kernels": ("kernel_compilations_total", "GPU kernels compiled while requests waited"),
     "evicted_tokens": ("evicted_tokens_total", "KV tokens evicted from the prefix cache"),
     "retractions": ("num_retractions_total", "running requests sent back to the queue"),
     "postponed_rows": ("postponed_rows_total", "rows whose mask a later pass made"),

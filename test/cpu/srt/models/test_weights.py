@@ -343,5 +343,5 @@ def test_what_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_progress_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was started with standard error closed has None there."""
     monkeypatch.setattr("sys.stderr", None)
-    with weights._progress(1, "reading", show=True) as bar:
+    with weights.progress(1, "reading", show=True) as bar:
         bar.update(1)
