@@ -29,14 +29,6 @@ FLASHINFER_DIMS = (64, 128, 256)
 TRITON_DIMS = range(16, 257)
 
 
-class Pools(Protocol):
-    """The part of a KV pool (``worker.kv.KVPool``) that attention needs."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-    page_size: int
-
-
 class Shape(Protocol):
     """The part of a model's spec (``models.model_spec.ModelSpec``) that attention needs."""
 
@@ -84,14 +76,17 @@ def choose(
     raise AssertionError("native runs everywhere")
 
 
-def make_attention(
-    asked: str, pools: Pools, shape: Shape, device: torch.device, disabled: Collection[str] = ()
-) -> Attention:
-    """The chosen implementation over ``pools``, without the kernels that are ``disabled``; logs
-    which and why. Raises as ``choose`` does."""
-    choice = choose(asked, device, shape, pools.keys[0].dtype)
-    log.info("attention: %s (%s)", choice.name, choice.reason)
-    return build(choice.name, pools.keys, pools.values, pools.page_size, shape, disabled)
+def candidates(
+    asked: str, device: torch.device, shape: Shape, dtype: torch.dtype
+) -> list[BackendChoice]:
+    """The implementation for ``asked``, then, for "auto", those to go on with where it fails, the
+    fastest first. Raises as ``choose`` does."""
+    first = choose(asked, device, shape, dtype)
+    if asked != "auto":
+        return [first]
+    slower = PREFERRED[PREFERRED.index(first.name) + 1 :]
+    after = [name for name in slower if not _lacks(name, device, shape, dtype)]
+    return [first, *(BackendChoice(name, f"{first.name} failed") for name in after)]
 
 
 def build(

@@ -29,14 +29,12 @@ from sglang.srt.attention.attention_protocol import (
     Resident,
 )
 from sglang.srt.attention.slots import padded
-from sglang.srt.config import ModelConfig
 from sglang.srt.core.batch import Sample
 from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.weights import progress
 from sglang.srt.worker.device_tables import DeviceTables
 from sglang.srt.worker.forward import Eager, pick
 from sglang.srt.worker.inputs import Inputs
-from sglang.srt.worker.kv import KVPool
 from sglang.srt.worker.sampler import Drawing
 from torch import Tensor
 
@@ -73,8 +71,12 @@ class CudaRecorder:
                 work()
         current.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            work()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                work()
+        except BaseException:
+            torch.cuda.set_stream(current)  # a capture that ends badly may leave its own current
+            raise
         return graph.replay
 
 
@@ -208,28 +210,6 @@ class Graphs:
 
     def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
         return self.eager.draw(logits, samples)
-
-
-def captured(
-    model: DecoderModel,
-    attention: Attention,
-    settings: ModelConfig,
-    pool: KVPool,
-    length: int,
-    sections: bool = False,
-) -> Graphs | None:
-    """Graphs of the decode passes, None where there are to be none: without a GPU, with
-    ``--disable-cuda-graph``, or where the attention implementation cannot be captured."""
-    device = pool.keys[0].device
-    if device.type != "cuda" or settings.disable_cuda_graph:
-        return None
-    if not isinstance(attention, Capturable):
-        log.info("no CUDA graphs: %s plans with other tensors every pass", type(attention).__name__)
-        return None
-    return Graphs(
-        model, attention, CudaRecorder(device), settings.cuda_graph_max_bs, length, pool.pages,
-        pool.page_size, device, sections,
-    )  # fmt: skip
 
 
 def _nothing() -> Layout:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from sglang.srt.attention.backend_choice import make_attention
+from sglang.srt.attention.attention_protocol import Attention
+from sglang.srt.attention.backend_choice import build, candidates
 from sglang.srt.config import Config, ModelConfig
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
@@ -15,8 +17,14 @@ from sglang.srt.files.location import locate
 from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.model_spec import json_whitespace
 from sglang.srt.worker.features import Features
-from sglang.srt.worker.forward import Eager, Forward
-from sglang.srt.worker.graphs import captured
+from sglang.srt.worker.forward import Forward
+from sglang.srt.worker.forward_choice import (
+    ForwardChoice,
+    ForwardSettings,
+    choose_forward,
+    no_warm_up,
+)
+from sglang.srt.worker.graphs import CudaRecorder
 from sglang.srt.worker.kv import KVPool, bytes_per_token, measured, pool_pages
 from sglang.srt.worker.model_loading import ModelPlan, load_model, memory_use, plan_of
 from sglang.srt.worker.runner import ModelRunner
@@ -59,29 +67,38 @@ class ModelWorker:
             use = measured(use, plan.device)
             pages = pool_pages(memory, token_bytes, use, plan.length, plan.device)
             pool = KVPool(spec.num_layers, spec.kv, pages, memory.page_size, kv_dtype, plan.device)
-        forward, kernels = forward_of(plan, settings, self.model, pool, threads)
+        sections, features = self.model.sections, None
+        if self.model.multimodal:
+            features = Features(self.model.encode, config.media.media_cache_bytes)
+
+        def runner_of(forward: Forward) -> ModelRunner:
+            return ModelRunner(
+                forward, pool, plan.length, spec.vocab_size, features, sections,
+                bool(spec.labels), self.adapters,
+            )  # fmt: skip
+
+        def prepare(forward: Forward) -> None:
+            if not config.server.skip_server_warmup:
+                warm_up_both(runner_of(forward), WarmUpLimits.of(config, spec))
+
+        self.compilations = compiled = compilations_on(plan.device)
+        chosen = forward_of(plan, settings, self.model, pool, threads, prepare)
+        if compiled is not None:
+            log.info("%d kernels ready, %.1f s to compile", compiled.count, compiled.seconds)
         # Beside native kernels, which have threads of their own, torch has little to do.
         self.threads = Threads(
             settings.threads if plan.torch_because else 1, storage.parameters, plan.device
         )
-        sections, features = self.model.sections, None
-        if self.model.multimodal:
-            features = Features(self.model.encode, config.media.media_cache_bytes)
-        self.runner = ModelRunner(
-            forward, pool, plan.length, spec.vocab_size, features, sections, bool(spec.labels),
-            self.adapters,
-        )  # fmt: skip
-        self.compilations = compiled = compilations_on(plan.device)
-        if plan.device.type == "cuda" and not config.server.skip_server_warmup:
-            warm_up_both(self.runner, WarmUpLimits.of(config, spec))
-        if compiled is not None:
-            log.info("%d kernels ready, %.1f s to compile", compiled.count, compiled.seconds)
+        self.runner = runner_of(chosen.forward)
         self.info: dict[str, Any] = {
             "model_path": settings.model_path or plan.directory.name,
             "architecture": plan.architecture,
             "dtype": str(plan.dtype).removeprefix("torch."),
             "device": str(plan.device),
-            "kernels": kernels,
+            "kernels": chosen.kernels,
+            "attention": chosen.attention,
+            "graph_rows": chosen.graph_rows,
+            "fallbacks": chosen.fallbacks,
             "quantization": (plan.checkpoint and plan.checkpoint.method) or storage.quantization,
             "vocab_size": spec.vocab_size,
             "context_length": plan.length,
@@ -167,27 +184,34 @@ def make_current(device: torch.device) -> None:
 
 
 def forward_of(
-    plan: ModelPlan, settings: ModelConfig, model: DecoderModel, pool: KVPool, threads: int
-) -> tuple[Forward, str]:
-    """Forward passes, and their name: an instruction set or "torch"."""
+    plan: ModelPlan, settings: ModelConfig, model: DecoderModel, pool: KVPool, threads: int,
+    prepare: Callable[[Forward], None],
+) -> ForwardChoice:  # fmt: skip
+    """Forward passes by native kernels, or by the attention implementation and the graphs that
+    run. ``prepare``: compute the warm-up, on a GPU."""
     if not plan.torch_because:
         from sglang.srt.worker.native_forward import Layered, Native
 
         native = (Native if model.recordable else Layered)(model, pool, threads)
         log.info("kernels: sgl-kernel, %s, %d threads", native.isa, threads)
-        return native, native.isa
-    disabled = settings.disable_fused_kernels
-    attention = make_attention(
-        settings.attention_backend, pool, plan.spec, plan.device, disabled
-    )
+        return ForwardChoice(native, native.isa)
     if plan.device.type == "cpu":
         log.info("kernels: torch (%s)", plan.torch_because)
-    graphs = None
-    if general := {"decode", "moe"}.intersection(disabled):
+    disabled, on_gpu = settings.disable_fused_kernels, plan.device.type == "cuda"
+    rows = settings.cuda_graph_max_bs if on_gpu and not settings.disable_cuda_graph else 0
+    if general := {"decode", "moe"}.intersection(disabled) if rows else set():
         log.info("no CUDA graphs: --disable-fused-kernels %s", ",".join(sorted(general)))
-    else:
-        graphs = captured(model, attention, settings, pool, plan.length, model.sections)
-    eager = Eager(model, attention, "sampling" not in disabled)
-    if graphs is not None:
-        graphs.eager.fused_sampling = eager.fused_sampling
-    return graphs or eager, "torch"
+        rows = 0
+
+    dtype, size = pool.keys[0].dtype, pool.page_size
+
+    def make(name: str) -> Attention:
+        return build(name, pool.keys, pool.values, size, plan.spec, disabled)
+
+    return choose_forward(
+        candidates(settings.attention_backend, plan.device, plan.spec, dtype), make, model, pool,
+        ForwardSettings(
+            plan.length, model.sections, rows, partial(CudaRecorder, plan.device),
+            "sampling" not in disabled, on_gpu, prepare if on_gpu else no_warm_up,
+        ),
+    )  # fmt: skip

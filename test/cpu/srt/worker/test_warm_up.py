@@ -23,7 +23,7 @@ from sglang.srt.core.batch import Batch, Row, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.layers.experts import Experts
-from sglang.srt.worker import gpu_draw
+from sglang.srt.worker import gpu_draw, model_worker
 from sglang.srt.worker.forward import Eager
 from sglang.srt.worker.graphs import Again, Graphs
 from sglang.srt.worker.model_worker import ModelWorker
@@ -167,6 +167,31 @@ def test_passes_stay_within_the_limits(limits: WarmUpLimits, length: int, tmp_pa
         assert len({row.context for row in batch.rows}) == len(batch.rows)
         for row in runner.launch(batch)().rows:
             assert not row.error, label
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_worker_warms_up_what_it_uses(
+    skip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker computes the warm-up, or skips it with ``--skip-server-warmup``."""
+    chosen = model_worker.forward_of
+
+    def as_on_a_gpu(*arguments: Any) -> Any:
+        found, prepare = chosen(*arguments), arguments[-1]
+        prepare(found.forward)
+        return found
+
+    monkeypatch.setattr(model_worker, "forward_of", as_on_a_gpu)
+    path = write_config(tmp_path, head_dim=16, max_position_embeddings=64)
+    with caplog.at_level("INFO"):
+        worker = ModelWorker(
+            Config.of(
+                model_path=path, load_format="dummy", device="cpu", max_running_requests=4,
+                chunked_prefill_size=32, max_total_tokens=128, skip_server_warmup=skip,
+            )
+        )  # fmt: skip
+    assert ("warmed up by" in caplog.text) != skip
+    assert not len(worker.runner.tables)
 
 
 def test_a_device_without_memory_is_an_error_with_a_fix(tmp_path: Path) -> None:
