@@ -1,10 +1,12 @@
 """Choice of the attention implementation for a device: ``--attention-backend``.
 
-    native      plain torch, on every device
-    triton      the kernels of sgl_kernel.triton, on NVIDIA GPUs
-    flashinfer  the kernels of the package flashinfer, on NVIDIA GPUs since Ampere
+    native          plain torch, on every device
+    triton          the kernels of sgl_kernel.triton, on NVIDIA GPUs
+    flashinfer      the kernels of the package flashinfer, on NVIDIA GPUs since Ampere
+    flashinfer-fa3  the same, prompts by FlashAttention-3, on NVIDIA GPUs of the Hopper family
 
-"auto" takes the first of flashinfer, triton and native that can run.
+"auto" takes the last of these that can run; FlashAttention-3 only where it is compiled already. It
+is held to ``native`` before it is used (``attention.self_check``).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from sglang.srt.attention.attention_protocol import Attention, KVShape
 from torch import Tensor
 
 log = logging.getLogger("sglang.srt.attention")
-PREFERRED = ("flashinfer", "triton", "native")
+FA3 = "flashinfer-fa3"
+PREFERRED = (FA3, "flashinfer", "triton", "native")
 # Sizes that flashinfer's kernels are made for.
 FLASHINFER_DIMS = (64, 128, 256)
 TRITON_DIMS = range(16, 257)
@@ -69,7 +72,7 @@ def choose(
         return BackendChoice("native", f"the device is {device.type}")
     passed: list[str] = []
     for name in PREFERRED:
-        lacks = _lacks(name, device, shape, dtype)
+        lacks = _lacks(name, device, shape, dtype) or _awaits(name, shape, dtype)
         if not lacks:
             return BackendChoice(name, "; ".join(passed) or "the fastest there is")
         passed.append(f"not {name}: {lacks.partition(';')[0]}")
@@ -101,10 +104,12 @@ def build(
         from sglang.srt.attention.triton_attention import TritonAttention
 
         return TritonAttention(keys, values, page_size, shape.windows, heads, disabled)
-    if name == "flashinfer":
+    if name in ("flashinfer", FA3):
         from sglang.srt.attention.flashinfer_attention import FlashInferAttention
 
-        return FlashInferAttention(keys, values, page_size, shape.windows, heads, disabled)
+        return FlashInferAttention(
+            keys, values, page_size, shape.windows, heads, disabled, fa3=name == FA3
+        )
     from sglang.srt.attention.native_attention import NativeAttention
 
     return NativeAttention(keys, values, page_size, shape.windows)
@@ -113,7 +118,7 @@ def build(
 def workspace(name: str, shape: Shape, rows: int, device: torch.device) -> int:
     """Bytes that the implementation called ``name`` keeps for partial results; ``rows`` as for
     ``flashinfer_attention.workspace_bytes``."""
-    if name != "flashinfer":
+    if name not in ("flashinfer", FA3):
         return 0
     from sglang.srt.attention.flashinfer_attention import processors_of, workspace_bytes
 
@@ -137,9 +142,11 @@ def _lacks(name: str, device: torch.device, shape: Shape | None, dtype: torch.dt
     if not _compiler():
         return "flashinfer compiles its kernels and finds no nvcc; set CUDA_HOME, or use triton."
     capability = torch.cuda.get_device_capability(device)
+    shown = ".".join(map(str, capability))
     if capability < (8, 0):
-        shown = ".".join(map(str, capability))
         return f"the GPU's compute capability is {shown}, 8.0 is needed; use triton or native."
+    if name == FA3 and capability[0] != 9:
+        return f"the GPU's compute capability is {shown}, it must be 9.0; use flashinfer."
     if dtype not in (None, torch.float16, torch.bfloat16):
         return f"the KV cache is {dtype}, it must be 16-bit; use triton."
     if shape is None:
@@ -151,6 +158,28 @@ def _lacks(name: str, device: torch.device, shape: Shape | None, dtype: torch.dt
     if shape.kv.key_dim not in FLASHINFER_DIMS:
         return f"heads of {shape.kv.key_dim} are none of {FLASHINFER_DIMS}; use triton or native."
     return ""
+
+
+def takes_fa3(
+    asked: str, device: torch.device, shape: Shape, dtype: torch.dtype, capped: bool
+) -> bool:
+    """Whether ``asked`` takes FlashAttention-3's kernels once they are compiled. ``capped``: scores
+    have a soft cap; "auto" leaves these layers to other kernels."""
+    wanted = asked == FA3 or (asked == "auto" and not capped)
+    return wanted and not _lacks(FA3, device, shape, dtype)
+
+
+def _awaits(name: str, shape: Shape | None, dtype: torch.dtype | None) -> str:
+    """Cause that keeps "auto" from taking what could run."""
+    if name != FA3:
+        return ""
+    if shape is None or dtype is None:
+        return "which of its kernels are compiled shows with the model"
+    from sglang.srt.attention.flashinfer_attention import fa3_compiled
+
+    if fa3_compiled(shape.kv.key_dim, dtype, shape.windows):
+        return ""
+    return f"its kernels are not compiled yet; --attention-backend {FA3} compiles them once"
 
 
 def _uneven(kv: KVShape) -> str:

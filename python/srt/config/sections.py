@@ -9,7 +9,7 @@ from typing import Any
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random", "priority")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
-ATTENTION_BACKENDS = ("auto", "native", "triton", "flashinfer")
+ATTENTION_BACKENDS = ("auto", "native", "triton", "flashinfer", "flashinfer-fa3")
 PUBLISHED = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4")
 QUANTIZATIONS = ("none", "int8", "int8wo", "int4", *PUBLISHED)
 LAYER_KERNELS = ("rotate_append", "add_rms_norm", "gate")

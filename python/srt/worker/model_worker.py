@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from sglang.srt.attention import self_check
 from sglang.srt.attention.attention_protocol import Attention
-from sglang.srt.attention.backend_choice import build, candidates
+from sglang.srt.attention.backend_choice import FA3, build, candidates
 from sglang.srt.config import Config, ModelConfig
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
@@ -30,6 +31,7 @@ from sglang.srt.worker.model_loading import ModelPlan, load_model, memory_use, p
 from sglang.srt.worker.runner import ModelRunner
 from sglang.srt.worker.warm_up import WarmUpLimits, compilations_on, warm_up_both
 
+CHECKED = (FA3,)  # attention implementations that are held to the reference first
 log = logging.getLogger("sglang.srt.worker")
 
 # Multiply-adds that one thread does in the time it takes to wake the others at every operation.
@@ -203,10 +205,17 @@ def forward_of(
         log.info("no CUDA graphs: --disable-fused-kernels %s", ",".join(sorted(general)))
         rows = 0
 
-    dtype, size = pool.keys[0].dtype, pool.page_size
+    dtype, spec = pool.keys[0].dtype, plan.spec
+    size, checked = pool.page_size, set[str]()
 
     def make(name: str) -> Attention:
-        return build(name, pool.keys, pool.values, size, plan.spec, disabled)
+        if name in CHECKED and name not in checked:
+            self_check.check(
+                lambda keys, values: build(name, keys, values, size, spec, disabled),
+                spec.num_heads, spec.kv, spec.windows, size, dtype, plan.device,
+            )  # fmt: skip
+            checked.add(name)
+        return build(name, pool.keys, pool.values, size, spec, disabled)
 
     return choose_forward(
         candidates(settings.attention_backend, plan.device, plan.spec, dtype), make, model, pool,

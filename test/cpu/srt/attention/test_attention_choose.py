@@ -11,8 +11,9 @@ import torch
 from helpers.paged import Paged
 from helpers.tiny_model import write_config
 from sglang.srt.attention import backend_choice as module
+from sglang.srt.attention import flashinfer_attention
 from sglang.srt.attention.attention_protocol import KVShape
-from sglang.srt.attention.backend_choice import choose
+from sglang.srt.attention.backend_choice import candidates, choose
 from sglang.srt.commands.doctor.machine_checks import device as examine
 from sglang.srt.config import Config
 from sglang.srt.config.sections import ATTENTION_BACKENDS
@@ -26,7 +27,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """A machine with a GPU and everything installed; tests take away from it."""
     has: dict[str, object] = {
         "packages": {"flashinfer", "triton", "sgl_kernel"}, "nvcc": True, "capability": (9, 0),
+        "fa3": False,
     }  # fmt: skip
+    monkeypatch.setattr(flashinfer_attention, "fa3_compiled", lambda *_: has["fa3"])
     monkeypatch.setattr(module, "found", lambda package: package in has["packages"])  # type: ignore[operator]
     monkeypatch.setattr(module, "_compiler", lambda: has["nvcc"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: has["capability"])
@@ -61,6 +64,39 @@ def test_a_gpu_gets_the_fastest_that_runs(machine: dict[str, object]) -> None:
     assert chosen.name == "native"
     assert "not flashinfer" in chosen.reason
     assert "not triton: the package triton is not installed" in chosen.reason
+
+
+def test_flash_attention_3_where_it_is_compiled_on_hopper(machine: dict[str, object]) -> None:
+    bf16, usual = torch.bfloat16, shape(128)
+    chosen = choose("auto", GPU, usual, bf16)
+    assert chosen.name == "flashinfer"
+    assert "not flashinfer-fa3: its kernels are not compiled yet" in chosen.reason
+    assert choose("flashinfer-fa3", GPU, usual, bf16).reason == "asked for"
+    machine["fa3"] = True
+    assert choose("auto", GPU, usual, bf16).name == "flashinfer-fa3"
+    names = [choice.name for choice in candidates("auto", GPU, usual, bf16)]
+    assert names == ["flashinfer-fa3", "flashinfer", "triton", "native"]
+    assert [c.name for c in candidates("triton", GPU, usual, bf16)] == ["triton"]
+    assert choose("auto", GPU).name == "flashinfer", "no model is known"
+    machine["capability"] = (10, 0)
+    assert choose("auto", GPU, usual, bf16).name == "flashinfer"
+    with pytest.raises(ValueError, match=r"flashinfer-fa3 cannot run: .* 10\.0, it must be 9\.0"):
+        choose("flashinfer-fa3", GPU, usual, bf16)
+
+
+@pytest.mark.parametrize(
+    ("asked", "capability", "capped", "want"),
+    [
+        ("auto", (9, 0), False, True), ("auto", (9, 0), True, False),
+        ("flashinfer-fa3", (9, 0), True, True), ("flashinfer", (9, 0), False, False),
+        ("auto", (8, 0), False, False), ("auto", (10, 0), False, False),
+    ],
+)  # fmt: skip
+def test_flash_attention_3_is_prebuilt_where_a_server_would_take_it(
+    asked: str, capability: tuple[int, int], capped: bool, want: bool, machine: dict[str, object]
+) -> None:
+    machine["capability"] = capability
+    assert module.takes_fa3(asked, GPU, shape(128), torch.bfloat16, capped) == want
 
 
 @pytest.mark.parametrize(

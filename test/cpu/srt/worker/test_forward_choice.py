@@ -290,6 +290,29 @@ def test_fused_sampling_that_fails_gives_way_to_torchs(
     broken.check(chosen)
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_flash_attention_3_is_checked_before_it_is_used(
+    broken: Broken, wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [BackendChoice("flashinfer-fa3", "compiled"), BackendChoice("native", "it failed")]
+    monkeypatch.setattr(model_worker, "candidates", lambda *_: chosen)
+    row = fake_flashinfer._Wrapper._row
+
+    def mistaken(self: Any, q: Tensor, *arguments: Any) -> Any:
+        return row(self, q * 1.2 if self.backend == "fa3" else q, *arguments)
+
+    if wrong:
+        monkeypatch.setattr(fake_flashinfer._Wrapper, "_row", mistaken)
+    worker = broken.worker.worker
+    plan = plan_of(broken.config)
+    settings, pool = broken.config.model, worker.runner.pool
+    found = model_worker.forward_of(plan, settings, worker.model, pool, 1, no_warm_up)
+    assert found.attention == ("native" if wrong else "flashinfer-fa3")
+    assert len(found.fallbacks) == wrong
+    assert all("differ from the reference" in line for line in found.fallbacks)
+    broken.check(found)
+
+
 def test_a_failed_attempt_is_freed_before_the_next(
     broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
