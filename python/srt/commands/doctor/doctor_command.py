@@ -1,4 +1,5 @@
-"""``sglang doctor``: would a server start here, and does a running one answer.
+"""``sglang doctor``: would a server start here, does a running one answer, and, with
+``--prebuild``, compile what a server would.
 
 The flags are the server's own: what is examined is what ``sglang serve`` would do with them.
 """
@@ -23,6 +24,10 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     """The server's flags, and the command's own."""
     own = parser.add_argument_group("doctor")
     own.add_argument("--url", default="", help="examine the server that runs there instead")
+    own.add_argument(
+        "--prebuild", action="store_true",
+        help="compile the GPU's kernels for the model now, so that servers start sooner",
+    )  # fmt: skip
     own.add_argument("--json", action="store_true", help="print JSON")
     add_arguments(parser)
 
@@ -34,7 +39,9 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         config = from_arguments(arguments)
     except ValueError as error:
         parser.error(str(error))
-    findings = remote(arguments.url, config) if arguments.url else local(config)
+    if arguments.prebuild and arguments.url:
+        parser.error("--prebuild compiles on this machine and --url names another; give one.")
+    findings = _findings(arguments, config)
     failed = any(finding.state == FAIL for finding in findings)
     if arguments.json:
         print(
@@ -46,6 +53,14 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     else:
         print("\n".join(_table(findings)))
     return int(failed)
+
+
+def _findings(arguments: argparse.Namespace, config: Config) -> list[CheckFinding]:
+    if arguments.prebuild:
+        from sglang.srt.commands.doctor.prebuild import prebuild
+
+        return prebuild(config)
+    return remote(arguments.url, config) if arguments.url else local(config)
 
 
 def local(config: Config) -> list[CheckFinding]:

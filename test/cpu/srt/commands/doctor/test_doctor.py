@@ -13,14 +13,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.http_server import serve_text
 from helpers.paths import PYTHON
+from helpers.tiny_model import write_config
 from helpers.toy_tokenizer import byte_level
 from sglang.srt import cli
 from sglang.srt.commands.doctor import machine_checks as machine
+from sglang.srt.commands.doctor import prebuild
 from sglang.srt.commands.doctor.doctor_command import model
 from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, CheckFinding, examine
 from sglang.srt.config import Config
@@ -304,3 +307,58 @@ def test_clients_said_to_work_are_those_of_the_tests() -> None:
     folder = PYTHON.parent / "test" / "e2e" / "clients" / "requirements"
     text = "\n".join(path.read_text() for path in folder.glob("*.txt"))
     assert set(machine.CLIENTS) <= set(re.findall(r"^[\w-]+", text, re.MULTILINE))
+
+
+def test_prebuild_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = doctor(capsys, "--prebuild", "--device", "cpu")
+    assert code == 1
+    assert list(found) == ["prebuild"]
+    assert found["prebuild"]["found"] == "there is no GPU to compile for: the device is cpu"
+    assert "run it on the machine with the GPU" in found["prebuild"]["fix"]
+
+
+def test_prebuild_compiles_here(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", "--prebuild", "--url", "http://127.0.0.1:1"])
+    message = "--prebuild compiles on this machine and --url names another; give one."
+    assert message in capsys.readouterr().err
+
+
+class Built:
+    """A FlashInfer module that is compiled when it is built."""
+
+    name, is_compiled = "prefill", False
+
+
+def test_prebuild_says_what_it_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The modules first, then a worker with random weights and its warm-up."""
+    from sglang.srt.attention import backend_choice, flashinfer_modules
+    from sglang.srt.worker import model_worker
+
+    path = write_config(tmp_path, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    needed: list[flashinfer_modules.ModuleNeeds] = []
+    choice = backend_choice.BackendChoice("flashinfer", "the fastest there is")
+    monkeypatch.setattr(prebuild, "_gpu", lambda config: CheckFinding("prebuild", OK, "an H100"))
+    monkeypatch.setattr(backend_choice, "choose", lambda *arguments: choice)
+    monkeypatch.setattr(backend_choice, "takes_fa3", lambda *arguments: True)
+    monkeypatch.setattr(
+        flashinfer_modules, "specs", lambda needs: needed.append(needs) or [Built(), Built()]
+    )
+    monkeypatch.setattr(flashinfer_modules, "build", lambda wanted, seen: seen(2) or 61.2)
+    workers: list[Config] = []
+    made = model_worker.ModelWorker.__init__
+
+    def start(worker: Any, config: Config) -> None:
+        made(worker, config)
+        workers.append(config)
+        worker.compilations = SimpleNamespace(count=31, seconds=24.4)
+
+    monkeypatch.setattr(model_worker.ModelWorker, "__init__", start)
+    config = Config.of(model_path=path, device="cpu", skip_server_warmup=True)
+    modules, kernels = prebuild.prebuild(config)
+    assert modules.state == kernels.state == OK
+    assert modules.found == "2 of 2 modules compiled in 61 s (prefill, prefill)"
+    assert "with 31 kernels of Triton ready in 24 s" in kernels.found
+    assert (needed[0].head_dim, needed[0].tensor_cores, needed[0].windows) == (64, False, (0, 0))
+    assert needed[0].fa3
+    assert (workers[0].model.load_format, workers[0].server.skip_server_warmup) == ("dummy", False)
