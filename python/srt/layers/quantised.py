@@ -59,6 +59,31 @@ class Quantised:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Float8:
+    """W [n, k] of a checkpoint that was made for activations in float8 (e4m3) too:
+    ``W[i, j] = values[i, j] * scales[i, j // group]``.
+
+    Attributes:
+        values: float8 [n, k].
+        scales: float32 [n, ceil(k / group)].
+        group: inputs that share a scale; k where rows have one.
+    """
+
+    values: Tensor
+    scales: Tensor
+    group: int
+
+    def dense(self) -> Tensor:
+        """W in float32. With scales of float16 or bfloat16 nothing is rounded."""
+        return self.values.float() * spread(self.scales, self.group, self.values.shape[1])
+
+    def rows(self, arrange: Callable[[Tensor], Tensor]) -> Float8:
+        """The rows that ``arrange`` makes of a tensor [n, ...]."""
+        values = arrange(self.values.view(torch.uint8)).view(self.values.dtype)
+        return replace(self, values=values, scales=arrange(self.scales))
+
+
 def spread(scales: Tensor, group: int, k: int) -> Tensor:
     """[n, groups] for each of k inputs: [n, k], or [n, 1] where there is one group."""
     if scales.shape[1] == 1:

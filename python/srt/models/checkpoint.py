@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from sglang.srt.layers.quantised import Quantised
+from sglang.srt.layers.quantised import Float8, Quantised
 from torch import Tensor
 
 
@@ -54,7 +54,11 @@ class Checkpoint(Protocol):
         """Bits of a weight for which ``quantised`` gives integers, else 0."""
         ...
 
-    def quantised(self, name: str) -> Quantised | None:
+    def float8_group(self, name: str) -> int:
+        """Inputs that share a scale of a weight for which ``quantised`` gives float8, else 0."""
+        ...
+
+    def quantised(self, name: str) -> Quantised | Float8 | None:
         """The weight as it is stored; None where only ``read`` will do. Raises ValueError."""
         ...
 
@@ -75,7 +79,10 @@ class FloatCheckpoint:
     def bits(self, name: str) -> int:
         return 0
 
-    def quantised(self, name: str) -> Quantised | None:
+    def float8_group(self, name: str) -> int:
+        return 0
+
+    def quantised(self, name: str) -> Quantised | Float8 | None:
         return None
 
     def needless(self, name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from sglang.srt.layers.quantised import Quantised
+from sglang.srt.layers.quantised import Float8, Quantised
 from sglang.srt.models.checkpoint import Checkpoint
 from sglang.srt.models.decoder_model import DecoderModel
 from torch import Tensor
@@ -57,7 +57,10 @@ class RenamedCheckpoint:
     def bits(self, name: str) -> int:
         return self.inner.bits(self.names[name])
 
-    def quantised(self, name: str) -> Quantised | None:
+    def float8_group(self, name: str) -> int:
+        return self.inner.float8_group(self.names[name])
+
+    def quantised(self, name: str) -> Quantised | Float8 | None:
         return self.inner.quantised(self.names[name])
 
     def needless(self, name: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.layers.quantised import Quantised
+from sglang.srt.layers.quantised import Float8, Quantised
 from sglang.srt.layers.weight import Slot, Slots
 from sglang.srt.models.checkpoint import Checkpoint
 from torch import Tensor
@@ -51,7 +51,7 @@ def load(
     checkpoint: Checkpoint,
     show: bool = True,
     filled: Callable[[Tensor], None] | None = None,
-    keep: Callable[[Slot, Quantised], bool] | None = None,
+    keep: Callable[[Slot, Quantised | Float8], bool] | None = None,
 ) -> None:
     """Fill every slot, reading only what is needed. To be called after ``match``.
 

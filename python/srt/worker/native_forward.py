@@ -17,7 +17,7 @@ from sgl_kernel.tape import Tape
 from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.attention.kernel_attention import KernelAttention
 from sglang.srt.core.batch import NONE_ALLOWED, Sample
-from sglang.srt.layers.quantised import Quantised, joined, native_form
+from sglang.srt.layers.quantised import Float8, Quantised, joined, native_form
 from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Slot, Stored
 from sglang.srt.models.decoder_model import DecoderModel
@@ -78,9 +78,11 @@ class Packer:
         ]  # fmt: skip
         self.arena = packed.Arena(sum(sizes))
 
-    def keep(self, slot: Slot, q: Quantised) -> bool:
+    def keep(self, slot: Slot, q: Quantised | Float8) -> bool:
         """Hold a part of a layer's weight until all of it is there; False: only its dense form will
         do."""
+        if isinstance(q, Float8):
+            return False
         key = slot.target.untyped_storage().data_ptr()
         if len(self._layers.get(key, ())) != 1 or (slot.adapt is not None and not slot.rowwise):
             return False

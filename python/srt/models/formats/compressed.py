@@ -60,6 +60,7 @@ class Scheme:
     group: int
     block: tuple[int, int] | None
     int8_activations: bool
+    float8_activations: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,8 @@ def _scheme(group: Fields) -> Scheme:
     int8 = bool(inputs.values) and inputs.text("type", "int") == "int"
     if int8 and inputs.int("num_bits", 8) != 8:
         raise inputs.error("num_bits", "activations of 8 bits are supported.")
-    return Scheme(kind, bits, width, block, int8 and bits == 8)
+    float8 = bool(inputs.values) and inputs.text("type", "int") == "float"
+    return Scheme(kind, bits, width, block, int8 and bits == 8, float8)
 
 
 def _schemes(config: Fields) -> list[Scheme]:
@@ -215,7 +217,8 @@ def _pick(files: QuantisedFiles, name: str, tensor: str, schemes: list[Scheme]) 
     for scheme in schemes:
         try:
             if scheme.kind == "float":
-                return float8_module(files, name, "weight_scale", scheme.block)
+                float8 = scheme.float8_activations
+                return float8_module(files, name, "weight_scale", scheme.block, float8)
             return _integers(files, name, scheme, tensor == "weight_packed")
         except ValueError as error:
             problem = problem or error

@@ -7,19 +7,21 @@
     W[i, j] = weight[i, j] * scale[i // rows of a block, j // columns of a block]
 
 The products are read in float32, where they are exact for scales of float16 and bfloat16. In
-bfloat16, in which models are computed, a scale that is no power of two rounds them. What says how
-activations are quantised is not needed: they stay as they are.
+bfloat16, in which models are computed, a scale that is no power of two rounds them. Products in
+float8 quantise activations as they come, so a checkpoint's own scales for them are not needed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang.srt.layers.quantised import Float8
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats.quantised_files import FLOATS, QuantisedCheckpoint, QuantisedFiles
 from torch import Tensor
 
 SCALES = ("weight_scale_inv", "weight_scale")
+SCHEMES = ("dynamic", "static")  # activations are float8
 ACTIVATIONS = ("input_scale", "activation_scale", "k_scale", "v_scale", "kv_scale", "output_scale")
 
 
@@ -29,39 +31,46 @@ class Float8Module:
     parts: tuple[str, str]  # weight and scale
     shape: tuple[int, int]
     block: tuple[int, int]
+    activations: bool = False  # may be float8 too
     bits: int = 0
 
-    def quantised(self, files: QuantisedFiles) -> None:
-        return None
+    @property
+    def float8_group(self) -> int:
+        """See ``models.checkpoint.Checkpoint``."""
+        whole = self.block[1] >= self.shape[1]
+        return self.block[1] if self.activations and (whole or self.block[1] % 32 == 0) else 0
+
+    def quantised(self, files: QuantisedFiles) -> Float8 | None:
+        return self._stored(files) if self.float8_group else None
 
     def dense(self, files: QuantisedFiles) -> Tensor:
-        n, k = self.shape
+        return self._stored(files).dense()
+
+    def _stored(self, files: QuantisedFiles) -> Float8:
+        n = self.shape[0]
         weight, scale = (files.read(part) for part in self.parts)
-        scale = scale.float()
-        rows = -(-n // self.block[0])
-        scale = scale.view(rows, -1).repeat_interleave(self.block[0], 0)[:n]
-        if scale.shape[1] > 1:
-            scale = scale.repeat_interleave(self.block[1], 1)[:, :k]
-        return weight.float() * scale
+        scale = scale.float().view(-(-n // self.block[0]), -1)
+        scale = scale.repeat_interleave(self.block[0], 0)[:n]
+        return Float8(weight.clone(), scale, self.block[1])  # the file's pages may go before it
 
 
 def float8_module(
-    files: QuantisedFiles, name: str, scale: str, block: tuple[int, int] | None
+    files: QuantisedFiles, name: str, scale: str, block: tuple[int, int] | None, activations: bool
 ) -> Float8Module:
     """``block``: rows and columns that share a scale; None: as the scale's shape says, for a tensor
-    or for rows."""
+    or for rows. ``activations``: the checkpoint was made for those in float8."""
     n, k = files.need(f"{name}.weight", ("F8_E4M3",), -1, -1).shape
     parts = (f"{name}.weight", f"{name}.{scale}")
     if block is not None:
         files.need(parts[1], FLOATS, -(-n // block[0]), -(-k // block[1]))
-        return Float8Module(name, parts, (n, k), block)
+        return Float8Module(name, parts, (n, k), block, activations)
     found = files.entries.get(parts[1])
     shape = () if found is None else found.shape
     if shape not in ((), (1,), (1, 1)):
         files.need(parts[1], FLOATS, n, *((1,) if len(shape) == 2 else ()))
-        return Float8Module(name, parts, (n, k), (1, k))
+        return Float8Module(name, parts, (n, k), (1, k), activations)
     files.need(parts[1], FLOATS, *shape)
-    return Float8Module(name, parts, (n, k), (n, k))
+    return Float8Module(name, parts, (n, k), (n, k), activations)
 
 
 def read_block(config: Fields, key: str) -> tuple[int, int] | None:
@@ -81,11 +90,11 @@ def open_fp8(files: QuantisedFiles, config: Fields) -> QuantisedCheckpoint:
     if config.text("scale_fmt", "float") not in ("float", "ue8m0"):
         raise config.error("scale_fmt", "supported are float and ue8m0.")
     block = read_block(config, "weight_block_size")
-    modules = {}
+    modules, activations = {}, config.text("activation_scheme", "dynamic") in SCHEMES
     for name in files.ending(".weight"):
         if files.entries[f"{name}.weight"].dtype == "F8_E4M3":
             scale = next((s for s in SCALES if f"{name}.{s}" in files.entries), SCALES[0])
-            modules[f"{name}.weight"] = float8_module(files, name, scale, block)
+            modules[f"{name}.weight"] = float8_module(files, name, scale, block, activations)
     hidden = [n for n in files.entries if n.rpartition(".")[2] in ACTIVATIONS]
     scales = f"blocks of {block[0]}x{block[1]}" if block else "a scale a tensor or row"
     return QuantisedCheckpoint("fp8", files, modules, hidden, title=f"float8, {scales}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
-from sglang.srt.layers.quantised import Quantised
+from sglang.srt.layers.quantised import Float8, Quantised
 from sglang.srt.models.safetensors import DTYPES, SafetensorsCheckpoint, SafetensorsEntry
 from torch import Tensor
 
@@ -36,11 +36,19 @@ class Module(Protocol):
     @property
     def bits(self) -> int: ...
 
-    def quantised(self, files: QuantisedFiles) -> Quantised | None: ...
+    def quantised(self, files: QuantisedFiles) -> Quantised | Float8 | None: ...
 
     def dense(self, files: QuantisedFiles) -> Tensor:
         """The weight in a float dtype, exact where that can hold it."""
         ...
+
+
+@runtime_checkable
+class HasFloat8(Protocol):
+    """A module whose weight may be float8 (``models.checkpoint.Checkpoint.float8_group``)."""
+
+    @property
+    def float8_group(self) -> int: ...
 
 
 class QuantisedFiles:
@@ -143,7 +151,11 @@ class QuantisedCheckpoint:
     def bits(self, name: str) -> int:
         return self._modules[name].bits if name in self._modules else 0
 
-    def quantised(self, name: str) -> Quantised | None:
+    def float8_group(self, name: str) -> int:
+        module = self._modules.get(name)
+        return module.float8_group if isinstance(module, HasFloat8) else 0
+
+    def quantised(self, name: str) -> Quantised | Float8 | None:
         return self._modules[name].quantised(self._files) if name in self._modules else None
 
     def needless(self, name: str) -> bool:

@@ -136,6 +136,9 @@ class GgufCheckpoint:
             return 0
         return INTEGERS[part.tensor.kind.name][0] if part.tensor.kind.name in INTEGERS else 0
 
+    def float8_group(self, name: str) -> int:
+        return 0
+
     def quantised(self, name: str) -> Quantised | None:
         part = self._parts[name]
         begin, end = self._span(part)
