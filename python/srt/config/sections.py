@@ -14,6 +14,7 @@ PUBLISHED = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq",
 QUANTIZATIONS = ("none", "int8", "int8wo", "int4", *PUBLISHED)
 LAYER_KERNELS = ("rotate_append", "add_rms_norm", "gate")
 FUSED_KERNELS = (*LAYER_KERNELS, "sampling", "moe", "cascade", "decode", "append")
+FP8_GEMM_BACKENDS = ("auto", "none", "torch", "triton")
 CPU_KERNELS = ("auto", "native", "torch")
 KV_DTYPES = ("auto", "int8", "fp8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -71,6 +72,10 @@ class ModelConfig:
     attention_backend: str = flag(
         "auto", "attention implementation; auto: the fastest that runs on the device",
         choices=ATTENTION_BACKENDS,
+    )  # fmt: skip
+    fp8_gemm_backend: str = flag(
+        "auto", "products of a float8 checkpoint, with activations in float8; auto: on a GPU that "
+        "has them; none: its weights become --dtype", choices=FP8_GEMM_BACKENDS,
     )  # fmt: skip
     disable_cuda_graph: bool = flag(False, "launch every kernel of a decode pass by itself")
     cuda_graph_max_bs: int = flag(

@@ -48,6 +48,10 @@ VALUES: Mapping[str, Mapping[str, tuple[Any, str]]] = {
         "w8a8_fp8": ("compressed-tensors", ""),
     },
     "attention_backend": dict.fromkeys(_DEVICE_KERNELS, ("auto", _BY_DEVICE)),
+    "fp8_gemm_backend": dict.fromkeys(
+        ("deep_gemm", "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_deepgemm", "cutlass",
+         "aiter"), ("auto", _BY_DEVICE),
+    ),
     "grammar_backend": {"xgrammar": ("auto", "the same constraints are enforced by others")},
     "tool_call_parser": {"qwen25": ("qwen", "")},
     "speculative_algorithm": {"standalone": ("draft", "")},
@@ -106,7 +110,7 @@ WITHOUT_EFFECT = (
     FlagRow("a tokenizer is always there, and texts come beside output_ids", "skip-tokenizer-init"),
     FlagRow(_BY_DEVICE,
         "prefill-attention-backend= decode-attention-backend= mm-attention-backend= "
-        "sampling-backend= lora-backend= fp8-gemm-backend= fp4-gemm-backend= moe-runner-backend= "
+        "sampling-backend= lora-backend= fp4-gemm-backend= moe-runner-backend= "
         "dsa-prefill-backend= dsa-decode-backend= nsa-prefill-backend= nsa-decode-backend= "
         "nsa-prefill= nsa-decode= speculative-attention-mode= max-lora-chunk-size= "
         "speculative-draft-attention-backend= speculative-moe-runner-backend= "

@@ -59,7 +59,7 @@ class ColumnLinear(Stored):
             unit * place.group.share(size // unit, f"the width of {name}")
             for name, size in self.parts.items()
         ]
-        self.weight, self.paired = place.empty(sum(self.sizes), inputs), paired
+        self.weight, self.paired = place.matrix(sum(self.sizes), inputs), paired
         self.fused, self.arrange = fused, arrange or {}
         self.operations = place.operations
         self.bias = place.empty(sum(self.sizes)) if bias else None
@@ -127,7 +127,7 @@ class RowLinear(Stored):
     ) -> None:
         self.name, self.group, self.transposed = name, place.group, transposed
         self.shape = (outputs, inputs)
-        self.weight = place.empty(outputs, place.group.share(inputs, f"the input of {name}"))
+        self.weight = place.matrix(outputs, place.group.share(inputs, f"the input of {name}"))
         self.bias = place.empty(outputs) if bias else None
 
     def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:

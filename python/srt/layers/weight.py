@@ -16,6 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from sgl_kernel.lora import Adapted
     from sgl_kernel.packed import Arena, Packed
+    from sglang.srt.layers.float8_product import Float8Matrix
     from sglang.srt.layers.lora import Use
 
 Kind: TypeAlias = Literal["matrix", "bias", "gain"]
@@ -30,6 +31,8 @@ class Place:
         activations: dtype of the hidden states, the weights' own where None. With native kernels
             they are float32 whatever the weights are.
         operations: what its layers compute between their products.
+        matrices: where the matrices of linear layers are made, ``device`` where None. They are
+            moved as they are loaded.
         disabled: names of fused kernels to do without (``--disable-fused-kernels``).
     """
 
@@ -39,6 +42,7 @@ class Place:
     activations: torch.dtype | None = None
     operations: Operations = TORCH
     disabled: tuple[str, ...] = ()
+    matrices: torch.device | None = None
 
     @property
     def states(self) -> torch.dtype:
@@ -47,6 +51,11 @@ class Place:
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def matrix(self, outputs: int, inputs: int) -> Tensor:
+        """The weight of a linear layer."""
+        device = self.device if self.matrices is None else self.matrices
+        return torch.empty(outputs, inputs, dtype=self.dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,7 @@ class Stored:
         weight: [outputs, inputs]; empty once it is packed.
         bias: [outputs], or None.
         packed: in its place, on a CPU with native kernels.
+        float8: in its place, where products are computed in float8.
         paired: the rows are a gate's and those of what it gates.
         exact: never rounded; packed as float32.
         inside: its products are parts of another operation, which knows no adapters.
@@ -114,6 +124,7 @@ class Stored:
     weight: Tensor
     bias: Tensor | None = None
     packed: Packed | None = None
+    float8: Float8Matrix | None = None
     paired: bool = False
     exact: bool = False
     inside: bool = False
@@ -126,7 +137,10 @@ class Stored:
         """``x W^T + bias`` and what the adapters ``use`` add: [T, inputs] -> [T, outputs]. Not for
         a paired weight that is packed (``gated``)."""
         if self.packed is None:
-            y = F.linear(x, self.weight, bias)
+            if self.float8 is None:
+                y = F.linear(x, self.weight, bias)
+            else:
+                y = self.float8.product(x, bias)
             return y if use is None or self.site < 0 else use.add(self.site, x, y)
         from sgl_kernel import packed
 

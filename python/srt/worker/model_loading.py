@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from sglang.srt.attention.backend_choice import choose
 from sglang.srt.config import Config, ModelConfig
 from sglang.srt.files.location import locate
+from sglang.srt.layers.float8_product import PRODUCTS, Multiply, check
 from sglang.srt.layers.operations import TORCH, operations_of
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
@@ -19,6 +21,8 @@ from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.model_spec import ModelSpec, read_config
 from sglang.srt.models.registry import lookup
 from sglang.srt.models.renamed_checkpoint import named
+from sglang.srt.worker.float8_weights import Float8Weights
+from sglang.srt.worker.forward_choice import Fallbacks
 from sglang.srt.worker.kv import MemoryUse, available_memory
 from sglang.srt.worker.lora_weights import LoraWeights, adapters_of, resident_bytes
 from sglang.srt.worker.malloc_settings import returned_at_once
@@ -49,6 +53,14 @@ class ModelPlan:
     @property
     def torch_because(self) -> str:
         return self.storage.torch_because
+
+
+class LoadedModel(NamedTuple):
+    """``adapters``: none of which is loaded yet. ``fallbacks``: see ``EngineInfo``."""
+
+    model: DecoderModel
+    adapters: LoraWeights | None
+    fallbacks: tuple[str, ...]
 
 
 def plan_of(config: Config) -> ModelPlan:
@@ -82,12 +94,12 @@ def memory_use(plan: ModelPlan, config: Config) -> MemoryUse:
     )  # fmt: skip
 
 
-def load_model(
-    plan: ModelPlan, config: Config, threads: int
-) -> tuple[DecoderModel, LoraWeights | None]:
-    """Load a model with its weights, packed where native kernels will read them, and its adapters,
-    none of which is loaded."""
+def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
+    """Load a model with its weights, packed where native kernels will read them, in float8 where
+    products can be computed in it."""
     settings = config.model
+    failed = Fallbacks()
+    products = checked_products(plan, settings, failed)
     with returned_at_once():
         states, operations = torch.float32, TORCH
         disabled = settings.disable_fused_kernels
@@ -97,7 +109,16 @@ def load_model(
         place = Place(
             plan.device, plan.dtype, activations=states, operations=operations, disabled=disabled
         )
-        model = plan.family(plan.spec, place, plan.length)
+        float8 = None
+        if products:
+            matrices = replace(place, matrices=torch.device("cpu"))
+            model = plan.family(plan.spec, matrices, plan.length)
+            float8 = Float8Weights(model, plan.device, products)
+            if not float8.covers(model.slots()):
+                float8 = None
+                log.info("float8 weights become %s: some layers are no ordinary ones", plan.dtype)
+        if float8 is None:
+            model = plan.family(plan.spec, place, plan.length)
         adapters = adapters_of(model, config.lora, plan.device, plan.dtype)
         filled, keep, bits = None, None, plan.storage.bits
         if not plan.torch_because:
@@ -105,6 +126,8 @@ def load_model(
 
             packer = Packer(model, plan.storage.quantization, threads, bits)
             filled, keep = packer.filled, packer.keep if bits else None
+        if float8 is not None:
+            filled, keep = float8.filled, float8.keep
         if plan.checkpoint is not None:
             if plan.checkpoint.describe():
                 held = f"kept in {bits} bits" if bits else f"read into {plan.dtype}"
@@ -112,7 +135,28 @@ def load_model(
             weights.load(model.slots(), plan.checkpoint, filled=filled, keep=keep)
         else:
             weights.randomise(model.slots(), settings.random_seed, filled=filled)
-    return model, adapters
+    if float8 is not None:
+        log.info("weights: %d matrices stay float8", float8.count)
+    return LoadedModel(model, adapters, tuple(failed.lines))
+
+
+def checked_products(
+    plan: ModelPlan, settings: ModelConfig, failed: Fallbacks
+) -> dict[bool, Multiply]:
+    """The products of ``Storage.float8`` that agree with the reference. Raises ValueError where one
+    that was requested by name does not."""
+    found = {}
+    for rowwise, name in plan.storage.float8.items():
+        try:
+            check(PRODUCTS[name], rowwise, plan.device, plan.dtype)
+        except Exception as error:
+            what = f"float8 products by {name}"
+            failed.note(what, error, f"weights become {plan.dtype}")
+            if settings.fp8_gemm_backend != "auto":
+                raise ValueError(f"{failed.lines[-1]}; use --fp8-gemm-backend none.") from error
+            continue
+        found[rowwise] = PRODUCTS[name]
+    return found
 
 
 def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:

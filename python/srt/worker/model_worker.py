@@ -60,12 +60,13 @@ class ModelWorker:
         threads = settings.threads or DEFAULT_THREADS
         with torch.inference_mode():
             try:
-                self.model, self.adapters = load_model(plan, config, threads)
+                loaded = load_model(plan, config, threads)
             except torch.OutOfMemoryError as error:
                 raise MemoryError(
                     f"the weights do not fit {plan.device}, which had {use.available / 1e9:.2f} GB "
                     f"free ({use} were expected); use a smaller model or a larger GPU."
                 ) from error
+            self.model, self.adapters = loaded.model, loaded.adapters
             use = measured(use, plan.device)
             pages = pool_pages(memory, token_bytes, use, plan.length, plan.device)
             pool = KVPool(spec.num_layers, spec.kv, pages, memory.page_size, kv_dtype, plan.device)
@@ -100,7 +101,7 @@ class ModelWorker:
             "kernels": chosen.kernels,
             "attention": chosen.attention,
             "graph_rows": chosen.graph_rows,
-            "fallbacks": chosen.fallbacks,
+            "fallbacks": (*loaded.fallbacks, *chosen.fallbacks),
             "quantization": (plan.checkpoint and plan.checkpoint.method) or storage.quantization,
             "vocab_size": spec.vocab_size,
             "context_length": plan.length,

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from sglang.srt.config import Config, ModelConfig
 from sglang.srt.config.sections import PUBLISHED
+from sglang.srt.layers.float8_product import choose_product
 from sglang.srt.layers.weight import Slots
 from sglang.srt.models.checkpoint import Checkpoint
 from sglang.srt.models.model_spec import ModelSpec
@@ -20,6 +22,7 @@ log = logging.getLogger("sglang.srt.worker")
 BYTES = {"int8": 1.01, "int8wo": 1.01, "int4": 0.57}
 # Bytes of a published weight, by its bits: with scales and zeros for groups of 64.
 PACKED_BYTES = {4: 0.6, 8: 1.1}
+FLOAT8_BYTES = 1.04  # likewise, of a weight in float8
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Below this many parameters float32 is as fast as bfloat16 on a CPU and far more reproducible.
@@ -35,6 +38,8 @@ class Storage:
         quantization: on load: a name of ``BYTES``, or "none".
         bits: of weights that stay as they were published, 0 where none do.
         weight_bytes: about what the weights take.
+        float8: what multiplies with float8 weights that stay so (``layers.float8_product``): with
+            those that have one scale a row (True), and those that have several.
     """
 
     parameters: int
@@ -44,6 +49,7 @@ class Storage:
     quantization: str
     bits: int
     weight_bytes: int
+    float8: Mapping[bool, str] = field(default_factory=dict)
 
 
 def storage_of(
@@ -67,7 +73,38 @@ def storage_of(
     bits = packed_bits(checkpoint, dtype, not why)
     size = weight_bytes(slots, checkpoint, on_load, dtype, bits > 0)
     kv_dtype = KV_DTYPES.get(asked, dtype)
-    return Storage(parameters, dtype, kv_dtype, why, on_load, bits, size)
+    forms = {} if checkpoint is None else float8_forms(slots, checkpoint)
+    float8 = float8_products(settings, set(forms.values()), dtype, device, not why)
+    kept = sum(math.prod(slots[name].shape) for name, form in forms.items() if form in float8)
+    size -= int(kept * (dtype.itemsize - FLOAT8_BYTES))
+    return Storage(parameters, dtype, kv_dtype, why, on_load, bits, size, float8)
+
+
+def float8_products(
+    settings: ModelConfig, forms: Collection[bool], dtype: torch.dtype, device: torch.device,
+    native: bool,
+) -> dict[bool, str]:  # fmt: skip
+    """``Storage.float8`` for weights of these ``forms``. Raises ValueError where a product
+    requested by name cannot run."""
+    asked, found = settings.fp8_gemm_backend, {}
+    for rowwise in forms:
+        if native:
+            name, reason = "", "native CPU kernels compute in bfloat16"
+            if asked not in ("auto", "none"):
+                raise ValueError(f"--fp8-gemm-backend {asked} cannot run: {reason}; leave it out.")
+        else:
+            name, reason = choose_product(asked, device, dtype, rowwise)
+        what = "rows" if rowwise else "groups of inputs"
+        log.info("float8 weights with scales of %s: %s (%s)", what, name or dtype, reason)
+        if name:
+            found[rowwise] = name
+    return found
+
+
+def float8_forms(slots: Slots, checkpoint: Checkpoint) -> dict[str, bool]:
+    """Whether rows have one scale, by the name of a weight in float8."""
+    groups = {name: checkpoint.float8_group(name) for name in slots}
+    return {name: group >= slots[name].shape[1] for name, group in groups.items() if group}
 
 
 def quantised_on_load(asked: str, checkpoint: Checkpoint | None) -> str:

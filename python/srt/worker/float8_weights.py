@@ -1,0 +1,84 @@
+"""Float8Weights: a checkpoint's float8 matrices, taken into a model as they were published."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from sglang.srt.layers.float8_product import Float8Matrix, Multiply
+from sglang.srt.layers.quantised import Float8, Quantised
+from sglang.srt.layers.weight import Slot, Stored
+from sglang.srt.models.decoder_model import DecoderModel
+from torch import Tensor
+
+
+class Float8Weights:
+    """Fills the linear layers of a model whose matrices are made on the CPU (``Place.matrices``)
+    and moves each to the device when all of it is loaded: as float8 where all its parts are, else
+    as floats. Experts stay floats, since their products are parts of another kernel.
+
+    ``products``: by whether rows have one scale, what multiplies; those left out become floats.
+    """
+
+    def __init__(
+        self, model: DecoderModel, device: torch.device, products: Mapping[bool, Multiply]
+    ) -> None:
+        self.device, self.products = device, products
+        self.count = 0  # matrices in float8
+        layers = model.stored()
+        shared = Counter(_key(layer.weight) for layer in layers)
+        self._layers = {_key(x.weight): x for x in layers if shared[_key(x.weight)] == 1}
+        self._held: defaultdict[int, list[tuple[Slot, Float8]]] = defaultdict(list)
+
+    def covers(self, slots: Mapping[str, Slot]) -> bool:
+        """Whether every matrix that is not on the device would be moved there."""
+        elsewhere = [s.target for s in slots.values() if s.target.device != self.device]
+        return all(_key(target) in self._layers for target in elsewhere)
+
+    def keep(self, slot: Slot, q: Quantised | Float8) -> bool:
+        """Take a part of a layer's weight; False: only its dense form will do."""
+        layer = self._layers.get(_key(slot.target))
+        if not isinstance(q, Float8) or layer is None or (slot.adapt and not slot.rowwise):
+            return False
+        if layer.exact or layer.inside or layer.plain:
+            return False
+        rowwise = q.group >= q.values.shape[1]
+        if rowwise not in self.products or any(n % 16 for n in slot.target.shape):
+            return False
+        if slot.adapt is not None:
+            q = q.rows(slot.adapt)
+        if q.values.shape != slot.target.shape:
+            return False
+        there = replace(q, values=q.values.to(self.device), scales=q.scales.to(self.device))
+        self._held[_key(slot.target)].append((slot, there))
+        return True
+
+    def filled(self, weight: Tensor) -> None:
+        """All of the tensor that ``weight`` is a view of has been loaded."""
+        layer = self._layers.pop(_key(weight), None)
+        if layer is None:
+            return
+        held = self._held.pop(_key(weight), [])
+        held.sort(key=lambda part: part[0].target.data_ptr())
+        rows = sum(len(q.values) for _, q in held)
+        if rows == len(layer.weight) and len({q.group for _, q in held}) == 1:
+            self._place(layer, [q for _, q in held])
+            return
+        for slot, q in held:
+            slot.target.copy_(q.dense())
+        layer.weight = layer.weight.to(self.device)
+
+    def _place(self, layer: Stored, parts: list[Float8]) -> None:
+        first = parts[0]
+        values = torch.cat([q.values.view(torch.uint8) for q in parts]).view(first.values.dtype)
+        whole = replace(first, values=values, scales=torch.cat([q.scales for q in parts]))
+        multiply = self.products[first.group >= values.shape[1]]
+        layer.float8 = Float8Matrix(whole, multiply)
+        layer.weight = layer.weight.new_empty(0, device=self.device)
+        self.count += 1
+
+
+def _key(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
