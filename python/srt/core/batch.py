@@ -138,17 +138,36 @@ class Row(msgspec.Struct, omit_defaults=True):
     places: Ints = _NO_INTS
 
 
+class PageMoves(msgspec.Struct, omit_defaults=True):
+    """Copies of KV pages between the device and host memory.
+
+    All of ``stores`` are copied before any of ``loads``, and both before the rows of the pass are
+    computed.
+
+    Attributes:
+        stores, stored: pages of the device, and the host pages that they are copied to.
+        loads, loaded: host pages, and the pages of the device that they are copied to.
+    """
+
+    stores: Ints = msgspec.field(default_factory=ints)
+    stored: Ints = msgspec.field(default_factory=ints)
+    loads: Ints = msgspec.field(default_factory=ints)
+    loaded: Ints = msgspec.field(default_factory=ints)
+
+
 class Batch(msgspec.Struct, omit_defaults=True):
-    """Rows of one forward pass.
+    """Rows of one forward pass. A pass may have none, where it only copies pages.
 
     Attributes:
         id: grows by one a pass.
         dropped: contexts whose page tables the worker forgets before it reads the rows.
+        moves: pages that are copied first.
     """
 
     id: int
     rows: list[Row]
     dropped: Sequence[int] = ()
+    moves: PageMoves | None = None
 
     @property
     def num_tokens(self) -> int:

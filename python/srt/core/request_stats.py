@@ -40,6 +40,15 @@ class CacheMiss(msgspec.Struct, omit_defaults=True):
     other: int = 0
     adapter: int = 0
 
+    def cover(self, tokens: int) -> None:
+        """Note that host memory had the next ``tokens`` tokens."""
+        self.matched += tokens
+        self.evicted = max(self.evicted - tokens, 0)
+        if tokens:
+            self.cached_next = []
+        if not self.evicted:
+            self.why, self.evicted_ago = "", 0.0
+
 
 class RequestCounts(msgspec.Struct, omit_defaults=True):
     """Counts of one request.

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import TypeAlias
 
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.ints import Ints, common_prefix, ints
@@ -25,6 +26,7 @@ from sglang.srt.memory.lost import Lost, checksum
 from sglang.srt.memory.pages import PagePool
 
 Key = int | bytes
+Save: TypeAlias = "Callable[[RadixNode], None]"
 
 
 class RadixNode:
@@ -201,17 +203,20 @@ class RadixTree:
             node = leaf
         return node, kept + rest, spare
 
-    def evict(self, count: int, why: str = "evicted") -> int:
+    def evict(self, count: int, why: str = "evicted", save: Save | None = None) -> int:
         """Free at least ``count`` pages if so many are evictable, least recently used leaves first.
 
         A leaf longer than needed loses its tail only; ``why`` is remembered in ``lost``. Returns
-        the pages freed.
+        the pages freed. ``save`` is called with each leaf before it is cut; it must not change this
+        tree.
         """
         freed = 0
         while freed < count and self._heap:
             used, _, node = heapq.heappop(self._heap)
             if node.locks or node.children or node.used != used or not node.pages:
                 continue  # an old entry: the node was used, extended, split or evicted since
+            if save is not None:
+                save(node)
             cut = min(len(node.pages), count - freed)
             self.pool.give(node.pages[-cut:])
             key = self._key(node.tokens, 0)
@@ -252,7 +257,46 @@ class RadixTree:
         self.evictable -= freed
         return freed
 
-    # -- auditing --------------------------------------------------------------------------------
+    def prune(self, pages: Collection[int]) -> None:
+        """Cut every edge before the first of ``pages``, and drop what is below. None of it may be
+        locked. ``lost`` gets no record of it."""
+        for node in list(self.nodes()):
+            keep = next((i for i, page in enumerate(node.pages) if page in pages), len(node.pages))
+            if keep == len(node.pages):
+                continue
+            assert not node.locks, "an edge in use cannot be cut"
+            stack, parent, key = [node], node.parent, self._key(node.tokens, 0)
+            while stack:
+                step = stack.pop()
+                stack.extend(step.children.values())
+                first = keep if step is node else 0
+                self.pool.give(step.pages[first:])
+                self.evictable -= len(step.pages) - first
+                step.children = {}
+                del step.pages[first:], step.tokens[first * self.page_size :]
+            self.version += 1
+            if keep:
+                self._offer(node)
+                continue
+            assert parent is not None
+            del parent.children[key]
+            self._offer(parent)
+            self._drop_root_if_empty(parent)
+
+    # -- paths -----------------------------------------------------------------------------------
+
+    def path(self, node: RadixNode) -> tuple[Ints, Ints]:
+        """Return the tokens and the pages from the root to the end of ``node``."""
+        edges: list[RadixNode] = []
+        step: RadixNode | None = node
+        while step is not None:
+            edges.append(step)
+            step = step.parent
+        tokens, pages = ints(), ints()
+        for edge in reversed(edges):
+            tokens += edge.tokens
+            pages += edge.pages
+        return tokens, pages
 
     def root(self, namespace: Namespace) -> RadixNode | None:
         """Return the root of a namespace."""
@@ -283,6 +327,8 @@ class RadixTree:
             node, length = self._child(node, tokens, done, limit)
             if not length:
                 return
+
+    # -- auditing --------------------------------------------------------------------------------
 
     def nodes(self) -> Iterator[RadixNode]:
         """Yield every node with an edge, parents first."""

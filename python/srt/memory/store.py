@@ -11,8 +11,9 @@ planned pass writes may be read by the rows of that same pass and of all later o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
+from sglang.srt.core.batch import PageMoves
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import Ints, ints
@@ -22,17 +23,40 @@ from sglang.srt.core.media_marks import verify as verify_media
 from sglang.srt.core.namespace import BASE, Namespace
 from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.core.segments import Segments, cut, verify
+from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.misses import miss_of
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixNode, RadixTree
 
 
+class Transfer(Protocol):
+    """Budget of a pass for copies between the device and host memory, in pages."""
+
+    @property
+    def storable(self) -> int: ...
+    @property
+    def loadable(self) -> int: ...
+    def store(self, pages: int) -> None: ...
+    def load(self, pages: int) -> None: ...
+
+
+AHEAD = 256  # tokens that are evicted at once where host memory keeps them
+
+
 class Match(NamedTuple):
-    """Cached prefix of a context: tokens, pages that a lock would pin, numbers of the nodes."""
+    """Cached prefix of a context.
+
+    Attributes:
+        tokens: those on the device.
+        pins: pages that a lock would pin.
+        path: numbers of the nodes.
+        host: tokens behind them that host memory has.
+    """
 
     tokens: int
     pins: int
     path: tuple[int, ...]
+    host: int = 0
 
 
 class Store:
@@ -43,17 +67,25 @@ class Store:
         page_size: tokens a page.
         share: False keeps no KV between requests and shares none (for comparison).
         clock: what the tree notes uses and evictions with.
+        host_pages: pages of host memory for KV that leaves the device; 0: no such tier.
+
+    Attributes:
+        transfer: budget of the planned pass for copies to and from host memory, set by the planner;
+            None before the first plan, and without such a tier.
     """
 
     def __init__(
-        self, pages: int, page_size: int = 1, share: bool = True, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+        self, pages: int, page_size: int = 1, share: bool = True, clock: Clock = SYSTEM_CLOCK,
+        host_pages: int = 0,
+    ) -> None:  # fmt: skip
         if page_size < 1:
             raise ValueError(f"page_size is {page_size}; it must be at least 1")
         self.page_size = page_size
         self.share = share
         self.pool = PagePool(pages)
         self.tree = RadixTree(self.pool, page_size, clock)
+        self.host = HostTier(host_pages, page_size, clock) if host_pages and share else None
+        self.transfer: Transfer | None = None
         self.contexts: dict[int, Context] = {}
         self.numbers = Numbers()
         self._active: dict[int, Context] = {}
@@ -127,10 +159,14 @@ class Store:
         return self.pool.free + self.tree.evictable
 
     def match(self, context: Context, limit: int) -> Match:
-        """Return the prefix that ``acquire(context, limit)`` would lock, changing nothing."""
+        """Return the prefix that ``acquire(context, limit)`` would lock, and how much behind it
+        ``load`` could copy. Changes nothing."""
         if not self.share:
             return Match(0, 0, ())
-        return Match(*self.tree.match(context.key, limit, context.namespace))
+        key, space = context.key, context.namespace
+        found, pins, path = self.tree.match(key, limit, space)
+        saved = 0 if self.host is None else self.host.match(key, limit, space)
+        return Match(found, pins, path, max(saved - found, 0))
 
     def miss(self, context: Context, limit: int) -> CacheMiss:
         """Explain why the cache holds no more of the context. To be called before ``acquire``."""
@@ -156,6 +192,25 @@ class Store:
         context.ready = context.saved = context.shared * self.page_size
         return len(pages) * self.page_size
 
+    def load(self, context: Context, limit: int) -> int:
+        """Have the planned pass copy what host memory holds of ``tokens[saved:limit]``. Returns the
+        number of tokens, which count as computed."""
+        host, start, transfer = self.host, context.saved, self.transfer
+        most = transfer.loadable if transfer is not None else 0
+        if host is None or transfer is None or not most:
+            return 0
+        if start != len(context.pages) * self.page_size:
+            return 0
+        held = host.held(context.key, start, limit, context.namespace, most)
+        count = len(held) * self.page_size
+        if not held or not self.grow(context, count):
+            return 0
+        host.load(held, context.pages[-len(held) :])
+        transfer.load(len(held))
+        context.saved = context.ready = start + count
+        self._publish(context, context.saved, planned=True)
+        return count
+
     def grow(self, context: Context, count: int) -> bool:
         """Get pages for ``count`` tokens behind ``saved``, evicting if need be. Return False where
         there are too few."""
@@ -166,7 +221,12 @@ class Store:
         if need > free:
             if need > free + self.tree.evictable:
                 return False
-            self.tree.evict(need - free)
+            if self.host is None:
+                self.tree.evict(need - free)
+            else:  # several at once: each walks the path to a leaf
+                room = self.transfer.storable if self.transfer is not None else 0
+                ahead = min(AHEAD // self.page_size, self.tree.evictable // 8, room)
+                self.tree.evict(max(need - free, ahead), save=self._save)
         try:
             context.pages.extend(self.pool.take(need))
         except MemoryError:
@@ -181,6 +241,10 @@ class Store:
         context.ready = context.saved
         if publish:
             self._publish(context, context.saved, planned=True)
+
+    def moves(self, number: int) -> PageMoves | None:
+        """End the plan of pass ``number``. Return the pages that it copies."""
+        return None if self.host is None else self.host.planned(number)
 
     def exclusive(self, context: Context) -> int:
         """Pages that releasing the context would make available."""
@@ -212,7 +276,16 @@ class Store:
         self._dropped.extend(contexts)
 
     def flush(self, why: str = "flushed") -> int:
-        """Forget all KV that no active context uses. Returns the number of tokens forgotten."""
+        """Forget all KV that no active context uses. Returns the device's tokens forgotten.
+
+        ``why``: "failed" after a failed pass. Host memory then forgets only copies of passes that
+        were not collected; else it forgets everything.
+        """
+        if self.host is not None:
+            if why == "failed":
+                self.host.failed()
+            else:
+                self.host.clear()
         return self.tree.clear(why) * self.page_size
 
     def disown(self, key: bytes) -> None:
@@ -226,13 +299,29 @@ class Store:
 
     def drop_adapter(self, number: int) -> int:
         """Forget all KV of an adapter that no context has. Returns the number of tokens."""
+        if self.host is not None:
+            self.host.drop_adapter(number)
         gone = [space for space in self.tree.namespaces if space.adapter == number]
         return sum(self.tree.drop(space) for space in gone) * self.page_size
+
+    def host_counts(self) -> dict[str, int]:
+        """Tokens in host memory, its size in tokens, and tokens copied to it, by name.
+        ``EngineStats.loaded_tokens`` has those copied from it."""
+        host, size = self.host, self.page_size
+        if host is None:
+            return {"host_tokens": 0, "host_total_tokens": 0, "stored_tokens": 0}
+        return {
+            "host_tokens": host.tree.evictable * size,
+            "host_total_tokens": host.tree.pool.size * size,
+            "stored_tokens": host.saved * size,
+        }
 
     # -- auditing --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise AssertionError where a page is lost, owned twice or a watermark is out of order."""
+        if self.host is not None:
+            self.host.check()
         owned = self.tree.check()
         total = len(owned)
         locks: dict[int, int] = {}
@@ -278,6 +367,19 @@ class Store:
             raise ValueError(f"context {context.id} is open already")
         self.contexts[context.id] = context
         return context
+
+    def _save(self, node: RadixNode) -> None:
+        """Have the planned pass copy the path to a leaf that is about to be evicted.
+
+        Passes before the planned one have computed what is copied: a request with a row in the
+        planned pass keeps its path locked (``Item.fixed``), and what the pass loads has its copy.
+        """
+        assert self.host is not None
+        transfer = self.transfer
+        if transfer is not None and transfer.storable:
+            tokens, pages = self.tree.path(node)
+            namespace = self.tree.namespace(node)
+            transfer.store(self.host.save(tokens, pages, namespace, transfer.storable))
 
     def _node(self, context: Context) -> RadixNode:
         return cast(RadixNode, context.lock)

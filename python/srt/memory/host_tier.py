@@ -1,0 +1,127 @@
+"""HostTier: KV that the device had to give up, in host memory (SGLang paper, section 8).
+
+It is a radix tree like the device's over a pool of its own. A path in it is whole: the KV of a
+token is there only together with that of all tokens before it. Pages are copied by the worker, at
+the beginning of a pass: first those that leave the device, then those that come back, then the rows
+are computed. Passes run in the order they are planned. So a page of the device may be given to a
+row of the very pass that saves it, and what a pass saves may be loaded by the same pass.
+
+A page that a planned pass writes or reads is locked until the plan is complete. What a pass writes
+is ``unsure`` until the pass is collected: a failed pass has copied nothing.
+"""
+
+from __future__ import annotations
+
+from sglang.srt.core.batch import PageMoves
+from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
+from sglang.srt.core.ints import Ints
+from sglang.srt.core.namespace import Namespace
+from sglang.srt.memory.pages import PagePool
+from sglang.srt.memory.radix import RadixNode, RadixTree
+
+
+class HostTier:
+    """Copies of KV pages in host memory.
+
+    Args:
+        pages: size of the pool.
+        page_size: tokens a page, as on the device.
+
+    Attributes:
+        tree: prefix -> host pages.
+        saved: pages that plans since the start have copied from the device, those of failed passes
+            included.
+    """
+
+    def __init__(self, pages: int, page_size: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.page_size = page_size
+        self.tree = RadixTree(PagePool(pages), page_size, clock)
+        self.saved = 0
+        self._moves = PageMoves()
+        self._locked: list[RadixNode] = []
+        self._unsure: dict[int, Ints] = {}  # host pages by the id of the pass that writes them
+
+    # -- one plan --------------------------------------------------------------------------------
+
+    def save(self, tokens: Ints, pages: Ints, namespace: Namespace, most: int) -> int:
+        """Plan copies of a path from the device, from the first page that host memory lacks on.
+
+        Args:
+            tokens: keys of the path, from the root on.
+            pages: their pages on the device, computed by passes before the planned one: a copy
+                precedes the rows of its pass.
+            most: pages that may be copied.
+
+        Returns the number of pages.
+        """
+        node, held = self.tree.lock(tokens, len(tokens), namespace)
+        first = len(held)
+        count = min(len(pages) - first, most)
+        if count > self.tree.pool.free:
+            self.tree.evict(count - self.tree.pool.free)
+            count = min(count, self.tree.pool.free)
+        if count > 0:
+            own = self.tree.pool.take(count)
+            node, _, _ = self.tree.publish(node, tokens, first * self.page_size, own)
+            self._moves.stores += pages[first : first + count]
+            self._moves.stored += own
+            self.saved += count
+        self._locked.append(node)
+        return max(count, 0)
+
+    def held(self, tokens: Ints, start: int, limit: int, namespace: Namespace, most: int) -> Ints:
+        """Lock and return at most ``most`` host pages with the KV of ``tokens[start:limit]``."""
+        node, held = self.tree.lock(tokens, limit, namespace)
+        self._locked.append(node)
+        first = start // self.page_size
+        return held[first : first + most]
+
+    def load(self, held: Ints, pages: Ints) -> None:
+        """Plan copies of host pages, which are locked, to the device."""
+        self._moves.loads += held
+        self._moves.loaded += pages
+
+    def planned(self, number: int) -> PageMoves | None:
+        """End a plan. Return the copies of pass ``number``, None where there are none."""
+        for node in self._locked:
+            self.tree.unlock(node)
+        self._locked.clear()
+        moves = self._moves
+        if not moves.stores and not moves.loads:
+            return None
+        self._moves = PageMoves()
+        if moves.stores:
+            self._unsure[number] = moves.stored
+        return moves
+
+    def collected(self, number: int) -> None:
+        """Note that a pass has been computed, and its copies made."""
+        self._unsure.pop(number, None)
+
+    def failed(self) -> None:
+        """Forget what passes that are not collected were to write. None is in flight any more."""
+        unsure = {page for pages in self._unsure.values() for page in pages}
+        self._unsure.clear()
+        if unsure:
+            self.tree.prune(unsure)
+
+    # -- the cache -------------------------------------------------------------------------------
+
+    def match(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
+        """Return how many of ``tokens[:limit]`` have a copy, changing nothing."""
+        return self.tree.match(tokens, limit, namespace)[0]
+
+    def clear(self) -> int:
+        """Forget everything. Returns the number of pages."""
+        return self.tree.clear()
+
+    def drop_adapter(self, number: int) -> None:
+        """Forget all KV of an adapter."""
+        for space in [space for space in self.tree.namespaces if space.adapter == number]:
+            self.tree.drop(space)
+
+    def check(self) -> None:
+        """Raise AssertionError where a page is lost or a lock is left behind."""
+        assert not self._locked, "a plan was not ended"
+        assert not self.tree.protected, "host pages are locked between plans"
+        assert self.tree.check() == self.tree.pool.owned(), "a host page is lost"
