@@ -1,0 +1,122 @@
+"""Copies beside a pass take no longer than the pass, by the costs that were learnt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang.srt.schedule.costs import Costs, LineFit
+from sglang.srt.schedule.transfer import TransferBudget
+
+STEPS = st.lists(st.tuples(st.sampled_from(["store", "load", "instead"]), st.integers(1, 400)))
+
+
+@given(
+    st.integers(0, 600), st.sampled_from([1, 4, 16]), st.sampled_from([0, 3, 100, 10**6]),
+    st.floats(0, 30), st.floats(0, 1), st.floats(0.1, 200), STEPS,
+)  # fmt: skip
+def test_constraints_hold_after_every_step(
+    tokens: int, size: int, most: int, base: float, each: float, link: float,
+    steps: list[tuple[str, int]],
+) -> None:  # fmt: skip
+    """Copies both ways fit the time of the pass; each way takes at most half, and ``most``."""
+    costs = Costs(LineFit(base, each), LineFit(0.0, 1 / link))
+    budget, stored, loaded = TransferBudget(costs, tokens, size, most), 0, 0
+    start = link * (base + each * tokens)
+    for kind, pages in steps:
+        if kind == "store":
+            pages = min(pages, budget.storable)
+            budget.store(pages)
+            stored += pages * size
+        elif kind == "load":
+            pages = min(pages, budget.loadable)
+            budget.load(pages)
+            loaded += pages * size
+        else:
+            count = min(pages * size, budget.loadable_instead, tokens) // size * size
+            budget.load(count // size)
+            budget.spare(count)
+            loaded += count
+            tokens -= count
+        now = link * (base + each * tokens)
+        assert stored + loaded <= now * (1 + 1e-9)
+        assert stored <= min(start / 2, most)
+        assert loaded <= min(start / 2, most)
+
+
+def test_a_pass_that_only_loads_keeps_to_its_time() -> None:
+    costs = Costs(LineFit(10.0, 0.05), LineFit(0.0, 0.04))
+    budget = TransferBudget(costs, 512, 1, 10**6)
+    count = budget.loadable_instead
+    budget.load(count)
+    budget.spare(count)
+    assert 0 < count <= 25.0 * (10.0 + 0.05 * (512 - count))
+    assert budget.storable <= 25.0 * (10.0 + 0.05 * (512 - count)) - count
+
+
+def test_a_line_is_learnt_and_forgets() -> None:
+    line = LineFit(1.0, 1.0)
+    for x in [1, 2, 64, 512] * 50:
+        line.add(x, 10 + 0.0463 * x)
+    assert (line.a, line.b) == (pytest.approx(10), pytest.approx(0.0463))
+    for x in [1, 2, 64, 512] * 300:
+        line.add(x, 3 + 0.5 * x)
+    assert line.at(100) == pytest.approx(53, rel=0.01)
+
+
+def test_a_line_of_one_size_keeps_its_slope() -> None:
+    line = LineFit(0.0, 0.05)
+    for _ in range(5):
+        line.add(64, 13.2)
+    assert line.at(64) == pytest.approx(13.2)
+    assert line.b == 0.05
+
+
+def test_the_link_follows_what_is_measured() -> None:
+    costs = Costs()
+    for _ in range(100):
+        costs.copied(400, 0.004)
+    assert costs.link == pytest.approx(100, rel=0.01)
+    costs.copied(400, 0.0)
+    assert costs.link == pytest.approx(100, rel=0.01)
+
+
+def test_a_link_too_slow_for_a_page_is_tried_again() -> None:
+    costs = Costs(LineFit(10.0, 0.05))
+    for _ in range(60):
+        costs.copied(1, 0.05)
+        costs.computed(8, 0.01)
+    assert TransferBudget(costs, 8, 16, 2048).storable == 0
+    for _ in range(300):
+        costs.computed(8, 0.01)
+    assert TransferBudget(costs, 8, 16, 2048).storable > 0
+    for _ in range(5000):
+        costs.computed(8, 0.01)
+    assert costs.link <= 25.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds"),
+    [(0, 1e-6), (8, 0.0), (8, -1.0), (8, float("nan")), (8, float("inf"))],
+)  # fmt: skip
+def test_what_says_nothing_is_not_learnt(tokens: int, seconds: float) -> None:
+    costs = Costs()
+    before = TransferBudget(costs, 100, 1, 10**6).storable
+    for _ in range(50):
+        costs.computed(tokens, seconds)
+        if tokens:
+            costs.copied(tokens, seconds)
+    assert TransferBudget(costs, 100, 1, 10**6).storable == before
+
+
+def test_small_copies_with_an_overhead_leave_the_link_as_it_was() -> None:
+    costs = Costs()
+    for _ in range(50):
+        costs.copied(1, 0.2e-3 + 0.04e-3)
+    assert costs.link == pytest.approx(25.0)
+    for tokens in [1, 40, 400] * 50:
+        costs.copied(tokens, 0.2e-3 + tokens * 0.01e-3)
+    assert costs.link == pytest.approx(100, rel=0.01)
+    assert costs.copy.a == pytest.approx(0.2, rel=0.05)
+    costs.forward = LineFit(10.2, 0.0)
+    assert costs.copyable(0) == pytest.approx(1000, rel=0.05), "the overhead counts"
