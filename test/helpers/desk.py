@@ -57,11 +57,13 @@ class Desk:
     def __init__(self, capacity: int = 4096, page_size: int = 1, *, share: bool = True,
                  worker: FakeWorker | None = None, grammars: Grammars | None = None,
                  jumps: str = "exact", depth: int = 1, drafts: Drafts | None = None,
-                 **schedule: Any) -> None:  # fmt: skip
+                 host: int = 0, **schedule: Any) -> None:  # fmt: skip
         settings = ScheduleConfig(**schedule)
         self.worker = worker or FakeWorker(page_size)
         self.clock = ManualClock()
-        info = fake_info(capacity, page_size, settings.max_running_requests, draft="any")
+        info = fake_info(
+            capacity, page_size, settings.max_running_requests, draft="any", host_capacity=host
+        )
         self.engine = EngineCore(
             Either(self.worker) if depth == 2 else Inline(self.worker),
             info, settings, TOKEN_BYTES, share=share,

@@ -21,7 +21,16 @@ from typing import Any
 import msgspec
 from helpers.tables import Corrupt, Tables
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.batch import NONE_ALLOWED, Batch, Drawn, Row, RowOutput, Sample, StepResult
+from sglang.srt.core.batch import (
+    NONE_ALLOWED,
+    Batch,
+    Drawn,
+    PageMoves,
+    Row,
+    RowOutput,
+    Sample,
+    StepResult,
+)
 from sglang.srt.core.ints import ints
 from sglang.srt.core.matcher import POSTPONED
 from sglang.srt.core.segments import Segments
@@ -193,6 +202,7 @@ class FakeWorker:
         self.fail_at = fail_at or set()
         self.break_at = break_at or set()
         self.blind: set[bytes] = set()
+        self.host: dict[int, list[tuple[int, int]]] = {}  # states and what is shown, by host page
         self.salted: set[int] = set()
         self.loaded: dict[int, str] = {}
         self.gate = threading.Event()
@@ -205,6 +215,7 @@ class FakeWorker:
         self.gone = 0  # rows whose adapter was unloaded after they were planned
         self.drawn: list[int] = []  # by the rows of the last batch
         self.batches: list[list[tuple[int, int]]] = []
+        self.moves: list[PageMoves | None] = []
 
     def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
         self.gate.wait()
@@ -226,6 +237,9 @@ class FakeWorker:
             raise RuntimeError("injected")
         self.passes += 1
         self.tokens += batch.num_tokens
+        self.moves.append(batch.moves)
+        if batch.moves is not None:
+            self._move(batch.moves)
         self.batches.append([(row.context, len(row.tokens)) for row in batch.rows])
         self.adapters = max(self.adapters, len({row.adapter for row in batch.rows} - {0}))
         written: set[int] = set()
@@ -239,6 +253,23 @@ class FakeWorker:
         if batch.id in self.break_at:
             rows[-1] = RowOutput(error="injected row error", unseen=rows[-1].unseen)
         return StepResult(batch.id, rows)
+
+    def _move(self, moves: PageMoves) -> None:
+        """Copy pages to host memory, then from it."""
+        size = self.page_size
+        for into in (moves.stored, moves.loaded):
+            if len(set(into)) < len(into):
+                raise Corrupt("two pages are copied into one")
+        for page, into in zip(moves.stores, moves.stored, strict=True):
+            slots = range(page * size, (page + 1) * size)
+            if any(slot not in self.states for slot in slots):
+                raise Corrupt("a page without KV is stored")
+            self.host[into] = [(self.states[slot], self.shown[slot]) for slot in slots]
+        for page, into in zip(moves.loads, moves.loaded, strict=True):
+            if page not in self.host:
+                raise Corrupt("a host page without KV is loaded")
+            for slot, (state, shown) in enumerate(self.host[page], into * size):
+                self.states[slot], self.shown[slot] = state, shown
 
     def _follow(self, row: Row) -> Row:
         """A copy of the row with the token that it follows, also in a penalty's history."""

@@ -151,12 +151,14 @@ class Asked:
 
 
 class History:
-    """One random history. ``seen`` counts what happened in it."""
+    """One random history. ``seen`` counts what happened in it. ``host``: whether it may have host
+    memory."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, host: bool = True) -> None:
         r = self.random = random.Random(seed)
         self.seen: Counter[str] = Counter()
-        kind = self.kind = Kind.chosen(r)
+        kind = Kind.chosen(r)
+        kind = self.kind = kind if host else replace(kind, host=0)
         self.faulty = kind.faulty
         self.schedule = ScheduleConfig(
             schedule_policy=kind.policy, chunked_prefill_size=kind.chunk,
@@ -175,8 +177,8 @@ class History:
         info = fake_info(
             kind.capacity, kind.page_size, kind.running, kind.context,
             draft="fake" if self.model else "", max_queued_requests=kind.queue,
-            vision=kind.media, lora=kind.adapters, max_loras_per_batch=MOST_IN_PASS,
-            max_loaded_loras=MOST_LOADED,
+            host_capacity=kind.host, vision=kind.media, lora=kind.adapters,
+            max_loras_per_batch=MOST_IN_PASS, max_loaded_loras=MOST_LOADED,
         )  # fmt: skip
         self.clock = ManualClock()  # a second a step
         self.grammars = ToyGrammars(seed)
@@ -531,6 +533,8 @@ class History:
         self.seen.update(f"answers with {feature}" for feature in asked.features)
         if event.stats.retractions:
             self.seen.update(f"retracted with {feature}" for feature in asked.features)
+        if event.stats.loaded_tokens:
+            self.seen.update(f"loaded with {feature}" for feature in asked.features)
         if event.stats.cached_tokens:
             self.seen.update(f"cached with {feature}" for feature in asked.features)
         if event.stats.accepted_tokens:
@@ -625,6 +629,8 @@ class History:
         store.check()
         store.flush()
         assert store.pool.free == store.pool.size, "pages lost"
+        host = store.host
+        assert host is None or host.tree.pool.free == host.tree.pool.size, "host pages lost"
         assert s.received == s.finished + s.aborted + s.failed
         assert s.plan_misses == 0, "the plan counted on memory that was not there"
         assert s.bad_verbs == 0
@@ -634,6 +640,8 @@ class History:
             passes=s.passes,
             overtakes=self.most_overtaken,
         )
+        self.seen["tokens stored in host memory"] += store.host_counts()["stored_tokens"]
+        self.seen["tokens loaded from host memory"] += s.loaded_tokens
         self.seen["failed passes"] += s.failed_passes
         self.seen["failed requests"] += s.failed
         self.seen["cached tokens"] += s.cached_tokens
@@ -662,6 +670,8 @@ class History:
         assert not self.worker.loaded, "an adapter is left"
         assert self.worker.adapters <= MOST_IN_PASS, "too many adapters in a pass"
         spaces = {space.adapter for space in self.engine.store.tree.namespaces}
+        host = self.engine.store.host
+        spaces |= {space.adapter for space in host.tree.namespaces} if host is not None else set()
         assert spaces <= {0, -1}, "KV of an adapter that is gone"
 
     # -- inside the engine -----------------------------------------------------------------------
@@ -715,6 +725,7 @@ class History:
     def _bound_steps(self, seed: int) -> None:
         """Hold what a step costs, in counted work, under its bound, which is small here."""
         engine, step = self.engine, self.engine.step
+        engine.planner.movable = self.kind.movable
         engine.planner.lookup = random.Random(seed).choice([8, 30, 1 << 21])
 
         def counted() -> list[Event]:
@@ -751,19 +762,18 @@ class History:
         executor.submit = submit_  # type: ignore[method-assign]
 
     def _count_computed(self, batch: Batch) -> None:
-        """Prompt tokens by request: those of its rows up to the first that samples, less the tokens
-        of the answer that precede the sample (a grammar's forced beginning)."""
-        by_context = {asked.context: asked for asked in self.asked.values()}
+        """Prompt tokens by request: those that its rows compute up to the first that samples."""
+        self.seen["passes that only copy"] += not batch.rows
+        computed = Counter[int]()
         for row in batch.rows:
-            asked = by_context.get(row.context)
-            if asked is None or asked.at_tip:
-                continue
-            asked.computed += len(row.tokens)
-            if row.sample is not None:
-                asked.at_tip = True
-                tokens = self.engine.store.contexts[row.context].tokens
-                answer = len(tokens) - len(asked.prompt.tokens)
-                asked.computed = max(asked.computed - answer, 0)
+            computed[row.context] += len(row.tokens)
+        sampled = {row.context for row in batch.rows if row.sample is not None}
+        for asked in self.asked.values():
+            if asked.context in computed and not asked.at_tip:
+                end = self.engine.store.contexts[asked.context].saved
+                start, most = end - computed[asked.context], len(asked.prompt.tokens)
+                asked.computed += max(min(end, most) - start, 0)
+                asked.at_tip = asked.context in sampled
 
 
 def _growth(goal: Goal) -> int:

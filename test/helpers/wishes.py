@@ -43,6 +43,7 @@ class Kind:
         adapters, media, parts, stops: whether requests have them; ``parts``: texts side by side.
         faulty: passes and rows fail; blind: images now and then cannot be encoded.
         policy, overtakes, chunk, running: of the schedule.
+        host: tokens of KV in host memory, 0 for none; movable: those that a pass may copy.
     """
 
     shape: Shape
@@ -62,6 +63,8 @@ class Kind:
     overtakes: int
     chunk: int
     running: int
+    host: int
+    movable: int
 
     @staticmethod
     def chosen(r: random.Random) -> Kind:
@@ -88,6 +91,8 @@ class Kind:
             policy=r.choice(POLICIES), overtakes=r.choice([0, 1, 3, 10]),
             chunk=r.choice([32, 100, -1] if long else [1, 3, 3, 8, 32, -1]),
             running=r.choice([4, 16] if tight else [1, 2, 4, 16]),
+            host=r.choice([0, longest // 2, 3 * longest, 3 * longest, 20 * longest]),
+            movable=r.choice([1, 4, 8, 64, 1 << 20]),
         )  # fmt: skip
 
     @property

@@ -223,7 +223,8 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     """Outputs of batch ``id``, one a row, in the batch's order.
 
     ``encoded``: images and videos that the vision tower had to read for it; ``reread``: those whose
-    hidden states were there. ``compiled``: kernels that it had to compile.
+    hidden states were there. ``compiled``: kernels that it had to compile. ``seconds``: duration of
+    its rows; ``copy_seconds``: of its copies before them; both 0 where nothing was measured.
     """
 
     id: int
@@ -231,6 +232,8 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     encoded: int = 0
     reread: int = 0
     compiled: int = 0
+    seconds: float = 0.0
+    copy_seconds: float = 0.0
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=to_wire)

@@ -3,6 +3,7 @@
     0 <= ready <= saved <= len(tokens)
 
 KV of ``[0, ready)`` is on the device, ``[ready, saved)`` in a lower tier, ``[saved, len)`` is work.
+Today ``ready == saved`` always: a pass that needs KV of host memory copies it to the device first.
 There is no prefill and no decode: a decode step is one token of work, a prefill chunk is many.
 
     event                                   effect

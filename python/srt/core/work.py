@@ -10,6 +10,7 @@ from __future__ import annotations
 STEP_SEARCH = 1 << 16  # operations on stop patterns, beyond which no text is forced
 STEP_LOOKUP = 1 << 20  # tokens of the waiting requests that are looked up in the cache
 STEP_NUMBERS = 1 << 17  # log-probabilities that are reported of prompts, beside the tokens' own
+STEP_MOVES = 1 << 11  # tokens whose KV is copied to host memory, and from it
 STEP_VERBS = 1 << 21  # cost of the client's messages, ``engine/loop.VerbCosts``
 STEP_BYTES = 1 << 22  # of the client's messages that are received; a message is taken whole
 

@@ -101,7 +101,8 @@ class EngineCore:
         self.executor = executor
         self.info = info
         self.schedule = schedule
-        self.store = Store(info.capacity // info.page_size, info.page_size, share, clock)
+        size = info.page_size
+        self.store = Store(info.capacity // size, size, share, clock, info.host_capacity // size)
         self.stats = EngineStats()
         self.progress = progress or NOWHERE
         self._drafts = drafts or Drafts(jumps)
@@ -276,7 +277,7 @@ class EngineCore:
         for request in self.planner.filled:
             events += self._end(request, "done")
         self.planner.filled.clear()
-        if planned.parts:
+        if planned.needed:
             self.executor.submit(planned.batch, planned.masks)
             passes.append(planned)
         if passes and (not planned.parts or len(passes) == self.executor.depth):
@@ -298,6 +299,9 @@ class EngineCore:
             self.lost = lost_device(error)
             return self._lose(oldest, error) if self.lost else self._fail(oldest, error)
         self.progress.at(RESULTS)
+        if self.store.host is not None:
+            self.store.host.collected(oldest.batch.id)
+            self.planner.learn(oldest.batch, result)
         self.stats.computed(oldest.batch, result)
         return self._collect(oldest, result.rows)
 
@@ -453,6 +457,7 @@ class EngineCore:
             "protected_tokens": store.protected * size,
             "total_tokens": store.pool.size * size,
             "evicted_tokens": store.tree.evicted * size,
+            **store.host_counts(),
         }
 
     def _control(self, verb: Control | LoadAdapter | UnloadAdapter) -> Reply | None:

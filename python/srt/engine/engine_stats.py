@@ -15,6 +15,7 @@ class EngineStats:
     Attributes:
         computed_tokens: tokens that went through a forward pass.
         cached_tokens: of ``prompt_tokens``, those that did not have to.
+        loaded_tokens: tokens whose KV was copied from host memory.
         encoded_media: images and videos that the vision tower has read.
         reread_media: those whose hidden states were kept when a pass wanted them.
         compiled_kernels: kernels that passes had to compile. 0 unless the warm-up left one out.
@@ -32,6 +33,7 @@ class EngineStats:
     failed_passes: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    loaded_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
     forced_tokens: int = 0

@@ -20,20 +20,22 @@ from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from sglang.srt.config import ScheduleConfig
-from sglang.srt.core.batch import Batch
+from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.clock import Clock
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import ints
-from sglang.srt.core.request import Request, arrival_key
-from sglang.srt.core.work import STEP_LOOKUP, STEP_NUMBERS
+from sglang.srt.core.request import NEVER, Request, arrival_key
+from sglang.srt.core.work import STEP_LOOKUP, STEP_MOVES, STEP_NUMBERS
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.masks import GrammarBudget, PassMasks, by_cost
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.memory.store import Match, Store
+from sglang.srt.schedule.costs import Costs
 from sglang.srt.schedule.scheduler import AGING, Reserve, plan
 from sglang.srt.schedule.scheduler_view import Item, View
+from sglang.srt.schedule.transfer import TransferBudget
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
 WINDOW = 512  # waiting requests that a step looks at: the oldest, or those of highest priority
@@ -61,6 +63,7 @@ class PlannedPass:
         masks: of the batch's samples.
         parts: by request id.
         adapters: numbers of its requests' adapters.
+        loaded: ids of requests that it copies pages to.
         waits: whether the next pass depends on what this one samples, so that it cannot be planned
             before the results.
     """
@@ -69,7 +72,13 @@ class PlannedPass:
     masks: PassMasks
     parts: dict[int, PassPart] = field(default_factory=dict)
     adapters: set[int] = field(default_factory=set)
+    loaded: set[int] = field(default_factory=set)
     waits: bool = False
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to compute or to copy."""
+        return bool(self.parts) or self.batch.moves is not None
 
 
 class Planner:
@@ -81,6 +90,8 @@ class Planner:
         filled: requests whose every token was in the cache, to be ended.
         new_budget: makes the budget of a pass's grammars.
         lookup: tokens of waiting requests that a step may look up in the cache.
+        costs: of passes and copies, learnt from the results.
+        movable: most tokens whose KV a pass may copy to host memory, and most from it.
     """
 
     def __init__(
@@ -99,6 +110,9 @@ class Planner:
         self.new_budget: Callable[[], GrammarBudget] = GrammarBudget
         self.step_number = 0
         self.lookup = STEP_LOOKUP
+        self.costs = Costs()
+        self._transfer: TransferBudget | None = None  # the planned pass has one
+        self.movable = STEP_MOVES
         self._admitted = 0  # tokens of the requests that this step has admitted
         self._numbers = 0  # log-probabilities of prompts that this step may still report
         self._postponed = 0  # rows postponed until the last plan (``EngineStats.postponed_rows``)
@@ -170,6 +184,7 @@ class Planner:
                 allowed.
         """
         self._follows.clear()
+        self._transfer = None
         self._admitted, self._numbers = 0, STEP_NUMBERS
         if in_flight is not None:
             self._foresee(in_flight)
@@ -190,7 +205,8 @@ class Planner:
             budget -= used
             if len(planned.parts) == before or not (decision.retract or saved):
                 break
-        if planned.parts:
+        planned.batch.moves = self.store.moves(planned.batch.id)
+        if planned.needed:
             planned.batch.dropped = self.store.dropped()
             self.step_number += 1
             self.reserve.passed()
@@ -213,14 +229,14 @@ class Planner:
                 self.store.release(request.context)
 
     def _view(self, planned: PlannedPass, budget: int, slots: int) -> View:
-        size, parts, running = self.info.page_size, planned.parts, []
+        size, parts, loaded, running = self.info.page_size, planned.parts, planned.loaded, []
         for number, r in self.running.items():
             context = r.context
             saved = context.saved
             growth = r.spec.limit - len(r.generation.tokens) - r.pending
             running.append(
                 Item(number, r.scheduling.arrival, len(context.tokens) - saved, growth,
-                     len(context.pages) * size - saved, 0, 0, number in parts)
+                     len(context.pages) * size - saved, 0, 0, number in parts or number in loaded)
             )  # fmt: skip
         running.sort(key=_item_arrival)
         waiting = [
@@ -253,6 +269,11 @@ class Planner:
         return window
 
     def _match(self, number: int) -> Match:
+        """Return the cached prefix of a waiting request, looked up once a version of the tree.
+
+        Host memory has no version. It changes where the device evicts, which makes a new version,
+        and at a flush; a match from before a flush may order requests and shorten a chunk, no more.
+        """
         if self._matched_at != self.store.tree.version:
             self._matched_at = self.store.tree.version
             self._matches.clear()
@@ -273,30 +294,45 @@ class Planner:
                 self._adapts(planned, self.running[number].context)
         return by_cost(decided, self.running)
 
+    def learn(self, batch: Batch, result: StepResult) -> None:
+        """Learn the costs of a pass and of its copies from its result."""
+        self.costs.computed(batch.num_tokens, result.seconds)
+        if batch.moves is not None:
+            count = len(batch.moves.stores) + len(batch.moves.loads)
+            self.costs.copied(count * self.info.page_size, result.copy_seconds)
+
     # -- rows ------------------------------------------------------------------------------------
 
     def _apply(self, decided: list[tuple[int, int]], planned: PlannedPass) -> tuple[int, int]:
         """Make rows of what was decided.
 
-        Returns (prompt tokens used, prompt tokens that another row of this very pass computes).
+        Returns (prompt tokens used, decided tokens that need not be computed: another row of this
+        pass computes them, or host memory has them).
         """
         used = saved = 0
+        if self.store.host is not None and self._transfer is None:
+            tokens = sum(count for _, count in decided)
+            self._transfer = TransferBudget(self.costs, tokens, self.info.page_size, self.movable)
+            self.store.transfer = self._transfer
         proposed = self._proposed(decided)
         for number, count in decided:
             request = self.running.get(number)
             if request is None:
-                request = self._admit(self.waiting[number])
+                request = self._admit(self.waiting[number], planned)
                 context = request.context
             else:
                 context = request.context
                 if len(context.tokens) - context.saved > 1:
                     self._found(request, self.store.acquire(context, request.match_limit))
+                    if self.store.host is not None:
+                        count -= self._load_instead(request, count, planned)
             work = len(context.tokens) - context.saved
             if count > work:
                 saved += count - work
                 count = work
-            if count == 0:
+            if work == 0:
                 self.filled.append(request)
+            if count == 0:
                 continue
             if context.namespace.adapter and not self._adapts(planned, context):
                 continue
@@ -400,16 +436,18 @@ class Planner:
 
     # -- admission -------------------------------------------------------------------------------
 
-    def _admit(self, request: Request) -> Request:
+    def _admit(self, request: Request, planned: PlannedPass) -> Request:
         del self.waiting[request.id]
         self._unrank(request)
         self.running[request.id] = request
         self._admitted += len(request.context.tokens)
         stats, first = request.stats, request.stats.miss is None
-        if first:
-            stats.miss = self.store.miss(request.context, request.match_limit)
+        miss = self.store.miss(request.context, request.match_limit) if first else None
         self.store.acquire(request.context, request.match_limit)
-        if first:
+        loaded = self._load(request, planned)
+        if miss is not None:
+            miss.cover(loaded)
+            stats.miss = miss
             stats.cached_tokens = min(request.context.saved, request.spec.prompt)
             stats.queue_seconds = self._clock.now() - request.spec.received
             self.stats.cached_tokens += stats.cached_tokens
@@ -421,8 +459,29 @@ class Planner:
                 other.scheduling.overtaken += 1
         return request
 
+    def _load(self, request: Request, planned: PlannedPass, most: int = NEVER) -> int:
+        """Have the pass copy what host memory has of the request's next tokens, at most ``most``.
+        Returns their number."""
+        before = request.context.saved
+        loaded = self.store.load(request.context, min(request.match_limit, before + most))
+        self.stats.loaded_tokens += loaded
+        if loaded:
+            planned.loaded.add(request.id)
+        if not request.stats.retractions:  # else it may have computed them itself
+            request.stats.loaded_tokens += min(loaded, max(request.spec.prompt - before, 0))
+        return loaded
+
+    def _load_instead(self, request: Request, count: int, planned: PlannedPass) -> int:
+        """Have the pass copy what it would compute of a running request's next ``count`` tokens, to
+        the pages that were planned for them. Returns the number of tokens."""
+        assert self._transfer is not None
+        loaded = self._load(request, planned, min(count, self._transfer.loadable_instead))
+        self._transfer.spare(loaded)
+        self._found(request, loaded)
+        return loaded
+
     def _found(self, request: Request, gained: int) -> None:
-        """Count prompt tokens that other requests have computed since this one began."""
+        """Count prompt tokens that the cache or host memory gave a request after its admission."""
         gained -= max(request.context.saved - request.spec.prompt, 0)
         if gained > 0 and not request.stats.retractions:  # else it may have computed them itself
             request.stats.cached_tokens += gained

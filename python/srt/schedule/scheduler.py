@@ -157,7 +157,8 @@ def _admit(
         spare = 0 if alone else pages(int(view.reserve * growth), view.page_size)
         if need + spare > available:
             break
-        count = min(work, budget)
+        # Host memory's tokens are copied, not computed. The last position is always computed.
+        count = min(max(work - found.host, min(work, 1)), budget)
         available -= need
         budget -= count
         slots -= 1
@@ -189,7 +190,13 @@ def shuffled(items: Sequence[Item], view: View) -> list[Item]:
 
 def lpm(items: Sequence[Item], view: View) -> list[Item]:
     """Order by matched prefix, the longest first; equals by arrival."""
-    return sorted(items, key=lambda item: (-view.match(item.id).tokens, item.arrival))
+    return sorted(items, key=lambda item: (-_matched(item, view), item.arrival))
+
+
+def _matched(item: Item, view: View) -> int:
+    """Return the tokens that need not be computed."""
+    found = view.match(item.id)
+    return found.tokens + found.host
 
 
 def dfs_weight(items: Sequence[Item], view: View) -> list[Item]:
@@ -204,7 +211,7 @@ def dfs_weight(items: Sequence[Item], view: View) -> list[Item]:
         # The last pair sorts an item that ends at a node after the subtrees below that node. Items
         # may end inside one edge, at different depths: there too the deeper ones go first.
         path = [(-weight[node], node) for node in paths[item.id]]
-        return [*path, (1, 0)], -view.match(item.id).tokens, item.arrival
+        return [*path, (1, 0)], -_matched(item, view), item.arrival
 
     return sorted(items, key=key)
 

@@ -35,6 +35,8 @@ _GAUGES = {
     "graph_rows": ("cuda_graph_max_rows", "rows of the largest CUDA graph; 0: there are none"),
     "fallbacks": ("num_fallbacks", "kernels or graphs that failed when the engine started"),
     "evictable_tokens": ("num_evictable_tokens", "KV tokens that only the prefix cache holds"),
+    "host_tokens": ("num_host_tokens", "KV tokens in host memory"),
+    "host_total_tokens": ("max_host_num_tokens", "host memory for KV, in tokens"),
 }
 # Counters, likewise.
 _COUNTERS = {
@@ -48,6 +50,8 @@ _COUNTERS = {
     "reread_media": ("reread_media_total", "images and videos whose hidden states were kept"),
     "compiled_kernels": ("kernel_compilations_total", "GPU kernels compiled while requests waited"),
     "evicted_tokens": ("evicted_tokens_total", "KV tokens evicted from the prefix cache"),
+    "stored_tokens": ("stored_tokens_total", "KV tokens copied to host memory"),
+    "loaded_tokens": ("loaded_tokens_total", "KV tokens copied from host memory"),
     "retractions": ("num_retractions_total", "running requests sent back to the queue"),
     "postponed_rows": ("postponed_rows_total", "rows whose mask a later pass made"),
     "failed": ("num_failed_requests_total", "requests that the engine failed"),

@@ -34,7 +34,7 @@ def test_the_books_are_kept_in_random_histories(name: str) -> None:
     """Audit the accounts after every step, and check every text (``helpers/simulation``)."""
     seen: Counter[str] = Counter()
     for seed in range(1000, 1120):
-        history = History(seed)
+        history = History(seed, host=False)  # the hooks change matches on the device alone
         try:
             with HOOKS[name](history.engine):
                 seen += history.run().seen

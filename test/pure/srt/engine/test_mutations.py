@@ -28,6 +28,7 @@ from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.masks import DraftMasks
 from sglang.srt.engine.planner import Planner
+from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
 from sglang.srt.schedule import scheduler
@@ -320,6 +321,37 @@ MUTATIONS = {
     ],
     "the queue is in the order of messages": [
         Mutation(Planner, "put", "_._unsorted = _", drop),
+    ],
+    "a host page is given away in the pass that stores it": [
+        Mutation(HostTier, "save", "_._locked.append(_)", become("self.tree.unlock(node)")),
+    ],
+    "a host page is given away in the pass that loads it": [
+        Mutation(HostTier, "held", "_._locked.append(_)", become("self.tree.unlock(node)")),
+    ],
+    "copies of a failed pass are believed": [
+        Mutation(HostTier, "failed", "_.prune(_)", drop),
+    ],
+    "host memory knows no namespaces": [
+        Mutation(Store, "_save", "_.namespace(_)", become("BASE")),
+        Mutation(Store, "load", "_.namespace", become("BASE")),
+    ],
+    "host pages of an adapter outlive it": [
+        Mutation(Store, "drop_adapter", "_.drop_adapter(_)", drop),
+    ],
+    "a path is stored in the wrong order": [
+        Mutation(RadixTree, "path", "_.pages", become("edge.pages[::-1]")),
+    ],
+    "one page more counts than is loaded": [
+        Mutation(Store, "load", "_.saved = _.ready = X", plus(1)),
+    ],
+    "a running request loads into pages of others": [
+        Mutation(Planner, "_load", "min(_.match_limit, _)", become("request.match_limit")),
+    ],
+    "what hangs below a copy that failed is lost": [
+        Mutation(RadixTree, "prune", "_.extend(_)", drop),
+    ],
+    "copies that failed stay in the tree": [
+        Mutation(RadixTree, "prune", "del _.children[_]", drop),
     ],
     "all drafts have the log-probability of the first": [
         Mutation(collect, "emit", "[X.logprob for _ in _]", become("samples[0]")),

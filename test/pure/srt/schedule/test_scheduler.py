@@ -19,6 +19,7 @@ class Found(NamedTuple):
     tokens: int = 0
     pins: int = 0
     path: tuple[int, ...] = ()
+    host: int = 0
 
 
 def view(
@@ -140,6 +141,21 @@ def test_cached_tokens_cost_no_budget() -> None:
     found = {1: Found(25), 2: Found(28)}
     decision = plan(view([], [new(1, 30), new(2, 30)], found, budget=6), "fcfs", 0)
     assert decision.rows == [(1, 5), (2, 1)]
+
+
+def test_tokens_in_host_memory_cost_no_budget_but_pages() -> None:
+    waiting = [Item(1, 1, 40, 0), Item(2, 2, 30, 0)]
+    found = {1: Found(10, 0, (), 20), 2: Found(0, 0, (), 30)}
+    decision = plan(view([], waiting, found, available=60, budget=100), "fcfs", 1)
+    assert decision.rows == [(1, 10), (2, 1)], "a last token at least, should not all be loaded"
+    decision = plan(view([], waiting, found, available=59, budget=100), "fcfs", 1)
+    assert decision.rows == [(1, 10)]
+
+
+def test_longest_prefix_counts_host_memory() -> None:
+    waiting = [Item(1, 1, 40, 0), Item(2, 2, 40, 0)]
+    found = {1: Found(10), 2: Found(0, 0, (), 20)}
+    assert [item.id for item in order("lpm", view([], waiting, found), 9)] == [2, 1]
 
 
 def test_slots_limit_admission() -> None:
