@@ -1,7 +1,8 @@
 """``make soak``: a server, everything that clients do, and kills, for half an hour.
 
-The seed decides everything, except the interleaving, which depends on the machine. Prints a line
-every ten seconds and a summary. Exit status 1 if a requirement was violated:
+The seed decides everything, except the interleaving, which depends on the machine: with an odd one
+the server has KV in host memory. Prints a line every ten seconds and a summary. Exit status 1 if a
+requirement was violated:
 
 - every request has one end, the right one: its answer, an error that had a reason, or its client's
   own going;

@@ -42,9 +42,12 @@ FLAGS = [
     "--max-engine-restarts", "10000", "--max-body-bytes", str(1 << 18), "--admin-api-key", TOP,
     "--stream-write-timeout", str(LET_GO), "--response-store-bytes", str(4 << 20),
 ]  # fmt: skip
+# KV in host memory, for odd seeds.
+TIERS = ((), ("--enable-hierarchical-cache", "--hicache-ratio", "4"))
 TOLD = (
     "num_requests", "num_aborted_requests", "num_failed_requests", "generation_tokens",
-    "evicted_tokens", "num_retractions", "grammar_compilations", "engine_restarts",
+    "evicted_tokens", "stored_tokens", "loaded_tokens", "num_retractions", "grammar_compilations",
+    "engine_restarts",
 )  # fmt: skip
 GROWTH = 24 * MIB  # growth of the server from the middle third of its quiet moments to the last
 TELL = 10.0  # seconds between two lines
@@ -311,7 +314,7 @@ class Run:
 
 
 @contextmanager
-def served() -> Iterator[Server]:
+def served(seed: int) -> Iterator[Server]:
     """A server as users start it, whose temporary files are looked at in the end."""
     with TemporaryDirectory() as directory:
         keys, temporary = Path(directory) / "keys.json", Path(directory) / "tmp"
@@ -321,7 +324,8 @@ def served() -> Iterator[Server]:
         os.environ["TMPDIR"] = str(temporary)
         try:
             model = best_model(Path(directory) / "model")
-            with launched([*model, *FLAGS, "--api-keys-file", str(keys)]) as server:
+            flags = [*FLAGS, *TIERS[seed % len(TIERS)], "--api-keys-file", str(keys)]
+            with launched([*model, *flags]) as server:
                 yield server
         finally:
             os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
@@ -329,7 +333,7 @@ def served() -> Iterator[Server]:
 
 def soak(pace: Pace, seed: int, tell: Callable[[str], None]) -> Run:
     """A whole run; what it found is in its ``violations``."""
-    with served() as server:
+    with served(seed) as server:
         run = Run(server, pace, seed, tell)
         asyncio.run(run.run())
         left = [path.name for path in Path(os.environ["TMPDIR"]).glob("sglang-*")]

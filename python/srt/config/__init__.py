@@ -134,6 +134,10 @@ class Config:
              self.memory.max_total_tokens >= 0, "0 or more"),
             ("mem_fraction_static", self.memory.mem_fraction_static,
              0 <= self.memory.mem_fraction_static < 1, "in [0, 1)"),
+            ("hicache_ratio", self.memory.hicache_ratio,
+             0 < self.memory.hicache_ratio <= 1e9, "above 0, and at most 1e9"),
+            ("hicache_size", self.memory.hicache_size,
+             0 <= self.memory.hicache_size <= 1e9, "from 0 to 1e9"),
             ("context_length", self.model.context_length,
              self.model.context_length >= 0, "0 or more"),
             ("random_seed", self.model.random_seed,
@@ -170,6 +174,7 @@ class Config:
         for name, value, good, limit in checks:
             if not good:
                 raise ValueError(f"{_flag(name)} is {value}; it must be {limit}")
+        self.memory.verify()
         self.grammar.verify()
         self.speculation.verify()
         self.media.verify()

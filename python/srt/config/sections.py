@@ -103,6 +103,21 @@ class MemoryConfig:
         0.0, "share of memory for weights and KV; 0: 0.85 on a GPU, 0.3 on a CPU", type=float
     )
     disable_radix_cache: bool = flag(False, "keep no KV between requests")
+    enable_hierarchical_cache: bool = flag(
+        False, "keep KV that the device has no room for in host memory"
+    )
+    hicache_ratio: float = flag(
+        2.0, "host memory for KV, as a multiple of the device's KV cache", type=float
+    )
+    hicache_size: float = flag(0.0, "the same in GB; 0: by --hicache-ratio", type=float)
+
+    def verify(self) -> None:
+        """Raise ValueError for settings that exclude each other."""
+        if self.enable_hierarchical_cache and self.disable_radix_cache:
+            raise ValueError(
+                "--enable-hierarchical-cache keeps KV between requests and --disable-radix-cache "
+                "keeps none; leave one of them out."
+            )
 
 
 @dataclass(frozen=True)

@@ -201,9 +201,8 @@ ABSENT = (
         "disaggregation-decode-enable-offload-kvcache disaggregation-decode-polling-interval= "
         "encoder-only language-only encoder-transfer-backend= encoder-urls* "
         "enable-mm-global-cache enable-pdmux pdmux-config-path= sm-group-num="),
-    FlagRow("a KV cache in several kinds of memory",
-        "enable-hierarchical-cache hicache-ratio= hicache-size= hicache-write-policy= "
-        "hicache-io-backend= hicache-mem-layout= hicache-storage-backend= "
+    FlagRow("KV on disk or in other machines' memory",
+        "hicache-write-policy= hicache-io-backend= hicache-mem-layout= hicache-storage-backend= "
         "hicache-storage-prefetch-policy= hicache-storage-backend-extra-config= enable-lmcache "
         "hierarchical-sparse-attention-extra-config= kv-events-config="),
     FlagRow("offloading of weights",

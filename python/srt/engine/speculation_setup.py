@@ -45,7 +45,11 @@ def _draft_model(config: Config, info: EngineInfo) -> ModelDrafter:
         model=replace(config.model, model_path=path, revision="", context_length=0),
         lora=LoraConfig(),
         memory=replace(
-            config.memory, page_size=1, max_total_tokens=tokens, mem_fraction_static=share
+            config.memory,
+            page_size=1,
+            max_total_tokens=tokens,
+            mem_fraction_static=share,
+            enable_hierarchical_cache=False,
         ),
     )
     try:

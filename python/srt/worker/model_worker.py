@@ -26,8 +26,10 @@ from sglang.srt.worker.forward_choice import (
     no_warm_up,
 )
 from sglang.srt.worker.graphs import CudaRecorder
+from sglang.srt.worker.host_pool import HostPool, host_pages
 from sglang.srt.worker.kv import KVPool, bytes_per_token, measured, pool_pages
 from sglang.srt.worker.model_loading import ModelPlan, load_model, memory_use, plan_of
+from sglang.srt.worker.pass_timer import PassTimer
 from sglang.srt.worker.runner import ModelRunner
 from sglang.srt.worker.warm_up import WarmUpLimits, compilations_on, warm_up_both
 
@@ -70,6 +72,7 @@ class ModelWorker:
             use = measured(use, plan.device)
             pages = pool_pages(memory, token_bytes, use, plan.length, plan.device)
             pool = KVPool(spec.num_layers, spec.kv, pages, memory.page_size, kv_dtype, plan.device)
+        host = host_pages(memory, pages, token_bytes, plan.device)
         sections, features = self.model.sections, None
         if self.model.multimodal:
             features = Features(self.model.encode, config.media.media_cache_bytes)
@@ -93,6 +96,7 @@ class ModelWorker:
             settings.threads if plan.torch_because else 1, storage.parameters, plan.device
         )
         self.runner = runner_of(chosen.forward)
+        self.host = HostPool(pool, host) if host else None
         self.info: dict[str, Any] = {
             "model_path": settings.model_path or plan.directory.name,
             "architecture": plan.architecture,
@@ -106,6 +110,7 @@ class ModelWorker:
             "vocab_size": spec.vocab_size,
             "context_length": plan.length,
             "capacity": pool.capacity,
+            "host_capacity": host * pool.page_size,
             "page_size": pool.page_size,
             "eos": spec.eos,
             "parameters": storage.parameters,
@@ -142,7 +147,7 @@ class ModelWorker:
         self.threads.prepare(batch.num_tokens)
         compiled = self.compilations
         before, seconds = (compiled.count, compiled.seconds) if compiled else (0, 0.0)
-        finish = self.runner.launch(batch, masks)
+        finish = self._timed(batch, masks)
         if compiled is None or compiled.count == before:
             return finish
         log.warning(
@@ -152,6 +157,16 @@ class ModelWorker:
             compiled.seconds - seconds,
         )  # fmt: skip
         return partial(_compiled, finish, compiled.count - before)
+
+    def _timed(self, batch: Batch, masks: Masks) -> Finish:
+        """Launch a batch, its copies first; with host memory, measure what they take."""
+        if self.host is None:
+            return self.runner.launch(batch, masks)
+        timer = PassTimer(self.runner.device)
+        if batch.moves is not None:
+            self.host.move(batch.moves)
+        timer.copied()
+        return timer.timed(self.runner.launch(batch, masks))
 
 
 def _compiled(finish: Finish, count: int) -> StepResult:

@@ -101,6 +101,9 @@ class ModelRunner:
         launched before the outputs of the one before it are taken. Raises ValueError for a
         batch that cannot be computed; none of it is then."""
         self._later = []
+        if not batch.rows and batch.moves is not None:  # the batch only copied pages
+            self.tables.drop(batch.dropped)
+            return partial(StepResult, batch.id, [])
         inputs = read_batch(
             batch, self.drawn, self.vocab, self.context_length, self.tables, self.device,
             self.sections,

@@ -103,7 +103,10 @@ LINES: list[tuple[str, dict[str, Any] | re.Pattern[str]]] = [
     ("--constrained-json-whitespace-pattern '[\\n\\t ]*' --grammar-backend outlines",
      {"constrained_json_whitespace_pattern": "[\\n\\t ]*", "grammar_backend": "outlines"}),
     ("--skip-server-warmup --random-seed 1", {"skip_server_warmup": True, "random_seed": 1}),
-    ("--enable-hierarchical-cache --hicache-ratio 2", refused("a KV cache in several kinds")),
+    ("--enable-hierarchical-cache --hicache-ratio 3 --hicache-size 30",
+     {"enable_hierarchical_cache": True, "hicache_ratio": 3.0, "hicache_size": 30.0}),
+    ("--enable-hierarchical-cache --hicache-storage-backend file",
+     refused("KV on disk or in other machines' memory")),
     # Attention backends.
     ("--attention-backend flashinfer", {"attention_backend": "flashinfer"}),
     ("--attention-backend triton", {"attention_backend": "triton"}),

@@ -1,0 +1,150 @@
+"""HostPool: host memory for the KV pages that a device has no room for.
+
+Page ``h`` of the pool holds what one page of the device's ``KVPool`` holds: keys, values and scales
+of all layers. On a GPU the pages travel through pinned staging memory, in the order of the stream.
+Copies out are gathered on the device and reach the pool when it is next read or written. The
+launching thread waits for them then: a pass that copies both ways is launched only when the passes
+before it have ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from sglang.srt.config import MemoryConfig
+from sglang.srt.core.batch import PageMoves
+from sglang.srt.core.ints import Ints
+from sglang.srt.worker.kv import KVPool, available_memory
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """Copies out of a GPU that may not have arrived: ``staged[i]`` belongs at ``into`` of the
+    pool's part ``i``, once ``event`` has happened."""
+
+    event: torch.cuda.Event
+    staged: list[Tensor]
+    into: Tensor
+
+
+class HostPool:
+    """Copies of a device's pages.
+
+    Args:
+        pool: the device's.
+        pages: size of this one.
+
+    Raises MemoryError where the machine cannot give it.
+    """
+
+    def __init__(self, pool: KVPool, pages: int) -> None:
+        self.pages = pages
+        self._device = [_by_page(tensor, pool) for tensor in _tensors(pool)]
+        self._cuda = pool.keys[0].device.type == "cuda"
+        self._arriving: Arriving | None = None
+        width = sum(part.shape[1] for part in self._device)
+        try:
+            self._host = [
+                torch.empty((pages, part.shape[1]), dtype=torch.uint8) for part in self._device
+            ]
+        except RuntimeError as error:
+            raise MemoryError(
+                f"host memory for {pages} pages of KV needs {pages * width / 1e9:.2f} GB, which "
+                "this machine cannot give; lower --hicache-size or --hicache-ratio."
+            ) from error
+
+    @torch.inference_mode()
+    def move(self, moves: PageMoves) -> None:
+        """Copy ``stores`` to host memory, then ``loads`` to the device. On a GPU this queues the
+        copies on the current stream."""
+        if moves.stores:
+            self._store(moves.stores, moves.stored)
+        if moves.loads:
+            self._load(moves.loads, moves.loaded)
+
+    def _store(self, pages: Ints, into: Ints) -> None:
+        source, target = _index(pages), _index(into)
+        self._settle()
+        if not self._cuda:
+            for device, host in zip(self._device, self._host):
+                host.index_copy_(0, target, device.index_select(0, source))
+            return
+        at = source.pin_memory().to(self._device[0].device, non_blocking=True)
+        staged = []
+        for device in self._device:
+            part = torch.empty((len(pages), device.shape[1]), dtype=torch.uint8, pin_memory=True)
+            staged.append(part.copy_(device.index_select(0, at), non_blocking=True))
+        event = torch.cuda.Event()
+        event.record()
+        self._arriving = Arriving(event, staged, target)
+
+    def _load(self, pages: Ints, into: Ints) -> None:
+        source, target = _index(pages), _index(into)
+        self._settle()
+        if not self._cuda:
+            for device, host in zip(self._device, self._host):
+                device.index_copy_(0, target, host.index_select(0, source))
+            return
+        at = target.pin_memory().to(self._device[0].device, non_blocking=True)
+        for device, host in zip(self._device, self._host):
+            part = torch.empty((len(pages), device.shape[1]), dtype=torch.uint8, pin_memory=True)
+            torch.index_select(host, 0, source, out=part)
+            device.index_copy_(0, at, part.to(device.device, non_blocking=True))
+
+    def _settle(self) -> None:
+        """Put what has arrived from the device into the pool, waiting for it if need be."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            arriving.event.synchronize()
+            for host, part in zip(self._host, arriving.staged):
+                host.index_copy_(0, arriving.into, part)
+
+
+def host_pages(memory: MemoryConfig, pages: int, token_bytes: int, device: torch.device) -> int:
+    """Return the number of host pages that a configuration wants beside ``pages`` of a device, 0
+    where it wants none. ``token_bytes``: of one token in all layers.
+
+    Raises MemoryError where not even one page fits, or less memory is free. On a CPU the device's
+    pages come out of the same memory, most of them later.
+    """
+    if not memory.enable_hierarchical_cache:
+        return 0
+    page_bytes = memory.page_size * token_bytes
+    wanted = int(pages * memory.hicache_ratio)
+    flag = f"--hicache-ratio {memory.hicache_ratio:g}"
+    if memory.hicache_size:
+        wanted = int(memory.hicache_size * 1e9) // page_bytes
+        flag = f"--hicache-size {memory.hicache_size:g}"
+    if wanted < 1:
+        raise MemoryError(
+            f"{flag} leaves no room for a page of {page_bytes / 1e6:.2g} MB in host memory; "
+            "raise it."
+        )
+    free = available_memory(torch.device("cpu"))
+    if device.type == "cpu":
+        free = max(free - pages * page_bytes, 0)
+    if wanted * page_bytes > free:
+        beside = " beside the KV cache" if device.type == "cpu" else ""
+        raise MemoryError(
+            f"{flag} needs {wanted * page_bytes / 1e9:.2f} GB of host memory and "
+            f"{free / 1e9:.2f} GB are free{beside}; lower it."
+        )
+    return wanted
+
+
+def _tensors(pool: KVPool) -> list[Tensor]:
+    """All memory of a pool: keys, values that are no part of them, scales."""
+    own = [] if pool.values[0].data_ptr() == pool.keys[0].data_ptr() else pool.values
+    scales = [scale for layer in pool.scales for scale in {id(s): s for s in layer}.values()]
+    return [*pool.keys, *own, *scales]
+
+
+def _by_page(tensor: Tensor, pool: KVPool) -> Tensor:
+    """A view of the pool's pages as bytes, uint8 [pages, bytes of a page]."""
+    return tensor[: pool.pages * pool.page_size].view(pool.pages, -1).view(torch.uint8)
+
+
+def _index(pages: Ints) -> Tensor:
+    return torch.frombuffer(pages, dtype=torch.int32).long()

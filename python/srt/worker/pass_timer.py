@@ -1,0 +1,50 @@
+"""PassTimer: seconds of a pass and of its copies, which the engine learns its costs from."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from sglang.srt.core.batch import StepResult
+from sglang.srt.core.workers import Finish
+
+
+class PassTimer:
+    """Three moments of a pass: its start, the end of its copies, and its end. A GPU notes them in
+    the order of its stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._moments = [self._now()]
+
+    def copied(self) -> None:
+        """Note that the copies end here."""
+        self._moments.append(self._now())
+
+    def timed(self, finish: Finish) -> Finish:
+        """Note that the pass ends here. Return ``finish`` with the seconds in its result."""
+        self._moments.append(self._now())
+
+        def timed() -> StepResult:
+            result = finish()
+            start, copied, end = self._moments
+            result.copy_seconds = self._between(start, copied)
+            result.seconds = self._between(copied, end)
+            return result
+
+        return timed
+
+    def _now(self) -> float | torch.cuda.Event:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, one: float | torch.cuda.Event, two: float | torch.cuda.Event) -> float:
+        if isinstance(one, float) and isinstance(two, float):
+            return two - one
+        assert isinstance(one, torch.cuda.Event)
+        assert isinstance(two, torch.cuda.Event)
+        two.synchronize()
+        return float(one.elapsed_time(two)) / 1e3
