@@ -1,0 +1,16 @@
+"""The same sessions on a real engine, with host memory and without."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmark.interception.real_engine import main
+
+
+def test_both_arms_generate_the_same_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--model", "T", "--seconds", "1.5", "--clients", "4", "--rounds", "1", "--tokens", "600"])
+    out = capsys.readouterr().out
+    assert "tokens of both arms are equal" in out
+    assert out.count("sessions/s") == 2
