@@ -1,14 +1,21 @@
-"""``python -m benchmark.gpu``: everything there is to measure on a GPU, in ten minutes.
+"""``python -m benchmark.gpu``: everything there is to know on a GPU's first half hour.
 
     environment   versions, the GPU
-    ceilings      copy bandwidth and the rate of products: what the bounds below are made of
-    checks        test/gpu: bfloat16 against float64
-    kernels       attention: ours, FlashInfer's, torch's
-    engine        decode and prefill of 1 B and 8 B models: eager, replayed, overlapped; goals
+    ceilings      copy bandwidth and rates of products: what the bounds below are made of
+    checks        test/gpu: bfloat16 against float64, a process a file
+    attention     ours, FlashInfer's, torch's: short, long, skewed, shared, mixed, fp8
+    products      the matrix products of 1 B, 8 B, 14 B, 32 B and of a mixture of experts
+    layers        norms, gates, rotation with the append of keys and values
+    sampling      greedy, temperature, top-k, top-p
+    experts       routing and experts of a mixture
+    passes        whole models: decode, prefill, mixed; launches, memory, waits, compilations
+    profile       time by kernel
+    load          the engine with 64 requests, overlap on and off
 
-Each stage has a share of the time, and what does not fit is left out by name. Tables are printed
-last; with ``--out`` they are saved as JSON after every stage. Exit status: 0, 1 where a check has
-failed or a stage broke, 2 without a GPU.
+Each stage is a process with a share of the time. One that dies, hangs or breaks is recorded; where
+it runs the engine, it is tried again eagerly and with the next attention backend. Results are lines
+of JSON in --out as they come, and in the end report.md, report.json and plots. Exit status: 0, 1
+where a stage found something wrong or broke, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -16,85 +23,96 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sglang.srt.config.sections import ATTENTION_BACKENDS
-
-if TYPE_CHECKING:
-    from benchmark.gpu.bench import Bench
-
-# Stages and the most seconds each takes of ten minutes; what one leaves, the next ones have.
-STAGES = {"environment": 10, "ceilings": 30, "checks": 150, "kernels": 130, "engine": 260}
+from benchmark.gpu.report import write
+from benchmark.gpu.stages import REPORT, STAGES, Stage, chosen
+from benchmark.gpu.supervise import Supervisor
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmark.gpu")
     parser.add_argument("--stages", default=",".join(STAGES), help="with commas, in any order")
-    parser.add_argument("--minutes", type=float, default=10.0, help="time for all stages")
-    parser.add_argument("--out", type=Path, help="folder for gpu.json")
+    parser.add_argument("--minutes", type=float, default=30.0, help="time for all stages")
     parser.add_argument(
-        "--attention-backend", default="auto", choices=ATTENTION_BACKENDS, help="of the engine"
+        "--out", type=Path, help="folder of the results; default: benchmark/results/gpu-TIME"
     )
+    parser.add_argument("--attention-backend", default="auto", help="of the engine; default: auto")
     parser.add_argument("--tiny", action="store_true", help="toy sizes on the CPU, for tests")
+    parser.add_argument(
+        "--wheels", action="store_true",
+        help="print what to carry to a machine that has torch and no network, and exit",
+    )  # fmt: skip
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    wanted = options.stages.split(",")
-    if unknown := sorted(set(wanted) - set(STAGES)):
-        parser().error(f"--stages has {', '.join(unknown)}; there are {', '.join(STAGES)}")
-    import torch
+    if options.wheels:
+        from benchmark.gpu.wheels import page
 
-    from benchmark.gpu.bench import Bench
-
-    if not options.tiny and not torch.cuda.is_available():
-        print(
-            "No GPU: torch finds no CUDA device here. Run this on a machine with an NVIDIA GPU, or "
-            "with --tiny to try its code on the CPU.",
-            file=sys.stderr,
-        )
+        print(page())
+        return 0
+    try:
+        stages = chosen(options.stages)
+    except ValueError as error:
+        parser().error(str(error))
+    if not 0 < options.minutes <= 24 * 60:
+        parser().error(f"--minutes is {options.minutes:g}; it must be above 0, at most 1440")
+    if problem := _problem(options):
+        print(problem, file=sys.stderr)
         return 2
-    device = torch.device("cpu" if options.tiny else "cuda")
-    dtype = torch.float32 if options.tiny else torch.bfloat16
-    bench = Bench(device, dtype, options.tiny, options.out, options.attention_backend)
-    good = run(bench, wanted, options.minutes)
-    print("\n\n".join(table.text() for table in bench.tables))
-    return 0 if good else 1
+    name = time.strftime("gpu-%Y%m%d-%H%M%S")
+    folder = options.out or Path(__file__).resolve().parents[1] / "results" / name
+    if (folder / "stages").exists():
+        parser().error(f"--out is {folder}, which has results already; give a new folder")
+    return supervised(options, stages, folder)
 
 
-def run(bench: Bench, wanted: Sequence[str], minutes: float) -> bool:
-    """All stages in order. One that breaks is reported and the others still run."""
-    from benchmark.gpu.ceilings import ceilings, environment
-    from benchmark.gpu.checks import checks
-    from benchmark.gpu.engine import engine
-    from benchmark.gpu.kernels import kernels
+def _problem(options: argparse.Namespace) -> str:
+    """Reason for which nothing can be run here, "" where there is none."""
+    try:
+        import torch
+        from sglang.srt.config.sections import ATTENTION_BACKENDS
+    except ImportError as error:
+        return f"{error}; python -m benchmark.gpu --wheels lists what a machine needs"
+    if options.attention_backend not in ATTENTION_BACKENDS:
+        allowed = ", ".join(ATTENTION_BACKENDS)
+        return f"--attention-backend is {options.attention_backend!r}; one of {allowed} is needed"
+    if options.tiny or torch.cuda.is_available():
+        return ""
+    return (
+        "No GPU: torch finds no CUDA device here. Run this on a machine with an NVIDIA GPU, or "
+        "with --tiny to try its code on the CPU."
+    )
 
-    stages: dict[str, Callable[[Bench], bool | None]] = {
-        "environment": environment, "ceilings": ceilings, "checks": checks, "kernels": kernels,
-        "engine": engine,
-    }  # fmt: skip
-    if {"kernels", "engine"} & set(wanted) and "ceilings" not in wanted:
-        wanted = [*wanted, "ceilings"]  # bounds are made of them
-    began, total, good = time.monotonic(), sum(STAGES.values()), True
-    share = 0.0
-    for name, stage in stages.items():
-        share += STAGES[name] * minutes * 60 / total
-        if name not in wanted:
-            continue
-        bench.deadline = began + share
-        print(f"-- {name}", flush=True)
-        try:
-            good &= stage(bench) is not False
-        except Exception as error:
-            traceback.print_exc()
-            bench.table(f"{name} (broken)").remarks.append(f"{type(error).__name__}: {error}")
-            good = False
-        bench.save()
-    return good
+
+def supervised(options: argparse.Namespace, stages: Sequence[Stage], folder: Path) -> int:
+    """Run the stages, write the report, print where it is."""
+
+    def command(stage: Stage, mode: str, seconds: float) -> list[str]:
+        made = [sys.executable, "-m", "benchmark.gpu.stage_main", stage.name, "--out", str(folder),
+                "--seconds", f"{seconds:.1f}", "--mode", mode,
+                "--attention-backend", options.attention_backend]  # fmt: skip
+        return [*made, "--tiny"] if options.tiny else made
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    supervisor = Supervisor(folder, command, 60 * options.minutes, say)
+    interrupted = False
+    try:
+        supervisor.run(stages, reserve=0.0 if options.tiny else min(REPORT, 6 * options.minutes))
+    except KeyboardInterrupt:
+        interrupted = True
+    print(write(folder, stages))
+    print(f"results: {folder}")
+    if interrupted:
+        return 130
+    tried = [outcome for outcome in supervisor.outcomes if outcome.status != "left out"]
+    last = {outcome.stage: outcome.status for outcome in tried}
+    return 0 if set(last.values()) <= {"good"} else 1
 
 
 if __name__ == "__main__":

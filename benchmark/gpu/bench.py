@@ -1,105 +1,99 @@
-"""Bench: what every stage is given: the device, the clock, the sizes, and where results go."""
+"""Bench: what every stage is given: the device, the sizes, the clock, and where its results go."""
 
 from __future__ import annotations
 
-import json
-import statistics
+import faulthandler
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-Value = str | float | int | None
+from benchmark.gpu.records import Log, Value, shown
 
-
-@dataclass
-class Table:
-    """Rows of one stage, and remarks about what was left out and why."""
-
-    stage: str
-    rows: list[dict[str, Value]] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-
-    def text(self) -> str:
-        columns = list(dict.fromkeys(name for row in self.rows for name in row))
-        lines = [columns, *([_shown(row.get(name)) for name in columns] for row in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-        shown = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)) for line in lines]
-        return "\n".join([f"== {self.stage}", *shown, *self.remarks])
-
-
-def _shown(value: Value) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-    return str(value)
+# Seconds of one case of a kernel, what is compiled at first use included.
+CASE_SECONDS = 120
 
 
 @dataclass
 class Bench:
-    """``deadline``: time.monotonic() at which the current stage has to end.
-
+    """
     Attributes:
-        copy, product: measured ceilings, bytes and floating-point operations a second.
+        tiny: toy sizes on a CPU, where times mean nothing.
+        settings: of the engine, by the mode of this attempt (``stages.MODES``).
+        copy, product: measured ceilings, bytes and floating-point operations a second; 0: unknown.
+        begun: cases that an earlier attempt began: it ended, or died in the last of them.
+        deadline: ``time.monotonic()`` at which the stage has to end.
     """
 
     device: torch.device
     dtype: torch.dtype
     tiny: bool
-    out: Path | None
-    backend: str
+    log: Log
+    deadline: float
+    settings: dict[str, Any] = field(default_factory=dict)
     copy: float = 0.0
     product: float = 0.0
-    deadline: float = 0.0
-    tables: list[Table] = field(default_factory=list)
+    begun: set[str] = field(default_factory=set)
 
     @property
     def left(self) -> float:
         """Seconds the stage may still take."""
         return self.deadline - time.monotonic()
 
-    def table(self, stage: str) -> Table:
-        self.tables.append(Table(stage))
-        return self.tables[-1]
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def enough(self, seconds: float, what: str) -> bool:
+        """Whether ``seconds`` are left; else a remark names what is left out."""
+        if self.left >= (0.0 if self.tiny else seconds):
+            return True
+        self.remark(f"left out for time: {what}")
+        return False
+
+    def first(self, case: str) -> bool:
+        """Whether no earlier attempt began this case. From now on a hang ends the process after
+        ``CASE_SECONDS``, with the stacks of all threads in the log."""
+        if case in self.begun:
+            return False
+        self.begun.add(case)
+        self.log.add("case", case=case)
+        faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+        return True
+
+    def row(self, table: str, **values: Value) -> None:
+        """Record and print one measurement."""
+        self.log.row(table, values)
+        print("  ".join(f"{k} {shown(v)}" for k, v in values.items() if v is not None), flush=True)
+
+    def remark(self, text: str) -> None:
+        self.log.remark(text)
+        print(text, flush=True)
+
+    def failed(self, what: str, error: BaseException) -> None:
+        """Remark about something that broke while the rest goes on. Raises where the device is
+        broken too: a CUDA error stays with its process."""
+        self.remark(f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        self.sync()
 
     def sync(self) -> None:
-        if self.device.type == "cuda":
+        if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
-    def seconds(self, work: Callable[[], Any], rounds: int = 20, longest: float = 1.0) -> float:
-        """Median seconds of ``work`` after two warm-ups, by the device's own clock; fewer rounds
-        where they would take more than ``longest`` seconds."""
-        work()
-        self.sync()
-        began = time.perf_counter()
-        work()
-        self.sync()
-        once = time.perf_counter() - began
-        rounds = 2 if self.tiny else max(3, min(rounds, int(longest / max(once, 1e-6))))
-        return statistics.median(self._once(work) for _ in range(rounds))
+    def bound(self, moved: float, operations: float = 0.0) -> float:
+        """Least seconds to move bytes and do operations, 0 where the ceilings are unknown."""
+        if not self.copy or not self.product:
+            return 0.0
+        return max(moved / self.copy, operations / self.product)
 
-    def _once(self, work: Callable[[], Any]) -> float:
-        if self.device.type != "cuda":
-            began = time.perf_counter()
-            work()
-            return time.perf_counter() - began
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        work()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last)) / 1e3
+    def random(self, *size: int, scale: float = 1.0) -> Tensor:
+        """Normal values. Zeros can be faster than data."""
+        made = torch.randn(*size, device=self.device, dtype=torch.float32) * scale
+        return made.to(self.dtype)
 
-    def save(self) -> None:
-        """Everything so far, as JSON."""
-        if self.out is None:
-            return
-        self.out.mkdir(parents=True, exist_ok=True)
-        stages = {
-            table.stage: {"rows": table.rows, "remarks": table.remarks} for table in self.tables
-        }
-        (self.out / "gpu.json").write_text(json.dumps(stages, indent=1), encoding="utf-8")
+
+def share(bound: float, seconds: float) -> str | None:
+    """Bound over time in percent, None where either is unknown."""
+    return f"{bound / seconds:.0%}" if bound and seconds else None
