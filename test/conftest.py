@@ -30,7 +30,7 @@ settings.load_profile("fixed")
 LONG = (
     "test_paper_smoke.py", "test_simulation.py", "test_lint.py", "test_triton_compiled.py",
     "test_openapi.py", "test_matrix.py", "test_triton_interpreted.py", "test_soak.py",
-    "test_gpu_bodies.py", "test_benchmark_peers.py",
+    "test_gpu_bodies.py", "test_benchmark_peers.py", "test_benchmark_gpu.py",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,42 +24,83 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+HAS_TRITON = all(importlib.util.find_spec(name) for name in ("triton", "sgl_kernel"))
+
+
+@pytest.mark.timeout(900)  # eleven processes, each of which imports torch
 def test_every_stage_runs(tmp_path: Path) -> None:
-    done = run("--tiny", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    stages = json.loads((tmp_path / "gpu.json").read_text())
-    assert list(stages) == ["environment", "ceilings", "checks", "kernels", "engine"]
-    assert [row["ceiling"] for row in stages["ceilings"]["rows"]] == ["copy", "product float32"]
-    (checked,) = stages["checks"]["rows"]
+    done = run("--tiny", "--minutes", "20", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    data = json.loads((tmp_path / "report.json").read_text())
+    for stage, found in data.items():
+        assert [a["status"] for a in found["attempts"]] == ["good"], (stage, found["remarks"])
+    tables = {stage: found["tables"] for stage, found in data.items()}
+    assert list(tables) == ["environment", "ceilings", "checks", "attention", "products", "layers",
+                            "sampling", "experts", "passes", "profile", "load"]  # fmt: skip
+    names = [row["ceiling"] for row in tables["ceilings"]["ceilings"]]
+    assert names[:3] == ["copy", "read", "product"]
+    (checked,) = tables["checks"]["checks"]
     assert (checked["passed"] > 0, checked["failed"]) == (True, 0)
-    kernels = stages["kernels"]
-    assert len(kernels["rows"]) == 3
-    for row in kernels["rows"]:
+    check_kernels(tables, data["attention"]["remarks"])
+    check_passes(tables["passes"])
+    ways = tables["load"]["texts in float32"]
+    assert [row["texts as the first way's"] for row in ways] == ["6 of 6"] * 3
+    page = (tmp_path / "report.md").read_text()
+    assert page in done.stdout
+    assert "(products.svg)" in page
+    assert "| passes | graph | good |" in page
+    # The results of one run are not mixed with those of another.
+    again = run("--tiny", "--out", str(tmp_path))
+    assert again.returncode == 2
+    assert "has results already" in again.stderr
+
+
+def check_kernels(tables: dict[str, Any], remarks: list[str]) -> None:
+    attention = tables["attention"]["attention"]
+    assert len(attention) == 6
+    for row in attention:
         errors = {name: value for name, value in row.items() if name.endswith(" error")}
         assert "native error" in errors
         assert all(value < 1e-5 for value in errors.values())
-        assert row["dense us"] > 0
-    assert any("flashinfer cannot run" in remark for remark in kernels["remarks"])
-    rows = stages["engine"]["rows"]
-    assert [row["pass"] for row in rows] == ["decode 1", "decode 3", "prefill"]
-    assert rows[0]["goal"] == "75%"
-    has_triton = all(importlib.util.find_spec(name) for name in ("triton", "sgl_kernel"))
-    for row in rows[:2]:
-        assert row["eager ms"] > 0
-        assert ("graph ms" in row, "overlap ms" in row) == (has_triton, has_triton)
-    assert done.stdout.rstrip().splitlines()[-1].startswith(("prefill", "toy", "no graphs"))
+    assert sum("dense us" in row for row in attention) == 3
+    assert any("flashinfer cannot run" in remark for remark in remarks)
+    products = tables["products"]["products"]
+    assert {row["product"] for row in products} == {"qkv", "out", "gate_up", "down", "head"}
+    assert all(row["us"] > 0 and row["bound us"] > 0 for row in products)
+    if HAS_TRITON:
+        assert len(tables["layers"]["layers"]) == 3
+        assert len(tables["sampling"]["sampling"]) == 4
+        route, fused = (row["kernel"] for row in tables["experts"]["experts"])
+        assert (route, fused[1:]) == ("route", " experts")
 
 
-def test_stages_and_time_can_be_chosen(tmp_path: Path) -> None:
-    done = run("--tiny", "--stages", "kernels", "--minutes", "0", "--out", str(tmp_path))
+def check_passes(tables: dict[str, Any]) -> None:
+    rows = [row for row in tables["passes"] if row["model"] == "toy"]
+    names = ["decode 1", "decode 3", "decode 2 x 20", "decode 1 x 30 + 2", "prefill",
+             "prefill of 4", "mixed 2 + 4"]  # fmt: skip
+    assert [row["pass"] for row in rows] == names
+    assert [row["pass"] for row in tables["passes"] if row["model"] == "toy MoE"] == names
+    assert (rows[0]["goal"], rows[0]["reached"][-1]) == ("75%", "%")
+    for row in rows[:4]:
+        assert min(row["eager ms"], row["overlap ms"], row["sampled ms"], row["launch ms"]) > 0
+        assert ("graph ms" in row) == HAS_TRITON
+    outcomes = {row["outcome"] for row in tables["waits"]}
+    assert outcomes == {"not checked without a GPU"}
+    assert {row["model"] for row in tables["compiled after start"]} == {"toy", "toy MoE"}
+
+
+def test_stages_can_be_chosen_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+    done = run("--tiny", "--stages", "products", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:]
-    stages = json.loads((tmp_path / "gpu.json").read_text())
-    assert list(stages) == ["ceilings", "kernels"], "bounds need the ceilings"
-    assert stages["kernels"]["rows"] == []
-    assert any("left out for time" in remark for remark in stages["kernels"]["remarks"])
-    unknown = run("--tiny", "--stages", "warp")
-    assert unknown.returncode == 2
-    assert "there are environment, ceilings" in unknown.stderr
+    assert list(json.loads((tmp_path / "report.json").read_text())) == ["ceilings", "products"]
+    for arguments, complaint in (
+        (["--stages", "warp"], "there are environment, ceilings"),
+        (["--minutes", "0"], "--minutes is 0; it must be above 0"),
+        (["--attention-backend", "warp"], "one of auto, native"),
+    ):
+        refused = run("--tiny", *arguments)
+        assert refused.returncode == 2
+        assert complaint in refused.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
