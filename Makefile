@@ -19,10 +19,10 @@ PIP := -m pip install -qq --disable-pip-version-check --no-input
 PEERS := vllm llama guidance dspy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo check fast test test-clients soak histories lint format bench bench-peers paper paper-smoke clean
+.PHONY: help setup browser demo check fast test test-clients test-gpu-versions soak histories lint format bench bench-peers paper paper-smoke clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create or update .venv
 
@@ -46,6 +46,17 @@ test: $(STAMP) browser  ## the whole test suite, lint included
 test-clients: $(STAMP)  ## other people's clients, installed into .clients, run with the network cut
 	@$(MAKE) --no-print-directory -j $(JOBS) $(CLIENTS) .clients/node/.installed
 	@$(BIN)/python $(CASES)/offline.py $(BIN)/python -m pytest -rs --durations 5 $(CASES) $(ARGS)
+
+# The tests that are shaped by a GPU: kernels interpreted and compiled, stand-ins, graphs by replacement.
+GPU_TESTS := test/cpu/sgl_kernel/triton test/cpu/project/test_gpu_bodies.py test/cpu/srt/attention \
+  test/cpu/srt/worker/test_graphs.py test/cpu/srt/worker/test_page_tables.py \
+  test/cpu/srt/parallel/test_readback.py test/cpu/benchmark/gpu test/pure/benchmark/gpu
+
+test-gpu-versions: .gpu-versions/.installed  ## tests of GPU code on a CPU, with a GPU machine's versions
+	@.gpu-versions/bin/python -c 'import platform as p, numpy, torch, triton; print("Python", \
+	  p.python_version(), "torch", torch.__version__, "Triton", triton.__version__, "NumPy", numpy.__version__)'
+	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 .gpu-versions/bin/python -m pytest -n $(JOBS) \
+	  --dist loadfile -o cache_dir=.gpu-versions/cache $(GPU_TESTS) $(ARGS)
 
 soak: $(STAMP)  ## half an hour of everything at once, with kills (MINUTES=30 SEED=0)
 	@PYTHONPATH=test $(BIN)/python -m soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) $(ARGS)
@@ -89,7 +100,7 @@ paper-smoke: $(STAMP)  ## all of it on very little, no page: two minutes
 .peers/guidance/.installed: | .peers/llama/.installed
 
 clean:  ## remove .venv, caches and build outputs
-	@rm -rf $(VENV) .clients .peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .clients .peers .gpu-versions build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -rf python/*.egg-info sgl-kernel/build sgl-kernel/python/*.egg-info
 	@find sgl-kernel -name '*.so' -delete
 	@find python test tools examples benchmark -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -138,6 +149,27 @@ browser:
 	  { timeout 120 apt-get update; \
 	    timeout 400 apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1 || \
 	    echo "chromium could not be installed; the test of the page will be skipped."; fi
+
+# A GPU machine's Python, torch, Triton and NumPy, in a CPU build. Where pip reaches no such torch: the
+# Triton of that machine, whose compiler differs most, with the torch and Python of .venv.
+GPU_PYTHON ?= python3.12
+GPU_TORCH := $(shell sed -n 's/^torch==//p' constraints-gpu.txt)
+GPU_TRITON := $(shell sed -n '/^triton==/p' constraints-gpu.txt)
+.gpu-versions/.installed: pyproject.toml constraints-gpu.txt constraints-cpu.txt
+	@echo "Setting up $(@D): about 800 MB to fetch, a few minutes ..."
+	@if $(GPU_PYTHON) -c "" 2>/dev/null && $(GPU_PYTHON) -m venv --clear $(@D) && $(@D)/bin/python \
+	  $(PIP) $(TORCH_INDEX:%=--extra-index-url %) torch==$(GPU_TORCH)+cpu 2>/dev/null; then \
+	    cp constraints-gpu.txt $(@D)/pins.txt; \
+	  else \
+	    echo "No CPU build of torch $(GPU_TORCH) for $(GPU_PYTHON) here: torch $(TORCH) with $(GPU_TRITON)."; \
+	    $(PYTHON) -m venv --clear $(@D) && $(@D)/bin/python $(PIP) \
+	      $(TORCH_INDEX:%=--extra-index-url %) torch==$(TORCH)+cpu && \
+	    printf '%s\n' torch==$(TORCH) $(GPU_TRITON) >$(@D)/pins.txt; \
+	  fi && $(@D)/bin/python $(PIP) --constraint $(@D)/pins.txt --editable '.[dev]'
+	@# Tests of Triton need no native library, and one for another Python would replace .venv's.
+	@echo $(CURDIR)/sgl-kernel/python >$$($(@D)/bin/python -c \
+	  'import sysconfig; print(sysconfig.get_path("purelib"))')/sgl_kernel.pth
+	@touch $@
 
 .clients/%/.installed: $(CASES)/requirements/%.txt
 	@echo "Setting up $(@D) ..."
