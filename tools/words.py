@@ -1,4 +1,5 @@
-"""Riddles and retired words in docstrings and comments: `python -m tools.words`.
+"""Riddles and retired words in docstrings and comments, and retired words on the pages of the
+documentation: `python -m tools.words`.
 
 A riddle begins with a pronoun, a relative, a preposition or a conjunction, so that a reader must
 guess its subject. A retired word has a plain one instead. `tools/words.json` has the counts that
@@ -26,6 +27,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS = ROOT / "tools" / "words.json"
+PAGES = ("README.md", "CHANGELOG.md", "docs/**/*.md")
+MEASURED = {"evaluation.md"}  # written by a benchmark
 FOLDERS = ("python", "sgl-kernel", "tools", "benchmark", "test", "examples")
 
 PRONOUNS = """
@@ -66,10 +69,21 @@ ORDINARY = re.compile(
     | \bin[ ](?:(?:the|its|their|one)[ ])?places?(?:[ ]of)?\b
     | \b(?:takes?|taking|takes|took|taken)[ ](?:the|its|their)[ ]places?\b
     | \b(?:decimal|binary)[ ]places?\b
+    | \b(?:chang|swapp|trad)(?:e|es|ed|ing)[ ]places\b
+    | \b(?:tell|tells|told)[ ]apart\b
     | \b(?:draws?|drawn|drawing)[ ](?:a[ ]|the[ ]|as[ ]a[ ]|in[ ]|on[ ])?
       (?:page|plot|chart|curve|line|figure|canvas|SVG|graph|bar|picture|black|white)s?\b
     """,
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
+)
+
+# Code on a page, addresses of links, and tags.
+NO_PROSE = re.compile(
+    r"""^(?P<fence>`{3,}|~{3,})[\s\S]*?^(?P=fence)[^\n]*$
+    | ^(?:[ ]{4}|\t)[^\n]*$
+    | \]\([^)\n]*\)
+    | <[^>\n]*>""",
+    re.VERBOSE | re.MULTILINE,
 )
 
 # Marks of tools, which are no prose.
@@ -132,15 +146,38 @@ def findings(source: str) -> Iterator[Finding]:
         first = WORD.match(text.lstrip(' \n"*-'))
         if first and first[0].lower() in (IN_DOCSTRINGS if docstring else IN_COMMENTS):
             yield Finding(line, "riddles", " ".join(text.split())[:80])
-        plain = ORDINARY.sub(lambda found: re.sub(r"[^\n]", "-", found[0]), text)
-        for word in RETIRED_WORD.finditer(plain):
-            at = line + plain.count("\n", 0, word.start())
-            around = plain[max(0, word.start() - 30) : word.end() + 30]
-            yield Finding(at, "words", f"{word[0]}: ... {' '.join(around.split())} ...")
+        yield from retired_words(text, line)
+
+
+def page_findings(source: str) -> Iterator[Finding]:
+    """Retired words of a page in Markdown. Its sentences may begin with any word."""
+    yield from retired_words(hidden(NO_PROSE, source), 1)
+
+
+def retired_words(text: str, line: int) -> Iterator[Finding]:
+    """Retired words of a text that begins in a line."""
+    plain = hidden(ORDINARY, text)
+    for word in RETIRED_WORD.finditer(plain):
+        at = line + plain.count("\n", 0, word.start())
+        around = plain[max(0, word.start() - 30) : word.end() + 30]
+        yield Finding(at, "words", f"{word[0]}: ... {' '.join(around.split())} ...")
+
+
+def hidden(pattern: re.Pattern[str], text: str) -> str:
+    """The text with dashes where the pattern matches; its lines stay."""
+    return pattern.sub(lambda found: re.sub(r"[^\n]", "-", found[0]), text)
+
+
+def findings_of(path: Path) -> Iterator[Finding]:
+    """Findings of a file: a page in Markdown or a module in Python."""
+    source = path.read_text(encoding="utf-8")
+    return page_findings(source) if path.suffix == ".md" else findings(source)
 
 
 def sources(root: Path = ROOT) -> Iterator[Path]:
-    """Python files of the project. The link python/sglang/srt is not followed."""
+    """Python files and pages of the project. The link python/sglang/srt is not followed."""
+    for pattern in PAGES:
+        yield from (path for path in sorted(root.glob(pattern)) if path.name not in MEASURED)
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             if "sglang/srt" not in path.as_posix():
@@ -151,7 +188,7 @@ def counted(root: Path = ROOT) -> Table:
     """Counts of each file that has any."""
     found = {}
     for path in sources(root):
-        counts = Counter(each.kind for each in findings(path.read_text(encoding="utf-8")))
+        counts = Counter(each.kind for each in findings_of(path))
         if counts:
             found[path.relative_to(root).as_posix()] = dict(sorted(counts.items()))
     return found
@@ -222,7 +259,7 @@ def total(table: Table) -> str:
 def listing(paths: Iterable[Path]) -> Iterator[str]:
     """`path:line: kind: text` of every finding."""
     for path in paths:
-        for line, kind, text in findings(path.read_text(encoding="utf-8")):
+        for line, kind, text in findings_of(path):
             yield f"{path.resolve().relative_to(ROOT)}:{line}: {kind[:-1]}: {text}"
 
 

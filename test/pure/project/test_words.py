@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.words import above, findings, listing, lowered
+from tools.words import above, findings, findings_of, listing, lowered, page_findings
 
 RIDDLES = [
     '"""What a worker needs."""',
@@ -73,6 +73,36 @@ GOOD = [
 @pytest.mark.parametrize("source", GOOD)
 def test_a_good_sentence_passes(source: str) -> None:
     assert list(findings(source)) == []
+
+
+PAGE = """# Who may call
+
+A token is drawn; what follows is told.
+`drawn`, [a link](who.md), <a href="nobody">text</a>, told apart, two decimal places.
+
+    he(drawn)
+
+```python
+x = drawn(told)
+```
+
+Pages met in
+the cache.
+"""
+
+
+def test_retired_words_of_a_page_are_found() -> None:
+    found = [(each.line, each.kind, each.text.partition(":")[0]) for each in page_findings(PAGE)]
+    assert found == [(1, "words", "Who"), (3, "words", "drawn"), (3, "words", "told"),
+                     (12, "words", "met")]  # fmt: skip
+
+
+def test_a_page_may_begin_with_any_word(tmp_path: Path) -> None:
+    page, module = tmp_path / "page.md", tmp_path / "module.py"
+    page.write_text("# What it is\n\nWhich is a sentence.\n# Of these\n")
+    module.write_text('"""What it is."""\n')
+    assert list(findings_of(page)) == []
+    assert [each.kind for each in findings_of(module)] == ["riddles"]
 
 
 def test_findings_have_their_lines() -> None:
