@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random", "priority")
+PARK_POLICIES = (
+    "priced", "none", "discard", "preserve", "swap", "heuristic", "min-waste",
+)  # fmt: skip
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "flashinfer", "flashinfer-fa3")
 PUBLISHED = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4")
@@ -130,6 +133,12 @@ class ScheduleConfig:
     chunked_prefill_size: int = flag(2048, "prompt tokens a pass; -1: unlimited", type=int)
     max_overtakes: int = flag(
         128, "later arrivals a waiting request lets pass before it goes first", type=int
+    )
+    park_policy: str = flag(
+        "priced",
+        "KV of generations that wait for a tool; priced: what saves least time goes first; none: "
+        "least recently used",
+        choices=PARK_POLICIES,
     )
     disable_overlap_schedule: bool = flag(
         False,

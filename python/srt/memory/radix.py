@@ -9,6 +9,9 @@ split leaves the node object at the lower end, so that handles stay true.
     evictable        pages of unlocked nodes
     protected        pages of locked nodes
 
+``claims`` counts the contexts at a node or below it that wait for a tool (``memory/claims``). A
+claim locks nothing: the caller of ``evict`` chooses when its leaf goes.
+
 Contexts share KV only below the same root. Each namespace has one root.
 """
 
@@ -25,8 +28,11 @@ from sglang.srt.core.namespace import Namespace
 from sglang.srt.memory.lost import Lost, checksum
 from sglang.srt.memory.pages import PagePool
 
+MEMORY = 256  # leaves that ``RadixTree.reuse`` remembers, about
 Key = int | bytes
 Save: TypeAlias = "Callable[[RadixNode], None]"
+# From the least recently used leaf without a claim, None where there is none, the leaf to evict.
+Choose: TypeAlias = "Callable[[RadixNode | None], RadixNode | None]"
 
 
 class RadixNode:
@@ -34,8 +40,8 @@ class RadixNode:
     before the edge."""
 
     __slots__ = (
-        "_summed", "at", "children", "depth", "locks", "mark", "number", "pages", "parent",
-        "tokens", "used",
+        "_summed", "at", "children", "claims", "depth", "locks", "mark", "number", "pages",
+        "parent", "tokens", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, parent: RadixNode | None, tokens: Ints, pages: Ints) -> None:
@@ -45,6 +51,7 @@ class RadixNode:
         self.pages = pages
         self.children: dict[Key, RadixNode] = {}
         self.locks = 0
+        self.claims = 0
         self.used = 0  # number of the last use, for LRU
         self.at = 0.0  # moment of the last use
         self.depth: int = 0 if parent is None else parent.depth + len(parent.tokens)
@@ -79,6 +86,7 @@ class RadixTree:
         self.protected = 0
         self.version = 0
         self.evicted = 0  # pages, since the start
+        self._left = self._used_again = 0.0  # leaves without a claim (``reuse``)
         self.lost = Lost(clock)
         self._roots: dict[Namespace, RadixNode] = {}
         self._namespaces: dict[int, Namespace] = {}  # by the root's number
@@ -139,6 +147,8 @@ class RadixTree:
             if length < len(child.tokens):
                 child = self._split(child, length)
             if child.locks == 0:
+                if not child.children and not child.claims:
+                    self._used_again += 1
                 self.version += 1
                 self.evictable -= len(child.pages)
                 self.protected += len(child.pages)
@@ -162,6 +172,10 @@ class RadixTree:
                 self.protected -= len(step.pages)
                 self._offer(step)
             step = step.parent
+        if not node.locks and not node.claims and not node.children:
+            self._left += 1
+            if self._left > MEMORY:
+                self._left, self._used_again = self._left / 2, self._used_again / 2
         self._drop_root_if_empty(node)
 
     def continues(self, node: RadixNode, tokens: Ints, start: int) -> bool:
@@ -176,6 +190,37 @@ class RadixTree:
             pages += len(step.pages)
             step = step.parent
         return pages
+
+    # -- claims ----------------------------------------------------------------------------------
+
+    @property
+    def reuse(self) -> float:
+        """Share of the leaves without a claim that are used again, of the last ones."""
+        return min((self._used_again + 1) / (self._left + 2), 1.0)
+
+    def claim(self, tokens: Ints, namespace: Namespace) -> RadixNode | None:
+        """Put a claim on the cached prefix of ``tokens``. Returns its last node, None where nothing
+        is cached."""
+        last = None
+        for node, length in self.walk(tokens, len(tokens), namespace):
+            last = node if length else last
+        if last is not None:
+            if not last.locks and not last.claims:
+                self._left = max(self._left - 1, 0.0)  # now it has a claim
+            self._count_claim(last, 1)
+        return last
+
+    def unclaim(self, node: RadixNode) -> None:
+        """Take back a claim that ``claim`` has put."""
+        self._count_claim(node, -1)
+
+    def _count_claim(self, node: RadixNode, change: int) -> None:
+        step: RadixNode | None = node
+        while step is not None:
+            step.claims += change
+            if change < 0 and not step.claims and step.pages:
+                self._offer(step)
+            step = step.parent
 
     # -- growing and shrinking -------------------------------------------------------------------
 
@@ -203,38 +248,67 @@ class RadixTree:
             node = leaf
         return node, kept + rest, spare
 
-    def evict(self, count: int, why: str = "evicted", save: Save | None = None) -> int:
+    def evict(
+        self, count: int, why: str = "evicted", save: Save | None = None,
+        choose: Choose | None = None,
+    ) -> int:  # fmt: skip
         """Free at least ``count`` pages if so many are evictable, least recently used leaves first.
 
         A leaf longer than needed loses its tail only; ``why`` is remembered in ``lost``. Returns
         the pages freed. ``save`` is called with each leaf before it is cut; it must not change this
-        tree.
+        tree. ``choose`` picks among the oldest leaf and those with a claim; without it claims do
+        not count.
         """
         freed = 0
-        while freed < count and self._heap:
-            used, _, node = heapq.heappop(self._heap)
-            if node.locks or node.children or node.used != used or not node.pages:
-                continue  # an old entry: the node was used, extended, split or evicted since
+        while freed < count:
+            node = self._oldest(claimed=choose is None)
+            if choose is not None:
+                node = choose(node)
+            if node is None:
+                break
             if save is not None:
                 save(node)
-            cut = min(len(node.pages), count - freed)
-            self.pool.give(node.pages[-cut:])
-            key = self._key(node.tokens, 0)
-            self._lose(node, why)
-            del node.pages[-cut:], node.tokens[-cut * self.page_size :]
-            self.evictable -= cut
-            self.evicted += cut
-            self.version += 1
-            freed += cut
-            if node.pages:
-                self._offer(node)
-                continue
-            parent = node.parent
-            assert parent is not None
-            del parent.children[key]
-            self._offer(parent)
-            self._drop_root_if_empty(parent)
+            freed += self.cut(node, count - freed, why)
         return freed
+
+    def cut(self, node: RadixNode, count: int, why: str = "evicted") -> int:
+        """Free the last ``count`` pages of an unlocked leaf, or all that it has. Returns their
+        number."""
+        count = min(len(node.pages), count)
+        self.pool.give(node.pages[-count:])
+        key = self._key(node.tokens, 0)
+        self._lose(node, why)
+        del node.pages[-count:], node.tokens[-count * self.page_size :]
+        self.evictable -= count
+        self.evicted += count
+        self.version += 1
+        if node.pages:
+            return count  # the heap's entry of it stays true
+        parent = node.parent
+        assert parent is not None
+        del parent.children[key]
+        self._offer(parent)
+        self._drop_root_if_empty(parent)
+        return count
+
+    def _oldest(self, claimed: bool) -> RadixNode | None:
+        """The least recently used leaf. ``claimed``: those with a claim count too."""
+        oldest = self._top(claimed)
+        if oldest is None and claimed and self.evictable:
+            for node in self.nodes():  # leaves with a claim have lost their entries
+                self._offer(node)
+            oldest = self._top(claimed)
+        return oldest
+
+    def _top(self, claimed: bool) -> RadixNode | None:
+        """The first leaf of the heap, from which entries that are old are removed."""
+        while self._heap:
+            used, _, node = self._heap[0]
+            old = node.locks or node.children or node.used != used or not node.pages
+            if not old and (claimed or not node.claims):
+                return node
+            heapq.heappop(self._heap)  # old: used, extended, split or evicted since
+        return None
 
     def clear(self, why: str = "flushed") -> int:
         """Evict all that is evictable. Returns the pages freed."""
@@ -349,6 +423,8 @@ class RadixTree:
             assert len(node.tokens) == len(node.pages) * self.page_size, "edge and pages differ"
             assert node.parent is not None
             assert node.parent.locks >= node.locks >= 0, "a child outlives its parent's lock"
+            below = sum(child.claims for child in node.children.values())
+            assert node.claims >= below >= 0, "a claim below a node that does not count it"
             assert node.parent.children[self._key(node.tokens, 0)] is node, "child under wrong key"
             total += len(node.pages)
             owned.update(node.pages)
@@ -356,7 +432,7 @@ class RadixTree:
                 protected += len(node.pages)
             else:
                 evictable += len(node.pages)
-                known = node.children or (node.used, node.number) in offered
+                known = node.children or node.claims or (node.used, node.number) in offered
                 assert known, "a leaf that eviction does not find"
         assert len(owned) == total, "a page is in the tree twice"
         assert (evictable, protected) == (self.evictable, self.protected), "counts are off"
@@ -390,6 +466,7 @@ class RadixTree:
         assert parent is not None
         upper = RadixNode(next(self._numbers), parent, node.tokens[:length], node.pages[:pages])
         upper.locks, upper.used, upper.at = node.locks, node.used, node.at
+        upper.claims = node.claims
         parent.children[self._key(node.tokens, 0)] = upper
         node.tokens, node.pages = node.tokens[length:], node.pages[pages:]
         node.parent = upper

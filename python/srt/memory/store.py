@@ -26,7 +26,7 @@ from sglang.srt.core.segments import Segments, cut, verify
 from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.misses import miss_of
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import RadixNode, RadixTree
+from sglang.srt.memory.radix import Choose, RadixNode, RadixTree
 
 
 class Transfer(Protocol):
@@ -72,6 +72,7 @@ class Store:
     Attributes:
         transfer: budget of the planned pass for copies to and from host memory, set by the planner;
             None before the first plan, and without such a tier.
+        choose: which leaf goes first where some have claims; None where none has.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Store:
         self.tree = RadixTree(self.pool, page_size, clock)
         self.host = HostTier(host_pages, page_size, clock) if host_pages and share else None
         self.transfer: Transfer | None = None
+        self.choose: Choose | None = None
         self.contexts: dict[int, Context] = {}
         self.numbers = Numbers()
         self._active: dict[int, Context] = {}
@@ -222,11 +224,11 @@ class Store:
             if need > free + self.tree.evictable:
                 return False
             if self.host is None:
-                self.tree.evict(need - free)
+                self.tree.evict(need - free, choose=self.choose)
             else:  # several at once: each walks the path to a leaf
                 room = self.transfer.storable if self.transfer is not None else 0
                 ahead = min(AHEAD // self.page_size, self.tree.evictable // 8, room)
-                self.tree.evict(max(need - free, ahead), save=self._save)
+                self.tree.evict(max(need - free, ahead), save=self._save, choose=self.choose)
         try:
             context.pages.extend(self.pool.take(need))
         except MemoryError:
@@ -377,9 +379,22 @@ class Store:
         assert self.host is not None
         transfer = self.transfer
         if transfer is not None and transfer.storable:
-            tokens, pages = self.tree.path(node)
-            namespace = self.tree.namespace(node)
-            transfer.store(self.host.save(tokens, pages, namespace, transfer.storable))
+            self._copy(node, transfer.storable)
+
+    def copy(self, node: RadixNode, unbounded: bool = False) -> bool:
+        """Have the planned pass, which has no rows yet, copy the path to a leaf to host memory, as
+        far as its budget goes or ``unbounded``. Return whether host memory then has all of it."""
+        if self.host is None or self.transfer is None:
+            return False
+        return self._copy(node, self.pool.size if unbounded else self.transfer.storable)
+
+    def _copy(self, node: RadixNode, most: int) -> bool:
+        assert self.host is not None
+        assert self.transfer is not None
+        tokens, pages = self.tree.path(node)
+        namespace = self.tree.namespace(node)
+        self.transfer.store(self.host.save(tokens, pages, namespace, most))
+        return self.host.match(tokens, len(tokens), namespace) == len(tokens)
 
     def _node(self, context: Context) -> RadixNode:
         return cast(RadixNode, context.lock)

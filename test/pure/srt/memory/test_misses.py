@@ -145,7 +145,7 @@ def test_a_miss_never_claims_what_was_not_there() -> None:
     [
         Mutation(RadixTree, "_split", "A.sum", become("A.mark")),
         Mutation(RadixTree, "_split", "A.depth + _", become("A.depth")),
-        Mutation(RadixTree, "evict", "_._lose(...)", drop),
+        Mutation(RadixTree, "cut", "_._lose(...)", drop),
     ],
     ids=lambda mutation: mutation.pattern,
 )

@@ -217,7 +217,7 @@ def test_the_tree_is_what_the_model_is() -> None:
 MUTATIONS = {
     "the most recently used goes first": [
         Mutation(RadixTree, "_offer", "_.heappush(_, (X, ...))", become("-X")),
-        Mutation(RadixTree, "evict", "_.used != X", become("-X")),
+        Mutation(RadixTree, "_top", "_.used != X", become("-X")),
     ],
     "releasing is no use": [
         Mutation(RadixTree, "unlock", "_.used, _.at = _", drop),
@@ -232,9 +232,9 @@ MUTATIONS = {
         Mutation(RadixTree, "_child", "A - A % _", become("A")),
     ],
     "a whole leaf goes": [
-        Mutation(RadixTree, "evict", "min(A, _)", become("A")),
+        Mutation(RadixTree, "cut", "min(A, _)", become("A")),
     ],
-    "a parent is not offered": [Mutation(RadixTree, "evict", "_._offer(parent)", drop)],
+    "a parent is not offered": [Mutation(RadixTree, "cut", "_._offer(parent)", drop)],
     "spare pages are forgotten": [
         Mutation(RadixTree, "publish", "_[:X], _", constant(0)),
     ],

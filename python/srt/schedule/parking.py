@@ -1,0 +1,200 @@
+"""Parking: what becomes of the KV of contexts that wait for a tool (InferCept, sections 3 and 4).
+
+A policy is plain functions over views, chosen by name (``POLICIES``). ``decide`` says what is done
+with the KV now, and ``value`` which of it goes first where memory is short.
+
+    discard           it is given up at once
+    preserve          it stays, and nothing else may use its memory while others can go on
+    swap              it is copied to host memory at once, however long the copies take
+    heuristic         one of the three, by the expected duration (InferCept's baseline H)
+    min-waste         the paper's: copied to host memory within the budget of a pass, the most
+                      wasteful first; of the rest, what wastes less of staying and being discarded
+    priced            it stays as long as nothing needs its memory more; copied shortly before that
+    none              claims do not count: least recently used goes first
+
+Under ``priced`` a page is worth the time that it saves, divided by the time until it does: what it
+costs to compute or load it again, the less of both, over the predicted seconds until its tool
+answers. A page without a claim is worth the same over its age, times the chance that such a page
+was used again. With equal chances and costs that is the least recently used order. Nothing is
+locked: a claim decides what goes first, and never whether a request may be admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sglang.srt.schedule.costs import Costs
+from sglang.srt.schedule.waste import added, chunks, waste_chunk_discard, waste_preserve
+
+SHORT, MEDIUM = 4.0, 7.0  # seconds: InferCept's thresholds of the heuristic policy
+SOON = 0.01  # seconds: least time until a page is used
+HORIZON = 1.0  # seconds: what will be evicted within them is copied under ``priced``
+
+
+class ParkedItem(NamedTuple):
+    """One context that waits for a tool.
+
+    Attributes:
+        id: of the context.
+        tokens: those of its KV on the device that no other context needs.
+        copied: whether they have a copy in host memory.
+        elapsed, remaining: seconds that the call has taken, and that it will probably still take.
+    """
+
+    id: int
+    tokens: int
+    copied: bool
+    elapsed: float
+    remaining: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParkingView:
+    """A moment of the engine.
+
+    Attributes:
+        others: tokens of the running contexts (C_other).
+        chunk: tokens of a context that one pass can compute beside the running ones.
+        room: tokens that can be had before a claim gives way.
+        taken: tokens that the planned pass takes.
+        storable: tokens that the planned pass may copy to host memory; 0 without that tier.
+    """
+
+    costs: Costs
+    others: int
+    chunk: int
+    room: int
+    taken: int
+    storable: int
+
+
+@dataclass(slots=True)
+class ParkingDecision:
+    """Contexts by id.
+
+    Attributes:
+        discard: their KV is given up.
+        swap: it is copied to host memory and given up, if the pass may copy all of it.
+        copy: it is copied to host memory.
+    """
+
+    discard: list[int] = field(default_factory=list)
+    swap: list[int] = field(default_factory=list)
+    copy: list[int] = field(default_factory=list)
+
+
+# Items are made where they are requested: with a thousand parked contexts that takes a while.
+Items = Callable[[], Sequence[ParkedItem]]
+Decide = Callable[[Items, ParkingView], ParkingDecision]
+Value = Callable[[ParkedItem, Costs], float]
+
+
+@dataclass(frozen=True, slots=True)
+class ParkingPolicy:
+    """Treatment of parked contexts.
+
+    Attributes:
+        decide: called, at most ten times a second where the policy is soft, for the contexts whose
+            tool has not answered.
+        value: of a token of a context's KV; the lowest goes first where memory is short.
+        soft: whether memory for a request may be taken from parked contexts, whatever runs.
+        synchronous: whether copies may take longer than their pass.
+    """
+
+    decide: Decide
+    value: Value
+    soft: bool = False
+    synchronous: bool = False
+
+
+def discard(items: Items, view: ParkingView) -> ParkingDecision:
+    """Give everything up (InferCept, section 3.2, Discard)."""
+    return ParkingDecision(discard=[item.id for item in items()])
+
+
+def preserve(items: Items, view: ParkingView) -> ParkingDecision:
+    """Keep everything (InferCept, section 3.2, Preserve)."""
+    return ParkingDecision()
+
+
+def swap(items: Items, view: ParkingView) -> ParkingDecision:
+    """Copy everything to host memory at once (InferCept, section 3.2, Swap)."""
+    return ParkingDecision(swap=[item.id for item in items()])
+
+
+def heuristic(items: Items, view: ParkingView) -> ParkingDecision:
+    """Keep the KV of short calls, copy that of medium ones and give up that of long ones."""
+    made = ParkingDecision()
+    for item in items():
+        expected = item.elapsed + item.remaining
+        if expected >= MEDIUM:
+            made.discard.append(item.id)
+        elif expected >= SHORT:
+            made.swap.append(item.id)
+    return made
+
+
+def min_waste(items: Items, view: ParkingView) -> ParkingDecision:
+    """Copy the most wasteful ones within the budget; of the rest, give up those that waste less so
+    (InferCept, section 4.3, with equations 2, 4 and 5)."""
+    made, left, t_fwd = ParkingDecision(), view.storable, added(view.costs)
+    kept, given_up, waiting = dict[int, float](), dict[int, float](), items()
+    for item in waiting:
+        n = chunks(item.tokens, view.chunk)
+        kept[item.id] = waste_preserve(item.tokens, 1e3 * item.remaining)
+        given_up[item.id] = waste_chunk_discard(item.tokens, view.others, n, t_fwd)
+    for item in sorted(waiting, key=lambda i: -min(kept[i.id], given_up[i.id])):
+        if item.tokens <= left:
+            left -= item.tokens
+            made.swap.append(item.id)
+        elif given_up[item.id] < kept[item.id]:
+            made.discard.append(item.id)
+    return made
+
+
+def write_back(items: Items, view: ParkingView) -> ParkingDecision:
+    """Copy what will be evicted within the horizon, the first to go first."""
+    made, left, room = ParkingDecision(), view.storable, view.room
+    if not view.taken or left <= 0:
+        return made
+    needed = 1e3 * HORIZON * view.taken / max(view.costs.forward.at(view.taken), 1e-9)
+    if needed <= room:
+        return made
+    for item in sorted(items(), key=lambda i: priced_value(i, view.costs)):
+        if left <= 0 or room >= needed:
+            break
+        room += item.tokens
+        if not item.copied:
+            left -= item.tokens
+            made.copy.append(item.id)
+    return made
+
+
+def priced_value(item: ParkedItem, costs: Costs) -> float:
+    """Milliseconds saved by a token's KV, per second until they are."""
+    saved = min(costs.forward.b, costs.copy.b) if item.copied else costs.forward.b
+    return saved / max(item.remaining, SOON)
+
+
+def unclaimed_value(age: float, chance: float, costs: Costs) -> float:
+    """Value of a token's KV without a claim, unused for ``age`` seconds, of which a share of
+    ``chance`` is used again."""
+    return chance * costs.forward.b / max(age, SOON)
+
+
+def youngest_first(item: ParkedItem, costs: Costs) -> float:
+    """The value that lets the youngest call's KV go first."""
+    return item.elapsed
+
+
+POLICIES: dict[str, ParkingPolicy] = {
+    "priced": ParkingPolicy(write_back, priced_value, soft=True),
+    "none": ParkingPolicy(preserve, youngest_first, soft=True),
+    "discard": ParkingPolicy(discard, youngest_first),
+    "preserve": ParkingPolicy(preserve, youngest_first),
+    "swap": ParkingPolicy(swap, youngest_first, synchronous=True),
+    "heuristic": ParkingPolicy(heuristic, youngest_first, synchronous=True),
+    "min-waste": ParkingPolicy(min_waste, youngest_first),
+}

@@ -1,0 +1,112 @@
+"""Decisions about parked KV, by the policy's name, over views made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang.srt.config.sections import PARK_POLICIES
+from sglang.srt.schedule.costs import Costs, LineFit
+from sglang.srt.schedule.parking import (
+    POLICIES,
+    ParkedItem,
+    ParkingDecision,
+    ParkingView,
+    priced_value,
+    unclaimed_value,
+)
+from sglang.srt.schedule.waste import added, chunks, waste_chunk_discard, waste_preserve
+
+COSTS = Costs(LineFit(10.0, 0.05), LineFit(0.0, 0.04))
+
+
+def view(storable: int = 0, room: int = 0, taken: int = 100, others: int = 1000) -> ParkingView:
+    return ParkingView(COSTS, others, 500, room, taken, storable)
+
+
+def item(
+    number: int, tokens: int = 1000, remaining: float = 1.0, elapsed: float = 0.0,
+    copied: bool = False,
+) -> ParkedItem:  # fmt: skip
+    return ParkedItem(number, tokens, copied, elapsed, remaining)
+
+
+def decide(policy: str, items: list[ParkedItem], of: ParkingView) -> ParkingDecision:
+    return POLICIES[policy].decide(lambda: items, of)
+
+
+def test_every_policy_of_the_flag_exists() -> None:
+    assert set(POLICIES) == set(PARK_POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("policy", "discarded", "swapped"),
+    [("discard", [1, 2], []), ("preserve", [], []), ("swap", [], [1, 2]), ("none", [], [])],
+)
+def test_plain_policies_treat_all_alike(
+    policy: str, discarded: list[int], swapped: list[int]
+) -> None:
+    made = decide(policy, [item(1), item(2)], view())
+    assert (made.discard, made.swap, made.copy) == (discarded, swapped, [])
+
+
+def test_the_heuristic_goes_by_the_expected_duration() -> None:
+    items = [item(1, remaining=3.9), item(2, remaining=3.9, elapsed=0.2), item(3, remaining=7.0)]
+    made = decide("heuristic", items, view())
+    assert (made.swap, made.discard) == ([2], [3])
+
+
+item_lists = st.lists(
+    st.tuples(st.integers(1, 5000), st.floats(0, 100)), min_size=1, max_size=12
+).map(lambda pairs: [item(i, tokens, left) for i, (tokens, left) in enumerate(pairs)])
+
+
+@given(item_lists, st.integers(0, 6000), st.integers(0, 50_000))
+def test_min_waste_is_the_papers(items: list[ParkedItem], storable: int, others: int) -> None:
+    made = decide("min-waste", items, view(storable, others=others))
+    assert sum(i.tokens for i in items if i.id in made.swap) <= storable
+    t_fwd = added(COSTS)
+    for i in items:
+        if i.id in made.swap:
+            continue
+        discard = waste_chunk_discard(i.tokens, others, chunks(i.tokens, 500), t_fwd)
+        assert (i.id in made.discard) is (discard < waste_preserve(i.tokens, 1e3 * i.remaining))
+
+
+def test_min_waste_copies_the_most_wasteful_first() -> None:
+    items = [item(1, remaining=0.1), item(2, remaining=50.0), item(3, remaining=2.0)]
+    assert decide("min-waste", items, view(1500, others=100_000)).swap == [2]
+
+
+def test_nothing_is_copied_while_memory_lasts() -> None:
+    items = [item(1), item(2)]
+    needed = 1 + int(1e3 * 100 / COSTS.forward.at(100))  # tokens that a second of such passes takes
+    assert decide("priced", items, view(10_000, room=needed)).copy == []
+    assert decide("priced", items, view(10_000, room=needed - 1)).copy == [1]
+    assert decide("priced", items, view(10_000, room=needed - 1001)).copy == [1, 2]
+    assert decide("priced", items, view(0, room=0)).copy == []
+
+
+def test_what_returns_last_is_copied_first_and_once() -> None:
+    items = [item(1, remaining=1.0), item(2, remaining=9.0), item(3, remaining=5.0)]
+    assert decide("priced", items, view(2000)).copy == [2, 3]
+    items[1] = item(2, remaining=9.0, copied=True)
+    assert decide("priced", items, view(2000)).copy == [3, 1]
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.booleans())
+def test_a_page_is_worth_less_the_later_it_is_needed(a: float, b: float, copied: bool) -> None:
+    first, second = sorted((a, b))
+    sooner = priced_value(item(1, remaining=first, copied=copied), COSTS)
+    assert sooner >= priced_value(item(1, remaining=second, copied=copied), COSTS) > 0
+    assert sooner <= priced_value(item(1, remaining=first), COSTS) < math.inf
+
+
+@given(st.floats(0.02, 1e6))
+def test_with_equal_chances_the_order_is_by_time(age: float) -> None:
+    assert unclaimed_value(age, 1.0, COSTS) == pytest.approx(
+        priced_value(item(1, remaining=age), COSTS)
+    )
+    assert unclaimed_value(age, 0.5, COSTS) < unclaimed_value(age, 1.0, COSTS)
