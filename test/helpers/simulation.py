@@ -47,6 +47,7 @@ from sglang.srt.core.messages import (
     Goal,
     LoadAdapter,
     Open,
+    Park,
     PromptChunk,
     Reply,
     Tokens,
@@ -163,7 +164,7 @@ class History:
         self.schedule = ScheduleConfig(
             schedule_policy=kind.policy, chunked_prefill_size=kind.chunk,
             max_running_requests=kind.running, max_queued_requests=kind.queue,
-            max_overtakes=kind.overtakes,
+            max_overtakes=kind.overtakes, park_policy=kind.parking,
         )  # fmt: skip
         steps = range(1, 200) if kind.faulty else ()
         self.worker = FakeWorker(
@@ -210,6 +211,7 @@ class History:
         self.adapters = 0  # loaded so far
         self.replies: dict[int, Reply | None] = {}  # by the number of the verb
         self.loading = 0  # the verb whose adapter waits at the worker's gate
+        self.refused_parks = 0
         self.most_overtaken = 0
         self.bound = 0  # most passes, were nothing shared and nothing batched
 
@@ -248,6 +250,8 @@ class History:
                     begun += 1
             if self.asked and r.random() < (0.002 if self.kind.long else 0.06):
                 self._abort()
+            if self.contexts and r.random() < 0.3:
+                self._park()
             if r.random() < 0.04:
                 self._flush()
             if self.kind.adapters and r.random() < (0.15 if self.loaded else 0.9):
@@ -272,6 +276,7 @@ class History:
             assert oldest is None or oldest.id not in engine.waiting, "the oldest gave way"
             self._check_order(waiting)
         engine.store.check()
+        engine.planner.parked.check()
         if self.model is not None:
             self.model.store.check()
         self._check_matches()
@@ -332,6 +337,20 @@ class History:
         )
         verbs: list[Verb] = [Append(context, ints(more).tobytes())] if more else []
         self._advance(context, verbs, msgspec.structs.replace(goal, sampling=sampling, since=since))
+
+    def _park(self) -> None:
+        """Say that a context waits for a tool, rightly or, where it is busy, wrongly."""
+        r, parked = self.random, self.engine.planner.parked
+        context, bad = r.choice(list(self.contexts)), self.engine.stats.bad_verbs
+        expected = r.choice([0.0, 1.0, 5.0, 30.0, -1.0])
+        deadline = r.choice([600.0, 600.0, 20.0, 3.0])
+        self._handle(Park(context, r.choice("tu"), r.choice("ab"), expected, deadline))
+        busy = any(asked.context == context for asked in self.asked.values())
+        refused = self.engine.stats.bad_verbs > bad
+        self.refused_parks += refused
+        assert refused is (busy or expected < 0), "only an idle context can be parked"
+        self.seen["contexts parked"] += context in parked
+        self.seen["claims that expired"] = parked.expired
 
     def _fork(self, parent: int, length: int) -> tuple[int, list[Verb]]:
         child = next(self.numbers)
@@ -624,6 +643,7 @@ class History:
         assert set(store.contexts) == set(self.contexts), "a context is left, or closed too early"
         self._handle(*[Close(c) for c in list(store.contexts)])
         assert not store.contexts
+        self.seen["claims that gave way"] += self.engine.planner.parked.yielded
         self._finish_adapters()
         self._check_tables()
         store.check()
@@ -633,7 +653,9 @@ class History:
         assert host is None or host.tree.pool.free == host.tree.pool.size, "host pages lost"
         assert s.received == s.finished + s.aborted + s.failed
         assert s.plan_misses == 0, "the plan counted on memory that was not there"
-        assert s.bad_verbs == 0
+        assert s.bad_verbs == self.refused_parks
+        assert not self.engine.planner.parked, "a claim outlives its context"
+        self.engine.planner.parked.check()
         self.seen.update(
             retractions=s.retractions,
             evictions=store.tree.evicted,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from helpers.fake_worker import ECHO, VOCAB
 from sglang.ir.constraint import Constraint
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.config.sections import POLICIES
+from sglang.srt.config.sections import PARK_POLICIES, POLICIES
 from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.core.messages import EVERY, Distribution, Embed, Fill, Generate, Goal, Score
 from sglang.srt.core.segments import Segment, Segments
@@ -44,6 +44,7 @@ class Kind:
         faulty: passes and rows fail; blind: images now and then cannot be encoded.
         policy, overtakes, chunk, running: of the schedule.
         host: tokens of KV in host memory, 0 for none; movable: those that a pass may copy.
+        parking: what becomes of the KV of contexts that wait for a tool.
     """
 
     shape: Shape
@@ -65,6 +66,7 @@ class Kind:
     running: int
     host: int
     movable: int
+    parking: str
 
     @staticmethod
     def chosen(r: random.Random) -> Kind:
@@ -93,6 +95,7 @@ class Kind:
             running=r.choice([4, 16] if tight else [1, 2, 4, 16]),
             host=r.choice([0, longest // 2, 3 * longest, 3 * longest, 20 * longest]),
             movable=r.choice([1, 4, 8, 64, 1 << 20]),
+            parking=r.choice(["priced", *PARK_POLICIES]),
         )  # fmt: skip
 
     @property

@@ -10,6 +10,7 @@ a list of messages a frame. Contexts and requests are numbered by the client.
     Append     tokens at the end
     Truncate   cut to ``length``
     Advance    a request: compute the context's work and then what the goal says
+    Park       an idle context will go on once a tool has answered: a claim on its KV
     Close      the context is gone; a request on it ends as aborted; again: no effect
     Control    flush the cache, ask for statistics, ping, pause and continue
     LoadAdapter, UnloadAdapter
@@ -142,6 +143,26 @@ class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
     arrived: float = 0.0
 
 
+class Park(msgspec.Struct, frozen=True, tag="park", omit_defaults=True):
+    """Note that an idle context will go on once a tool has answered (InferCept, section 3).
+
+    The claim is soft: it decides what memory gives up first, and blocks no request. It ends with the
+    context's next Advance or Close, or after ``deadline`` seconds; the context itself stays open.
+
+    Attributes:
+        tool: name of the tool; calls of one tool are expected to take alike long.
+        owner: tenant whose tool it is; durations are learnt by owner and tool.
+        expected: seconds that the call will take, by the client; 0: it does not say.
+        deadline: seconds after which the claim ends.
+    """
+
+    context: int
+    tool: str = ""
+    owner: str = ""
+    expected: float = 0.0
+    deadline: float = 600.0
+
+
 class Close(msgspec.Struct, frozen=True, tag="close"):
     context: int
 
@@ -194,7 +215,16 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Verb: TypeAlias = (
-    Open | ForkContext | Append | Truncate | Advance | Close | Control | LoadAdapter | UnloadAdapter
+    Open
+    | ForkContext
+    | Append
+    | Truncate
+    | Advance
+    | Park
+    | Close
+    | Control
+    | LoadAdapter
+    | UnloadAdapter
 )
 
 

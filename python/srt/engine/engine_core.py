@@ -36,6 +36,7 @@ from sglang.srt.core.messages import (
     ForkContext,
     LoadAdapter,
     Open,
+    Park,
     Reply,
     Truncate,
     UnloadAdapter,
@@ -165,7 +166,7 @@ class EngineCore:
             if request is not None:
                 events += self._end(request, "abort")
             if verb.context in self.store.contexts:
-                self.store.close(context)
+                self._close(context)
         elif isinstance(verb, ForkContext):
             parent = self.store.contexts[verb.context]
             busy = self._requests.get(verb.context)
@@ -176,6 +177,8 @@ class EngineCore:
             self.store.fork(parent, verb.child, length)
         elif isinstance(verb, Append):
             self.store.append(self._idle(verb.context), from_bytes(verb.tokens))
+        elif isinstance(verb, Park):
+            self.planner.parked.park(verb, self._idle(verb.context))
         elif isinstance(verb, Truncate):
             if verb.length < 0:
                 raise ValueError(f"a context cannot be cut to {verb.length} tokens")
@@ -217,6 +220,7 @@ class EngineCore:
         self._accepted += 1
         self.stats.received += 1
         self._requests[context.id] = request
+        self.planner.parked.returned(context.id)
         if constraint is None:
             self.planner.put(request)
 
@@ -247,7 +251,11 @@ class EngineCore:
 
     def _close_refused(self, verb: Advance) -> None:
         if verb.close and verb.context not in self._requests:
-            self.store.close(self.store.contexts[verb.context])
+            self._close(self.store.contexts[verb.context])
+
+    def _close(self, context: Context) -> None:
+        self.planner.parked.end(context.id)
+        self.store.close(context)
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -425,7 +433,9 @@ class EngineCore:
         if context.active:
             self.store.release(context)
         if request.spec.close:
-            self.store.close(context)
+            self._close(context)
+        else:
+            self.planner.parked.end(context.id)  # where it ended before it was admitted
 
     # -- controls --------------------------------------------------------------------------------
 
@@ -458,6 +468,7 @@ class EngineCore:
             "total_tokens": store.pool.size * size,
             "evicted_tokens": store.tree.evicted * size,
             **store.host_counts(),
+            **self.planner.parked.counts,
         }
 
     def _control(self, verb: Control | LoadAdapter | UnloadAdapter) -> Reply | None:

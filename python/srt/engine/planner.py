@@ -30,6 +30,7 @@ from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.masks import GrammarBudget, PassMasks, by_cost
+from sglang.srt.engine.parked import Parked
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.memory.store import Match, Store
 from sglang.srt.schedule.costs import Costs
@@ -91,6 +92,7 @@ class Planner:
         new_budget: makes the budget of a pass's grammars.
         lookup: tokens of waiting requests that a step may look up in the cache.
         costs: of passes and copies, learnt from the results.
+        parked: contexts that wait for a tool.
         movable: most tokens whose KV a pass may copy to host memory, and most from it.
     """
 
@@ -111,7 +113,9 @@ class Planner:
         self.step_number = 0
         self.lookup = STEP_LOOKUP
         self.costs = Costs()
+        self.parked = Parked(schedule.park_policy, store, self.costs, clock)
         self._transfer: TransferBudget | None = None  # the planned pass has one
+        self._acted = False  # parked contexts were treated for the planned pass
         self.movable = STEP_MOVES
         self._admitted = 0  # tokens of the requests that this step has admitted
         self._numbers = 0  # log-probabilities of prompts that this step may still report
@@ -184,7 +188,7 @@ class Planner:
                 allowed.
         """
         self._follows.clear()
-        self._transfer = None
+        self._transfer, self._acted = None, False
         self._admitted, self._numbers = 0, STEP_NUMBERS
         if in_flight is not None:
             self._foresee(in_flight)
@@ -192,11 +196,15 @@ class Planner:
         budget = self.schedule.chunked_prefill_size
         budget = budget if budget > 0 else 1 << 30
         retracted = False
+        withheld = self.parked.withheld if self.parked else 0
         for _ in range(ROUNDS):
             # A request that was just retracted is not admitted again at once.
             slots = 0 if retracted else self.schedule.max_running_requests - len(self.running)
-            view = self._view(planned, budget, slots)
+            view = self._view(planned, budget, slots, withheld)
             decision = plan(view, self.schedule.schedule_policy, self.schedule.max_overtakes)
+            if withheld and not (decision.rows or decision.retract or planned.parts or in_flight):
+                withheld = 0
+                continue  # nothing can go on unless parked contexts give way
             if decision.retract:
                 retracted = True
                 self.retract([self.running[number] for number in decision.retract])
@@ -228,7 +236,7 @@ class Planner:
                 self.draining[number] = self.running.pop(number)
                 self.store.release(request.context)
 
-    def _view(self, planned: PlannedPass, budget: int, slots: int) -> View:
+    def _view(self, planned: PlannedPass, budget: int, slots: int, withheld: int) -> View:
         size, parts, loaded, running = self.info.page_size, planned.parts, planned.loaded, []
         for number, r in self.running.items():
             context = r.context
@@ -245,8 +253,9 @@ class Planner:
             for r in (self._window() if slots > 0 and budget > 0 else ())
             if not r.pending  # else its sample in flight must be collected first
         ]  # fmt: skip
+        available = max(self.store.available - withheld, 0)
         return View(
-            planned.batch.id, running, waiting, self.store.available, size, budget, slots,
+            planned.batch.id, running, waiting, available, size, budget, slots,
             self.reserve.share, self._match,
             lambda number: self.store.exclusive(self.running[number].context),
         )  # fmt: skip
@@ -310,10 +319,12 @@ class Planner:
         pass computes them, or host memory has them).
         """
         used = saved = 0
-        if self.store.host is not None and self._transfer is None:
+        if self._transfer is None and self.store.host is not None:
             tokens = sum(count for _, count in decided)
             self._transfer = TransferBudget(self.costs, tokens, self.info.page_size, self.movable)
             self.store.transfer = self._transfer
+        if self.parked and not self._acted:
+            self._act(decided)
         proposed = self._proposed(decided)
         for number, count in decided:
             request = self.running.get(number)
@@ -355,6 +366,14 @@ class Planner:
             if count > 1 or prompt:
                 used += count
         return used, saved
+
+    def _act(self, decided: Sequence[tuple[int, int]]) -> None:
+        """Do with the KV of parked contexts what their policy decides."""
+        self._acted = True
+        others = sum(len(request.context.tokens) for request in self.running.values())
+        taken = sum(count for _, count in decided)
+        chunk = max(self.schedule.chunked_prefill_size - len(self.running), 1)
+        self.parked.act(self._transfer, others, chunk, taken)
 
     def _reported(self, request: Request, count: int) -> int:
         """Number of tokens, of the next ``count``, whose log-probabilities fit this step: at least
@@ -444,6 +463,7 @@ class Planner:
         stats, first = request.stats, request.stats.miss is None
         miss = self.store.miss(request.context, request.match_limit) if first else None
         self.store.acquire(request.context, request.match_limit)
+        self.parked.end(request.context.id)
         loaded = self._load(request, planned)
         if miss is not None:
             miss.cover(loaded)

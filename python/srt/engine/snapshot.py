@@ -37,6 +37,7 @@ def snapshot(
         "tree": _tree(planner.store.tree, limit, now, adapter),
         "running": [_request(r, now) for r in running[:limit]],
         "waiting": [_request(r, now) for r in queued[:limit]],
+        "parked": planner.parked.shown(limit),
         "compiling": len(queued) - len(planner.waiting),
         "stats": dict(stats),
     }

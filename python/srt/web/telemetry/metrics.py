@@ -36,6 +36,8 @@ _GAUGES = {
     "fallbacks": ("num_fallbacks", "kernels or graphs that failed when the engine started"),
     "evictable_tokens": ("num_evictable_tokens", "KV tokens that only the prefix cache holds"),
     "host_tokens": ("num_host_tokens", "KV tokens in host memory"),
+    "parked": ("num_parked_contexts", "Contexts that wait for a tool"),
+    "parked_tokens": ("num_parked_tokens", "KV tokens on the device that only these had"),
     "host_total_tokens": ("max_host_num_tokens", "host memory for KV, in tokens"),
 }
 # Counters, likewise.
@@ -52,6 +54,9 @@ _COUNTERS = {
     "evicted_tokens": ("evicted_tokens_total", "KV tokens evicted from the prefix cache"),
     "stored_tokens": ("stored_tokens_total", "KV tokens copied to host memory"),
     "loaded_tokens": ("loaded_tokens_total", "KV tokens copied from host memory"),
+    "tool_seconds": ("tool_seconds_total", "Seconds of the calls that contexts waited for"),
+    "parked_expired": ("parked_expired_total", "Waits for a tool that reached their deadline"),
+    "parked_yielded": ("parked_yielded_total", "Times that memory took KV of a waiting context"),
     "retractions": ("num_retractions_total", "running requests sent back to the queue"),
     "postponed_rows": ("postponed_rows_total", "rows whose mask a later pass made"),
     "failed": ("num_failed_requests_total", "requests that the engine failed"),

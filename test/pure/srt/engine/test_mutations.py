@@ -27,6 +27,7 @@ from sglang.srt.engine.draft_model import ModelDrafter
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.masks import DraftMasks
+from sglang.srt.engine.parked import Parked
 from sglang.srt.engine.planner import Planner
 from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.radix import RadixTree
@@ -53,12 +54,12 @@ MUTATIONS = {
         Mutation(RadixTree, "unlock", "N = N.parent", become("N = None")),
     ],
     "a node in use is evicted": [
-        Mutation(RadixTree, "evict", "_.locks", drop),
-        Mutation(RadixTree, "evict", "_.used != _", drop),
+        Mutation(RadixTree, "_top", "_.locks", drop),
+        Mutation(RadixTree, "_top", "_.used != _", drop),
     ],
     "an inner node is evicted": [
         Mutation(RadixTree, "_offer", "not _.children", drop),
-        Mutation(RadixTree, "evict", "... or _.locks or X or ...", drop),
+        Mutation(RadixTree, "_top", "... or _.locks or X or ...", drop),
     ],
     "a split loses a page": [
         Mutation(RadixTree, "_split", "RadixNode(..., _.pages[:X])", plus(-1)),
@@ -332,7 +333,7 @@ MUTATIONS = {
         Mutation(HostTier, "failed", "_.prune(_)", drop),
     ],
     "host memory knows no namespaces": [
-        Mutation(Store, "_save", "_.namespace(_)", become("BASE")),
+        Mutation(Store, "_copy", "_.namespace(_)", become("BASE")),
         Mutation(Store, "load", "_.namespace", become("BASE")),
     ],
     "host pages of an adapter outlive it": [
@@ -352,6 +353,42 @@ MUTATIONS = {
     ],
     "copies that failed stay in the tree": [
         Mutation(RadixTree, "prune", "del _.children[_]", drop),
+    ],
+    "a claim outlives its context": [
+        Mutation(EngineCore, "_close", "_.end(_)", drop),
+    ],
+    "a claim outlives its pause": [
+        Mutation(Planner, "_admit", "_.parked.end(_)", drop),
+    ],
+    "a claim that ends still counts in the tree": [
+        Mutation(Parked, "end", "_.unclaim(_)", drop),
+    ],
+    "a second claim leaves the first one in the tree": [
+        Mutation(Parked, "park", "self.end(_)", drop),
+    ],
+    "a split forgets the claims": [
+        Mutation(RadixTree, "_split", "_.claims = X", constant(0)),
+    ],
+    "what had a claim is never evicted": [
+        Mutation(RadixTree, "_count_claim", "_._offer(_)", drop),
+    ],
+    "a claim gives up pages in use": [
+        Mutation(Parked, "_leaf", "not _.locks", drop),
+    ],
+    "a claim gives up the middle of a path": [
+        Mutation(Parked, "_leaf", "not _.children", drop),
+    ],
+    "a flush leaves what has claims": [
+        Mutation(RadixTree, "_oldest", "_._offer(_)", drop),
+    ],
+    "claims are dropped where all leaves have them": [
+        Mutation(Parked, "_choose", "return X", become("oldest"), 3),
+    ],
+    "preserved KV stops everybody": [
+        Mutation(Planner, "plan", "withheld = X", become("withheld"), 2),
+    ],
+    "the pages of claims are counted twice": [
+        Mutation(Parked, "end", "_ -= _", drop),
     ],
     "all drafts have the log-probability of the first": [
         Mutation(collect, "emit", "[X.logprob for _ in _]", become("samples[0]")),
@@ -388,7 +425,7 @@ def test_a_wrong_eviction_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch,
         Mutation(RadixTree, "_offer", "_.heappush(_, (X, ...))", become("-X")),
         Mutation(RadixTree, "_offer", "_.used == X", become("-X")),
-        Mutation(RadixTree, "evict", "_.used != X", become("-X")),
+        Mutation(RadixTree, "_top", "_.used != X", become("-X")),
         Mutation(RadixTree, "check", "{(X, ...) for _ in _}", become("-X")),
     )
     assert not evicts_least_recently_used()

@@ -1,0 +1,333 @@
+"""Parked: the contexts that wait for a tool, and what becomes of their KV (InferCept).
+
+    parked      the tool is running: a claim on the path of the context in the radix tree
+    returned    its next request waits to be admitted; the claim goes last
+    (ended)     the request was admitted, the context was closed, or the deadline has passed
+
+A claim locks nothing. It takes the leaves of its path out of the least recently used order, and the
+policy (``schedule/parking``) says when they go. Contexts without a claim cost nothing here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from sglang.srt.core.clock import Clock
+from sglang.srt.core.context import Context
+from sglang.srt.core.messages import Park
+from sglang.srt.engine.durations import Durations
+from sglang.srt.memory.radix import RadixNode
+from sglang.srt.memory.store import Store, Transfer
+from sglang.srt.schedule.costs import Costs
+from sglang.srt.schedule.parking import (
+    POLICIES,
+    ParkedItem,
+    ParkingView,
+    unclaimed_value,
+)
+
+REFRESH = 0.1  # seconds that the order of the claims is kept
+GROWTH = 0.1  # growth of the elapsed time at which a prediction is made anew
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One context's claim.
+
+    Attributes:
+        node: last node of its path when it was parked.
+        began: moment of the call.
+        ends: the deadline.
+        pages: pages that only this context needed when it was parked.
+        returned: whether the tool has answered.
+        copied: whether host memory was given a copy of all its KV.
+        remaining: predicted seconds left, as of moment ``predicted``.
+    """
+
+    context: Context
+    verb: Park
+    node: RadixNode
+    began: float
+    ends: float
+    pages: int = 0
+    returned: bool = False
+    copied: bool = False
+    remaining: float = 0.0
+    predicted: float = -math.inf
+
+
+class Parked:
+    """All claims.
+
+    Args:
+        policy: a name of ``POLICIES``.
+        costs: of passes and copies.
+
+    Attributes:
+        durations: of the calls so far, by owner and tool.
+        expired: claims that have reached their deadline, since the start.
+        yielded: leaves of claims that memory has taken, since the start.
+        seconds: of all calls that have ended.
+    """
+
+    def __init__(self, policy: str, store: Store, costs: Costs, clock: Clock) -> None:
+        self.policy = POLICIES[policy]
+        self._ignored = policy == "none"
+        self._store, self._costs, self._clock = store, costs, clock
+        self.durations = Durations()
+        self.expired = self.yielded = 0
+        self.seconds = 0.0
+        self._claims: dict[int, Claim] = {}  # by context id
+        self._numbers = itertools.count()
+        self._deadlines: list[tuple[float, int, Claim]] = []  # a heap; claims may have ended
+        self._held = 0  # sum of the claims' ``pages``
+        self._order: list[Claim] = []  # the first to go at the end
+        self._ordered_at = self._acted_at = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def __contains__(self, context: int) -> bool:
+        return context in self._claims
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Gauges and counters, by name."""
+        return {
+            "parked": len(self._claims),
+            "parked_tokens": self._held * self._store.page_size,
+            "parked_expired": self.expired,
+            "parked_yielded": self.yielded,
+            "tool_seconds": self.seconds,
+        }
+
+    # -- the life of a claim ---------------------------------------------------------------------
+
+    def park(self, verb: Park, context: Context) -> None:
+        """Begin a claim of an idle context. Raises ValueError for seconds that are none."""
+        for name, value in (("expected", verb.expected), ("deadline", verb.deadline)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be a number of seconds from 0 on")
+        self.end(context.id)
+        node = self._store.tree.claim(context.key, context.namespace)
+        if node is None:
+            return
+        now = self._clock.now()
+        claim = self._claims[context.id] = Claim(context, verb, node, now, now + verb.deadline)
+        claim.pages = self._exclusive(claim)
+        self._held += claim.pages
+        heapq.heappush(self._deadlines, (claim.ends, next(self._numbers), claim))
+        self._ordered_at = -math.inf
+        self._store.choose = None if self._ignored else self._choose
+
+    def returned(self, context: int) -> None:
+        """Note that a context goes on: its next request has come."""
+        claim = self._claims.get(context)
+        if claim is not None and not claim.returned:
+            self._learn(claim)
+            claim.returned = True
+
+    def end(self, context: int) -> None:
+        """End the claim of a context, if it has one."""
+        claim = self._claims.pop(context, None)
+        if claim is None:
+            return
+        if not claim.returned:
+            self._learn(claim)
+        self._held -= claim.pages
+        self._store.tree.unclaim(claim.node)
+        if not self._claims:
+            self._order.clear()
+            self._deadlines.clear()
+            self._store.choose = None
+
+    def expire(self) -> None:
+        """End the claims whose deadline has passed."""
+        now = self._clock.now()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            claim = heapq.heappop(self._deadlines)[2]
+            number = claim.context.id
+            if self._claims.get(number) is claim and not claim.returned:
+                self.expired += 1
+                self.end(number)
+
+    def _learn(self, claim: Claim) -> None:
+        seconds = self._clock.now() - claim.began
+        self.seconds += seconds
+        self.durations.add(claim.verb.owner, claim.verb.tool, seconds)
+
+    # -- a pass ----------------------------------------------------------------------------------
+
+    @property
+    def withheld(self) -> int:
+        """Pages that nothing may use while anything can go on without them."""
+        if self.policy.soft:
+            return 0
+        return sum(self._exclusive(claim) for claim in self._claims.values())
+
+    def act(self, transfer: Transfer | None, others: int, chunk: int, taken: int) -> None:
+        """Do with the KV of parked contexts what the policy decides for the planned pass, which has
+        no rows yet.
+
+        Args:
+            transfer: budget of the pass for copies, None without host memory.
+            others: tokens of the running contexts.
+            chunk: tokens that the pass has room for beside one of each running context.
+            taken: tokens that the pass takes.
+        """
+        self.expire()
+        now, size = self._clock.now(), self._store.page_size
+        if self.policy.soft and now - self._acted_at < REFRESH:
+            return
+        self._acted_at = now
+        view = ParkingView(
+            self._costs, others, chunk, max(self._store.available - self._held, 0) * size, taken,
+            transfer.storable * size if transfer is not None else 0,
+        )  # fmt: skip
+        made = self.policy.decide(self._items, view)
+        for number in made.copy:
+            self._copy(self._claims[number])
+        for number in made.swap:
+            self._copy(self._claims[number])
+            if self._claims[number].copied:
+                self._give_up(self._claims[number])
+        for number in made.discard:
+            self._give_up(self._claims[number])
+
+    def _items(self) -> list[ParkedItem]:
+        """Contexts that have KV on the device, and whose tool has not answered."""
+        now = self._clock.now()
+        items = [self._item(claim, now) for claim in self._claims.values() if not claim.returned]
+        return [item for item in items if item.tokens]
+
+    def _item(self, claim: Claim, now: float) -> ParkedItem:
+        tokens = self._exclusive(claim) * self._store.page_size
+        return ParkedItem(
+            claim.context.id, tokens, claim.copied, now - claim.began, self._remaining(claim, now)
+        )
+
+    def _remaining(self, claim: Claim, now: float) -> float:
+        """Predicted seconds until the tool answers."""
+        elapsed = now - claim.began
+        if elapsed - (claim.predicted - claim.began) > GROWTH * elapsed:
+            verb = claim.verb
+            claim.remaining = self.durations.remaining(
+                verb.owner, verb.tool, elapsed, verb.expected
+            )
+            claim.predicted = now
+        return max(claim.remaining - (now - claim.predicted), 0.0)
+
+    def _copy(self, claim: Claim) -> None:
+        """Have the planned pass copy the claim's path to host memory."""
+        leaf = self._leaf(claim)
+        if leaf is not None:
+            claim.copied = self._store.copy(leaf, unbounded=self.policy.synchronous)
+
+    def _give_up(self, claim: Claim) -> None:
+        """Free the pages that only this context needs."""
+        tree = self._store.tree
+        while (leaf := self._leaf(claim)) is not None and leaf.claims == 1:
+            tree.cut(leaf, len(leaf.pages))
+
+    # -- order of eviction ----------------------------------------------------------------------
+
+    def _choose(self, oldest: RadixNode | None) -> RadixNode | None:
+        """The leaf that memory gives up next: the least recently used one without a claim, or that
+        of a claim (``memory.radix.Choose``)."""
+        if oldest is not None and not self.policy.soft:
+            return oldest
+        claim, leaf = self._first()
+        if (
+            claim is None
+            or leaf is None
+            or (oldest is not None and not self._gives_way(claim, oldest))
+        ):
+            return oldest
+        self.yielded += 1
+        return leaf
+
+    def _gives_way(self, claim: Claim, oldest: RadixNode) -> bool:
+        """Whether the KV of a claim is worth less than that of a leaf without one."""
+        if claim.returned:
+            return False
+        now, costs = self._clock.now(), self._costs
+        value = self.policy.value(self._item(claim, now), costs)
+        return value < unclaimed_value(now - oldest.at, self._store.tree.reuse, costs)
+
+    def _first(self) -> tuple[Claim | None, RadixNode | None]:
+        """The claim that goes first, with the leaf that it gives up."""
+        for fresh in (False, True):
+            if fresh or self._clock.now() - self._ordered_at > REFRESH:
+                self._sort()
+            while self._order:
+                claim = self._order[-1]
+                alive = self._claims.get(claim.context.id) is claim
+                leaf = self._leaf(claim) if alive else None
+                if leaf is not None:
+                    return claim, leaf
+                self._order.pop()
+        return None, None
+
+    def _sort(self) -> None:
+        """Sort the claims, what is worth least last. Those that have returned are worth most, the
+        oldest of them above all."""
+        now, costs = self._clock.now(), self._costs
+        self._ordered_at = now
+        values = {
+            claim: (1, -claim.context.id)
+            if claim.returned
+            else (0, self.policy.value(self._item(claim, now), costs))
+            for claim in self._claims.values()
+        }
+        self._order = sorted(values, key=values.__getitem__, reverse=True)
+
+    def _leaf(self, claim: Claim) -> RadixNode | None:
+        """The evictable leaf at the end of a claim's path, None where there is none."""
+        node = claim.node
+        while not node.pages:  # evicted
+            if node.parent is None:
+                return None
+            node = node.parent
+        return node if not node.locks and not node.children else None
+
+    def _exclusive(self, claim: Claim) -> int:
+        """Pages that only this context needs: pages that others share cost a claim nothing."""
+        node, pages = self._leaf(claim), 0
+        while node is not None and node.parent and node.claims == 1 and not node.locks:
+            if len(node.children) > 1:
+                break
+            pages += len(node.pages)
+            node = node.parent
+        return pages
+
+    def shown(self, limit: int) -> list[dict[str, Any]]:
+        """Return at most ``limit`` claims as plain data, the oldest first."""
+        now, found = self._clock.now(), []
+        for claim in islice(self._claims.values(), limit):
+            item = self._item(claim, now)
+            found.append({
+                "context": item.id, "tool": claim.verb.tool, "seconds": item.elapsed,
+                "remaining": item.remaining, "tokens": item.tokens, "copied": item.copied,
+                "returned": claim.returned,
+            })  # fmt: skip
+        return found
+
+    def check(self) -> None:
+        """Raise AssertionError where a claim counts in the tree and not here, or the reverse."""
+        counts: dict[int, int] = {}
+        assert self._held == sum(claim.pages for claim in self._claims.values()), "pages of claims"
+        for number, claim in self._claims.items():
+            assert not claim.context.active, "a claim of a context that runs"
+            assert self._store.contexts.get(number) is claim.context, "a claim without its context"
+            step: RadixNode | None = claim.node
+            while step is not None:
+                if step.pages:
+                    counts[step.number] = counts.get(step.number, 0) + 1
+                step = step.parent
+        for node in self._store.tree.nodes():
+            assert node.claims == counts.get(node.number, 0), "a claim that is nobody's"

@@ -1,0 +1,195 @@
+"""Contexts that wait for a tool: what memory takes from them, and what a claim costs."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.fake_worker import FakeWorker, fake_info
+from helpers.wishes import TEXT
+from sglang.ir.sampling import SamplingParams
+from sglang.srt.config import ScheduleConfig
+from sglang.srt.core.clock import ManualClock
+from sglang.srt.core.ints import ints
+from sglang.srt.core.messages import (
+    Advance,
+    Append,
+    Close,
+    Control,
+    Done,
+    Event,
+    Generate,
+    Open,
+    Park,
+    Reply,
+)
+from sglang.srt.engine.engine_core import EngineCore
+from sglang.srt.engine.executor import Inline
+
+GOAL = Generate(SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True))
+
+
+class Desk:
+    """An engine of few tokens, and contexts of ten that were computed one after another."""
+
+    def __init__(self, policy: str = "priced", capacity: int = 50, host: int = 0) -> None:
+        self.clock = ManualClock()
+        self.worker = FakeWorker(1)
+        info = fake_info(capacity, 1, host_capacity=host)
+        schedule = ScheduleConfig(schedule_policy="fcfs", park_policy=policy)
+        self.engine = EngineCore(Inline(self.worker), info, schedule, TEXT, clock=self.clock)
+        self.parked = self.engine.planner.parked
+
+    def compute(self, *contexts: int, close: bool = False) -> list[Done]:
+        for number in contexts:
+            tokens = ints([number % 90] * 9 + [1])
+            known = number in self.engine.store.contexts
+            verbs = [] if known else [Open(number, tokens.tobytes())]
+            self.engine.handle([*verbs, Advance(number, number, GOAL, close=close)])
+        done = self.run()
+        assert len(done) == len(contexts)
+        return done
+
+    def run(self) -> list[Done]:
+        events: list[Event] = []
+        while self.engine.busy:
+            self.clock.advance(1.0)
+            events += self.engine.step()
+            self.engine.store.check()
+            self.parked.check()
+        return [event for event in events if isinstance(event, Done)]
+
+    def cached(self, context: int) -> int:
+        """Tokens of a context that the device has."""
+        known = self.engine.store.contexts[context]
+        return self.engine.store.match(known, len(known.tokens)).tokens
+
+
+def test_what_is_parked_outlasts_what_has_ended() -> None:
+    desk = Desk()
+    desk.compute(1, 2)
+    desk.engine.handle([Park(1, expected=5.0)])  # older than 2, which has no claim
+    desk.compute(3, 4, 5)
+    desk.compute(6, close=True)
+    assert desk.cached(1) == 10
+    assert desk.cached(2) < 10
+
+
+def test_without_the_policy_the_oldest_goes_first() -> None:
+    desk = Desk("none")
+    desk.compute(1, 2)
+    desk.engine.handle([Park(1, expected=5.0)])
+    desk.compute(3, 4, 5)
+    desk.compute(6, close=True)
+    assert desk.cached(1) < 10
+
+
+def test_of_two_parked_ones_the_later_return_goes_first() -> None:
+    desk = Desk(capacity=40)
+    desk.compute(1, 2)
+    desk.engine.handle([Park(1, "slow", expected=500.0), Park(2, "fast", expected=20.0)])
+    desk.compute(3)
+    desk.engine.handle([Close(3)])
+    desk.compute(4, 5, close=True)
+    assert desk.cached(1) < desk.cached(2) == 10
+    assert desk.parked.yielded
+
+
+def test_claims_block_nobody() -> None:
+    desk = Desk(capacity=40)
+    desk.compute(1, 2, 3)
+    desk.engine.handle([Park(number, expected=1.0) for number in (1, 2, 3)])
+    assert desk.compute(4, close=True)
+    assert desk.engine.stats.plan_misses == 0
+
+
+def test_preserved_kv_gives_way_where_nobody_can_go_on() -> None:
+    desk = Desk("preserve", capacity=35)
+    desk.compute(1, 2, 3)
+    desk.engine.handle([Park(number, expected=1.0) for number in (1, 2, 3)])
+    desk.clock.advance(3.0)
+    desk.engine.handle([Park(3, expected=1.0)])  # the youngest
+    desk.compute(4, close=True)
+    assert [desk.cached(number) for number in (1, 2)] == [10, 10]
+    assert desk.cached(3) < 10
+
+
+def test_discarded_kv_is_free_at_once_but_for_what_others_share() -> None:
+    desk = Desk("discard")
+    desk.compute(1, 2)
+    shared = desk.engine.store.contexts[1].tokens[:6]
+    desk.engine.handle([Open(9, shared.tobytes()), Advance(9, 9, GOAL)])
+    desk.run()
+    desk.engine.handle([Park(9, expected=1.0), Park(1, expected=1.0)])
+    desk.compute(3, close=True)
+    assert desk.cached(2) == 10
+    assert desk.cached(1) <= 6
+
+
+def test_swapped_kv_is_loaded_and_not_computed() -> None:
+    desk = Desk("swap", host=100)
+    desk.compute(1)
+    desk.engine.handle([Park(1, expected=1.0)])
+    desk.compute(2, close=True)
+    assert desk.cached(1) == 0
+    more = ints([7, 8]).tobytes()
+    desk.engine.handle([Append(1, more), Advance(1, 5, GOAL, close=True)])
+    (done,) = desk.run()
+    assert done.stats.loaded_tokens > 0
+
+
+def test_a_claim_ends_with_the_pause() -> None:
+    desk = Desk()
+    desk.compute(1)
+    desk.engine.handle([Park(1, "tool", "me", 5.0)])
+    desk.clock.advance(7.0)
+    assert len(desk.parked) == 1
+    desk.compute(1)
+    assert not desk.parked
+    assert desk.parked.durations.remaining("me", "tool", 0.0) == pytest.approx(7.0, rel=0.2)
+
+
+def test_a_claim_ends_at_its_deadline_and_the_context_stays() -> None:
+    desk = Desk()
+    desk.compute(1)
+    desk.engine.handle([Park(1, deadline=2.0)])
+    desk.clock.advance(2.0)
+    desk.compute(2, close=True)
+    assert not desk.parked
+    assert desk.parked.expired == 1
+    assert desk.compute(1)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [Park(1, expected=-1.0), Park(1, deadline=float("nan")), Park(7), Park(1, expected=1e999)],
+)
+def test_a_bad_park_is_counted_and_changes_nothing(verb: Park) -> None:
+    desk = Desk()
+    desk.compute(1)
+    desk.engine.handle([Park(1, "kept")])
+    assert desk.engine.handle([verb]) == []
+    assert desk.engine.stats.bad_verbs == 1
+    assert len(desk.parked) == 1
+
+
+def test_a_flush_takes_parked_kv_and_the_program_goes_on() -> None:
+    desk = Desk()
+    desk.compute(1)
+    desk.engine.handle([Park(1, expected=5.0)])
+    (reply,) = desk.engine.handle([Control(1, "flush")])
+    assert isinstance(reply, Reply)
+    assert reply.ok
+    assert desk.engine.store.pool.free == desk.engine.store.pool.size
+    assert desk.compute(1)[0].stats.cached_tokens == 0
+
+
+def test_a_snapshot_shows_what_waits() -> None:
+    desk = Desk()
+    desk.compute(1)
+    desk.engine.handle([Park(1, "search", expected=5.0)])
+    desk.clock.advance(1.0)
+    (reply,) = desk.engine.handle([Control(1, "tree", 5)])
+    assert isinstance(reply, Reply)
+    (shown,) = reply.data["parked"]
+    assert (shown["context"], shown["tool"], shown["tokens"]) == (1, "search", 10)
+    assert shown["seconds"] == 1.0
+    assert desk.engine.stats_now()["parked_tokens"] == 10
