@@ -10,15 +10,16 @@ import heapq
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
-from sglang.srt.core.batch import Batch, RowOutput, StepResult
+from sglang.srt.core.batch import Batch, Row, RowOutput, StepResult
 from sglang.srt.core.clock import ManualClock
 from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Advance, Append, Done, Generate, Open, Tokens, Verb
+from sglang.srt.core.messages import Advance, Append, Done, Generate, Open, Park, Tokens, Verb
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
+from sglang.srt.engine.durations import Durations
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.info import EngineInfo
@@ -57,6 +58,10 @@ class Arm:
         chunked: prompts are computed in chunks of ``Machine.chunk``.
         line: a session that resumes does not queue as a newcomer.
         host: evicted KV is kept in host memory.
+        parking: what becomes of the KV of contexts that wait for a call.
+        hint: factor by which the client's hints of a call's seconds are wrong, or right, 1; 0: the
+            client gives none.
+        oracle: the hints are believed, whatever calls have taken before.
     """
 
     policy: str = "fcfs"
@@ -64,15 +69,35 @@ class Arm:
     chunked: bool = True
     line: bool = False
     host: bool = False
+    parking: str = "none"
+    hint: float = 0.0
+    oracle: bool = False
 
 
+PRICED = Arm("lpm", line=True, host=True, parking="priced")
 ARMS = {
     "discard": Arm(share=False, chunked=False),
     "improved-discard": Arm(share=False, chunked=False, line=True),
+    "preserve": Arm(line=True, parking="preserve"),
+    "swap": Arm(line=True, host=True, parking="swap"),
+    "heuristic": Arm(line=True, host=True, parking="heuristic"),
+    "min-waste": Arm(line=True, host=True, parking="min-waste"),
     "radix": Arm("lpm"),
     "radix + line": Arm("lpm", line=True),
     "tiers": Arm("lpm", line=True, host=True),
+    "priced": PRICED,
+    "priced oracle": replace(PRICED, hint=1.0, oracle=True),
+    "priced hints / 10": replace(PRICED, hint=0.1),
+    "priced hints x 10": replace(PRICED, hint=10.0),
 }
+
+
+class Oracle(Durations):
+    """Believes the hints."""
+
+    def remaining(self, owner: str, tool: str, elapsed: float, expected: float = 0.0) -> float:
+        """Return what the hint leaves."""
+        return max(expected - elapsed, 0.0)
 
 
 class VirtualWorker:
@@ -82,12 +107,15 @@ class VirtualWorker:
         ms: of the last pass.
         forward_ms, stall_ms: of all passes; of these, what copies took beyond the pass.
         computed, stored, loaded: tokens.
+        again: of the computed ones, those that were computed for the same context before.
+        last_again: of these, those of the last pass.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.ms = self.forward_ms = self.stall_ms = 0.0
-        self.computed = self.stored = self.loaded = 0
+        self.computed = self.stored = self.loaded = self.again = self.last_again = 0
+        self._reached: dict[int, int] = {}  # tokens computed so far, by context
 
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         count, stores, loads = batch.num_tokens, 0, 0
@@ -98,6 +126,8 @@ class VirtualWorker:
         self.forward_ms += forward
         self.stall_ms += self.ms - forward
         self.computed += count
+        self.last_again = sum(self._repeated(row) for row in batch.rows)
+        self.again += self.last_again
         self.stored += stores
         self.loaded += loads
         result = StepResult(
@@ -105,6 +135,12 @@ class VirtualWorker:
             copy_seconds=(stores + loads) / self.machine.link / 1e3,
         )  # fmt: skip
         return lambda: result
+
+    def _repeated(self, row: Row) -> int:
+        """Tokens of a row that were computed before."""
+        end, before = row.start + len(row.tokens), self._reached.get(row.context, 0)
+        self._reached[row.context] = max(before, end)
+        return max(min(before, end) - row.start, 0)
 
     def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, object]:
         raise ValueError("no adapters in virtual time")
@@ -142,7 +178,10 @@ class Outcome:
     """Result of a run. Latencies are medians of finished sessions, in ms.
 
     Attributes:
-        needed: tokens that would be computed if all KV were kept.
+        recomputed: tokens that were computed more than once.
+        waste: share of the device's memory times time that was withheld for waiting calls, or held
+            by requests while tokens were computed again (InferCept, equations 1 to 4). Memory that
+            a claim gives up as soon as it is needed is not withheld.
     """
 
     finished: float
@@ -150,16 +189,13 @@ class Outcome:
     p90: float
     ttft: float
     computed: int
-    needed: int
+    recomputed: int
+    waste: float
     stored: int
     loaded: int
     stall: float
     retractions: int
     progress: list[Progress] = field(default_factory=list, repr=False)
-
-    @property
-    def recomputed(self) -> int:
-        return max(self.computed - self.needed, 0)
 
 
 class Run:
@@ -172,6 +208,7 @@ class Run:
             schedule_policy=arm.policy,
             chunked_prefill_size=machine.chunk if arm.chunked else -1,
             max_queued_requests=BIG,
+            park_policy=arm.parking,
         )
         info = EngineInfo(
             model_path="", architecture="", dtype="", device="", vocab_size=BIG,
@@ -182,7 +219,10 @@ class Run:
         self.engine = EngineCore(
             Inline(self.worker), info, schedule, [b"."], share=arm.share, clock=self.clock
         )
+        if arm.oracle:
+            self.engine.planner.parked.durations = Oracle()
         self._numbers = itertools.count(1)
+        self._lost = self._time = 0.0  # memory times time, in token milliseconds
         self._all = [Progress(session) for session in sessions]
         self._busy: dict[int, Progress] = {}  # by request
         self._events: list[tuple[float, int, Progress]] = [
@@ -203,12 +243,22 @@ class Run:
             self.worker.ms = 0.0
             events = engine.step()
             clock.advance(self.worker.ms / 1e3)
+            self._measure()
             if not self.worker.ms and not events:
                 raise RuntimeError("the engine is busy and does nothing")
             for event in events:
                 self._take(event)
             tick(clock.now())
         return self._outcome(min(seconds, clock.now()))
+
+    def _measure(self) -> None:
+        """Add the last pass to the waste."""
+        store, parked = self.engine.store, self.engine.planner.parked
+        held = parked.withheld if parked else 0
+        busy = sum(len(request.context.tokens) for request in self.engine.running.values())
+        again = self.machine.token_ms * self.worker.last_again * busy
+        self._lost += held * self.worker.ms + again
+        self._time += store.pool.size * self.worker.ms
 
     def _begin_due(self) -> None:
         while self._events and self._events[0][0] <= self.clock.now():
@@ -253,6 +303,10 @@ class Run:
                 return
             progress.turn += 1
             progress.since = now
+            if self.arm.parking != "none":
+                number, tool = progress.session.number, progress.session.workload
+                expected = self.arm.hint * turn.seconds
+                self.engine.handle([Park(number, tool, expected=expected)])
             heapq.heappush(self._events, (now + turn.seconds, progress.session.number, progress))
         else:
             raise RuntimeError(f"the engine failed: {event}")
@@ -261,12 +315,6 @@ class Run:
         ended = [progress for progress in self._all if progress.ended]
         begun = [progress for progress in self._all if progress.first]
         latencies = sorted(progress.normalised_ms for progress in ended)
-        needed = sum(
-            progress.session.prompt
-            + progress.generated
-            + sum(turn.returned for turn in progress.session.turns[: progress.turn])
-            for progress in begun
-        )
         worker = self.worker
         return Outcome(
             finished=len(ended) / seconds,
@@ -274,7 +322,8 @@ class Run:
             p90=_quantile(latencies, 0.9),
             ttft=1e3 * statistics.median([p.first - p.session.arrival for p in begun] or [0.0]),
             computed=worker.computed,
-            needed=needed,
+            recomputed=worker.again,
+            waste=self._lost / max(self._time, 1e-9),
             stored=worker.stored,
             loaded=worker.loaded,
             stall=worker.stall_ms / max(worker.forward_ms, 1e-9),
