@@ -146,8 +146,8 @@ class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
 class Park(msgspec.Struct, frozen=True, tag="park", omit_defaults=True):
     """Note that an idle context will go on once a tool has answered (InferCept, section 3).
 
-    The claim is soft: it decides what memory gives up first, and blocks no request. It ends with the
-    context's next Advance or Close, or after ``deadline`` seconds; the context itself stays open.
+    The claim is soft: it decides what memory gives up first, and blocks no request. It ends with
+    the context's next Advance or Close, or after ``deadline`` seconds; the context stays open.
 
     Attributes:
         tool: name of the tool; calls of one tool are expected to take alike long.

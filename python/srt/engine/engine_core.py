@@ -432,10 +432,9 @@ class EngineCore:
         self.store.truncate(context, request.known)  # without drafts and placeholders
         if context.active:
             self.store.release(context)
+        self.planner.parked.end(context.id)  # where it ended before it was admitted
         if request.spec.close:
-            self._close(context)
-        else:
-            self.planner.parked.end(context.id)  # where it ended before it was admitted
+            self.store.close(context)
 
     # -- controls --------------------------------------------------------------------------------
 

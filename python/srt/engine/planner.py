@@ -12,11 +12,9 @@ the next row is in flight too; the sample of that row is dropped.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 from sglang.srt.config import ScheduleConfig
@@ -24,7 +22,7 @@ from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.clock import Clock
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import ints
-from sglang.srt.core.request import NEVER, Request, arrival_key
+from sglang.srt.core.request import NEVER, Request
 from sglang.srt.core.work import STEP_LOOKUP, STEP_MOVES, STEP_NUMBERS
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
@@ -32,6 +30,7 @@ from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.masks import GrammarBudget, PassMasks, by_cost
 from sglang.srt.engine.parked import Parked
 from sglang.srt.engine.rows import make_rows
+from sglang.srt.engine.waiting_queue import WaitingQueue
 from sglang.srt.memory.store import Match, Store
 from sglang.srt.schedule.costs import Costs
 from sglang.srt.schedule.scheduler import AGING, Reserve, plan
@@ -39,8 +38,6 @@ from sglang.srt.schedule.scheduler_view import Item, View
 from sglang.srt.schedule.transfer import TransferBudget
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
-WINDOW = 512  # waiting requests that a step looks at: the oldest, or those of highest priority
-_arrival = attrgetter("scheduling.arrival")
 _item_arrival = itemgetter(Item._fields.index("arrival"))
 
 
@@ -86,7 +83,8 @@ class Planner:
     """Decides and prepares passes.
 
     Attributes:
-        waiting, running: requests by id.
+        queue: requests that wait.
+        running: requests by id.
         draining: requests by id whose last pass is in flight; they hold no memory.
         filled: requests whose every token was in the cache, to be ended.
         new_budget: makes the budget of a pass's grammars.
@@ -120,35 +118,29 @@ class Planner:
         self._admitted = 0  # tokens of the requests that this step has admitted
         self._numbers = 0  # log-probabilities of prompts that this step may still report
         self._postponed = 0  # rows postponed until the last plan (``EngineStats.postponed_rows``)
-        self.waiting: dict[int, Request] = {}
-        self._by_priority = schedule.schedule_policy == "priority"
-        self._ranked: list[tuple[int, int, int]] = []  # waiting ones by priority, where it counts
+        self.queue = WaitingQueue(schedule.schedule_policy == "priority")
         self.running: dict[int, Request] = {}
         self.draining: dict[int, Request] = {}
         self.filled: list[Request] = []
         self._matches: dict[int, Match] = {}  # by id of a waiting request, at ``_matched_at``
         self._matched_at = -1  # version of the radix tree
-        self._arrivals = 0
-        self._latest = 0  # the greatest so far
-        self._unsorted = False  # True: ``waiting`` may be out of order
         self._follows: dict[int, int] = {}  # by request id: the row that samples its last token
 
     # -- the queue -------------------------------------------------------------------------------
 
+    @property
+    def waiting(self) -> dict[int, Request]:
+        """Waiting requests by id."""
+        return self.queue.requests
+
     def put(self, request: Request) -> None:
         """Add a request to the queue, at the end unless it counts as waiting for longer."""
-        self._arrivals += 1
-        arrival = request.scheduling.arrival = arrival_key(request.spec.arrived, self._arrivals)
         request.scheduling.drafted = bool(self.drafts.sources(request))
-        self._unsorted = self._unsorted or arrival < self._latest
-        self._latest = max(self._latest, arrival)
-        self.waiting[request.id] = request
-        self._rank(request)
+        self.queue.put(request)
 
     def drop(self, request: Request) -> None:
         """Forget a request that has ended."""
-        self._unrank(request)
-        self.waiting.pop(request.id, None)
+        self.queue.remove(request)
         self.running.pop(request.id, None)
         self.draining.pop(request.id, None)
         self.drafts.forget(request)
@@ -158,24 +150,11 @@ class Planner:
         while there is room. A placeholder is filled before its request is planned again."""
         for request in requests:
             self.store.release(request.context)
-            self.waiting[request.id] = self.running.pop(request.id)
-            self._rank(request)
+            self.queue.put_back(self.running.pop(request.id))
             self.reserve.retracted()
             request.stats.retractions += 1
-        self._unsorted = True
         self.stats.retractions += len(requests)
         self._matches.clear()  # a context may have grown since it was matched
-
-    def _rank(self, request: Request) -> None:
-        """Note the priority of a request that waits."""
-        if self._by_priority:
-            insort(self._ranked, _rank_of(request))
-
-    def _unrank(self, request: Request) -> None:
-        """Forget the priority of a request that no longer waits, or never did."""
-        index = bisect_left(self._ranked, _rank_of(request))
-        if self._ranked[index : index + 1] == [_rank_of(request)]:
-            del self._ranked[index]
 
     # -- the plan --------------------------------------------------------------------------------
 
@@ -250,7 +229,7 @@ class Planner:
         waiting = [
             Item(r.id, r.scheduling.arrival, len(r.context.tokens), r.growth, 0, r.spec.priority,
                  r.scheduling.overtaken)
-            for r in (self._window() if slots > 0 and budget > 0 else ())
+            for r in (self._considered() if slots > 0 and budget > 0 else ())
             if not r.pending  # else its sample in flight must be collected first
         ]  # fmt: skip
         available = max(self.store.available - withheld, 0)
@@ -260,22 +239,9 @@ class Planner:
             lambda number: self.store.exclusive(self.running[number].context),
         )  # fmt: skip
 
-    def _window(self) -> Iterable[Request]:
-        """The first waiting requests, as many as this step can still look up and admit, and one in
-        any case: the oldest, or those of highest priority where priorities count."""
-        if self._unsorted:
-            self.waiting = {r.id: r for r in sorted(self.waiting.values(), key=_arrival)}
-            self._unsorted = False
-        first: Iterable[Request] = self.waiting.values()
-        if self._by_priority:
-            first = (self.waiting[number] for _, _, number in self._ranked)
-        left, window = self.lookup - self._admitted, list[Request]()
-        for request in islice(first, WINDOW):
-            left -= len(request.context.tokens)
-            if left < 0 and (window or self._admitted):
-                break
-            window.append(request)
-        return window
+    def _considered(self) -> list[Request]:
+        """The waiting requests that this step can still look up and admit."""
+        return self.queue.first(self.lookup - self._admitted, bool(self._admitted))
 
     def _match(self, number: int) -> Match:
         """Return the cached prefix of a waiting request, looked up once a version of the tree.
@@ -456,8 +422,7 @@ class Planner:
     # -- admission -------------------------------------------------------------------------------
 
     def _admit(self, request: Request, planned: PlannedPass) -> Request:
-        del self.waiting[request.id]
-        self._unrank(request)
+        self.queue.remove(request)
         self.running[request.id] = request
         self._admitted += len(request.context.tokens)
         stats, first = request.stats, request.stats.miss is None
@@ -506,8 +471,3 @@ class Planner:
         if gained > 0 and not request.stats.retractions:  # else it may have computed them itself
             request.stats.cached_tokens += gained
             self.stats.cached_tokens += gained
-
-
-def _rank_of(request: Request) -> tuple[int, int, int]:
-    """Sort key of a waiting request: higher priority first, then age."""
-    return -request.spec.priority, request.scheduling.arrival, request.id

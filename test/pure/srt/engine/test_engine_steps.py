@@ -31,8 +31,8 @@ from sglang.srt.core.work import STEP_BYTES, STEP_NUMBERS, STEP_SEARCH, STEP_VER
 from sglang.srt.engine import admission
 from sglang.srt.engine.collect import MAX_FORCED
 from sglang.srt.engine.loop import VerbCosts, affordable, serve
-from sglang.srt.engine.planner import WINDOW
 from sglang.srt.engine.socket import EXIT, SocketChannel, configure
+from sglang.srt.engine.waiting_queue import WINDOW
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, Matcher
 from sglang.srt.grammar.stop_watch import Patterns, StopWatch
 from sglang.srt.schedule.scheduler import plan

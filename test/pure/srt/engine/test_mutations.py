@@ -29,6 +29,7 @@ from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.masks import DraftMasks
 from sglang.srt.engine.parked import Parked
 from sglang.srt.engine.planner import Planner
+from sglang.srt.engine.waiting_queue import WaitingQueue
 from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
@@ -205,7 +206,7 @@ MUTATIONS = {
         Mutation(Planner, "_waits", "_.wanted(...)", never),
     ],
     "an aborted request stays in the queue": [
-        Mutation(Planner, "drop", "_.waiting.pop(...)", drop),
+        Mutation(WaitingQueue, "remove", "_.pop(...)", drop),
     ],
     "an aborted request keeps its memory": [
         Mutation(EngineCore, "_forget", "_.active", never),
@@ -318,10 +319,10 @@ MUTATIONS = {
         Mutation(admission, "replayed", "not _.advance(_)", never),
     ],
     "a request that resumes is a newcomer": [
-        Mutation(Planner, "put", "_.arrived", become("request.spec.received")),
+        Mutation(WaitingQueue, "put", "_.arrived", become("request.spec.received")),
     ],
     "the queue is in the order of messages": [
-        Mutation(Planner, "put", "_._unsorted = _", drop),
+        Mutation(WaitingQueue, "put", "_._unsorted = _", drop),
     ],
     "a host page is given away in the pass that stores it": [
         Mutation(HostTier, "save", "_._locked.append(_)", become("self.tree.unlock(node)")),

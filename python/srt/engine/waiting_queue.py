@@ -1,0 +1,79 @@
+"""WaitingQueue: the requests that wait to be admitted, and those that a step looks at."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from itertools import islice
+from operator import attrgetter
+
+from sglang.srt.core.request import Request, arrival_key
+
+WINDOW = 512  # waiting requests that a step looks at: the oldest, or those of highest priority
+_arrival = attrgetter("scheduling.arrival")
+
+
+class WaitingQueue:
+    """Waiting requests, in order of arrival or by priority.
+
+    Args:
+        by_priority: whether priorities count.
+
+    Attributes:
+        requests: by id.
+    """
+
+    def __init__(self, by_priority: bool) -> None:
+        self.requests: dict[int, Request] = {}
+        self._by_priority = by_priority
+        self._ranked: list[tuple[int, int, int]] = []  # by priority, where it counts
+        self._arrivals = 0
+        self._latest = 0  # the greatest arrival so far
+        self._unsorted = False  # True: ``requests`` may be out of order
+
+    def put(self, request: Request) -> None:
+        """Add a request, at the end unless it counts as waiting for longer."""
+        self._arrivals += 1
+        arrival = request.scheduling.arrival = arrival_key(request.spec.arrived, self._arrivals)
+        self._unsorted = self._unsorted or arrival < self._latest
+        self._latest = max(self._latest, arrival)
+        self._add(request)
+
+    def put_back(self, request: Request) -> None:
+        """Add a request that has been here before, with its old arrival."""
+        self._unsorted = True
+        self._add(request)
+
+    def remove(self, request: Request) -> None:
+        """Remove a request, if it waits."""
+        self.requests.pop(request.id, None)
+        index = bisect_left(self._ranked, _rank_of(request))
+        if self._ranked[index : index + 1] == [_rank_of(request)]:
+            del self._ranked[index]
+
+    def first(self, tokens: int, begun: bool) -> list[Request]:
+        """Return the first requests, as many as have ``tokens`` tokens together, and one in any
+        case unless ``begun``: the oldest, or those of highest priority where priorities count."""
+        if self._unsorted:
+            self.requests = {r.id: r for r in sorted(self.requests.values(), key=_arrival)}
+            self._unsorted = False
+        order: Iterable[Request] = self.requests.values()
+        if self._by_priority:
+            order = (self.requests[number] for _, _, number in self._ranked)
+        window: list[Request] = []
+        for request in islice(order, WINDOW):
+            tokens -= len(request.context.tokens)
+            if tokens < 0 and (window or begun):
+                break
+            window.append(request)
+        return window
+
+    def _add(self, request: Request) -> None:
+        self.requests[request.id] = request
+        if self._by_priority:
+            insort(self._ranked, _rank_of(request))
+
+
+def _rank_of(request: Request) -> tuple[int, int, int]:
+    """Sort key of a waiting request: higher priority first, then age."""
+    return -request.spec.priority, request.scheduling.arrival, request.id
