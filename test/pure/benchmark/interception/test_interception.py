@@ -28,7 +28,7 @@ def test_sessions_are_those_of_their_table() -> None:
 
 
 def test_a_run_is_a_function_of_its_sessions() -> None:
-    one, two = outcome("tiers"), outcome("tiers")
+    one, two = outcome("priced"), outcome("priced")
     assert (one.finished, one.p50, one.computed) == (two.finished, two.p50, two.computed)
 
 
@@ -43,23 +43,43 @@ def test_host_memory_finishes_more_and_computes_less() -> None:
     assert tiers.stall <= 0.02
 
 
+def test_priced_claims_finish_no_less_and_compute_less() -> None:
+    tiers, priced, kept = outcome("tiers"), outcome("priced"), outcome("preserve")
+    assert priced.finished >= max(tiers.finished, kept.finished)
+    assert priced.recomputed < tiers.recomputed
+    assert priced.waste < kept.waste
+    assert priced.stall <= 0.02
+
+
+def test_wrong_hints_do_little_harm() -> None:
+    right = outcome("priced oracle").finished
+    for arm in ("priced", "priced hints / 10", "priced hints x 10"):
+        assert outcome(arm).finished >= 0.9 * right
+
+
 def test_virtual_time_is_that_of_the_passes() -> None:
     machine = Machine(capacity=100_000)
     run = Run(ARMS["radix"], machine, sessions(0.2, 30.0, 0, ["math"]))
     outcome = run.run(1000.0)
     assert all(progress.ended for progress in outcome.progress)
-    assert outcome.computed == outcome.needed - len(outcome.progress), (
-        "a last token is not computed"
+    assert outcome.recomputed == 0
+    assert outcome.waste == 0
+    needed = sum(
+        progress.session.prompt
+        + sum(turn.generated + turn.returned for turn in progress.session.turns)
+        for progress in outcome.progress
     )
+    assert outcome.computed == needed - len(outcome.progress), "a last token is not computed"
     assert run.worker.forward_ms >= machine.token_ms * outcome.computed
 
 
 def test_broken_claims_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     zeros = dict.fromkeys(
-        ("p50", "p90", "ttft", "computed", "needed", "stored", "loaded", "retractions"), 0
-    )
+        ("p50", "p90", "ttft", "computed", "recomputed", "waste", "stored", "loaded",
+         "retractions"), 0,
+    )  # fmt: skip
     slow = Outcome(finished=1.0, stall=0.5, **zeros)
-    assert len(broken(6.0, 240.0, {"tiers": slow, "discard": slow, "radix": slow})) == 3
+    assert len(broken(6.0, 240.0, {"priced": slow, "discard": slow, "radix": slow})) == 3
     assert main(["--rates", "1", "--arms", "radix", "--seconds", "3"]) == 0
     assert "radix" in capsys.readouterr().out
     with pytest.raises(SystemExit):
