@@ -30,9 +30,10 @@ demo: $(RUNTIME)  ## run a program with fork, select and gen on the embedded mod
 	@$(BIN)/python examples/demo.py
 
 # One tensor thread a process: the test processes share the cores among them. They start hundreds of
-# others, each of which would compile the package anew where no bytecode may be written.
+# others, each of which would compile the package anew where no bytecode may be written. A test process
+# that dies ends the run: with another in its place, pytest-xdist (3.8) may wait for ever at the end.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) \
-  --dist loadfile --no-loadscope-reorder
+  --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 check: $(STAMP)  ## lint, types and the fast tests that need no model: two minutes
 	@$(MAKE) --no-print-directory --output-sync --jobs 2 lint fast
