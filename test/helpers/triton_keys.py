@@ -22,11 +22,12 @@ from sgl_kernel.triton import (
     layer_kernels,
     moe_kernels,
     sampling_kernels,
+    scaled_kernels,
 )
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-MODULES = (attention_kernels, layer_kernels, moe_kernels, sampling_kernels)
+MODULES = (attention_kernels, layer_kernels, moe_kernels, sampling_kernels, scaled_kernels)
 
 
 class _Launched:

@@ -19,7 +19,7 @@ def quantise(x, values, scales, width, group, x_row, MOST: tl.constexpr, BLOCK: 
     tl.store(scales + row * tl.num_programs(1) + part, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def product(
     x, x_scales, weight, weight_scales, out, rows, outputs, width, group, groups,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -18,7 +18,7 @@ if find_spec("triton") is None:
 
 from helpers.layouts import random_layout
 from helpers.triton_keys import Device, sm90
-from sgl_kernel.triton import moe
+from sgl_kernel.triton import moe, scaled
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.attention.attention_protocol import Heads
 from sglang.srt.attention.triton_attention import TritonAttention
@@ -115,3 +115,17 @@ def test_experts_of_any_number_of_tokens_share_variants() -> None:
             )
     # Tiles of three sizes, for the gated product and the other.
     assert device.names() == {"count": 1, "join": 1, "place": 3, "product": 6}
+
+
+@pytest.mark.parametrize("group", [128, 512])
+def test_float8_products_of_any_rows_share_variants(group: int) -> None:
+    r, width, outputs = random.Random(group), 512, 384
+    weight = torch.zeros(outputs, width, dtype=torch.float8_e4m3fn)
+    scales = torch.zeros(outputs, width // group)
+    with sm90() as device:
+        for _ in range(100):
+            rows = r.choice([1, 2, 16, 64, r.randint(1, 3000)])
+            x = scaled.quantise(torch.zeros(rows, width, dtype=torch.bfloat16), group)
+            scaled.product(*x, weight, scales, group, torch.bfloat16)
+    # Tiles of two sizes.
+    assert device.names() == {"product": 2, "quantise": 1}
