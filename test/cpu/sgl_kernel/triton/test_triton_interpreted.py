@@ -18,6 +18,7 @@ from helpers.paths import TESTS
 if find_spec("triton") is None:
     pytest.skip("needs triton, which has no build for this system", allow_module_level=True)
 
+pytestmark = pytest.mark.timeout(900)  # all cases in one process, on a busy machine
 # The helpers, and what this process was given: a checkout may run without an installation.
 PATHS = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
 
@@ -47,7 +48,7 @@ def outcomes() -> dict[str, dict[str, str]]:
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "helpers.triton_run", *CASES, "--half", *HALF],
-        env=env, capture_output=True, text=True, timeout=280,
+        env=env, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     found: dict[str, dict[str, str]] = json.loads(run.stdout)
