@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from sglang.srt.attention.backend_choice import triton_lacks
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.routing import Routing, route
@@ -104,7 +104,7 @@ class Experts:
         self.shape, self.place, names = shape, place, shape.names
         self.router = Router(shape, place)
         self._native: NativeExperts | None = None
-        self.grouped = place.device.type == "cuda" and find_spec("triton") is not None
+        self.grouped = place.device.type == "cuda" and not triton_lacks(place.device)
         stacked = names.fused or self.grouped
         build = replace(place, device=torch.device("meta")) if stacked else place
         self.gate_up: list[ColumnLinear] = []

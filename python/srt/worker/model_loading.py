@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from sglang.srt.attention.backend_choice import choose
+from sglang.srt.attention.backend_choice import choose, triton_lacks
 from sglang.srt.config import Config, ModelConfig
+from sglang.srt.config.sections import FUSED_KERNELS
 from sglang.srt.files.location import locate
 from sglang.srt.layers.float8_product import PRODUCTS, Multiply, check
+from sglang.srt.layers.kernel_trial import KernelTrial, TrialSizes
 from sglang.srt.layers.operations import TORCH, operations_of
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
 from sglang.srt.models.checkpoint import Checkpoint
 from sglang.srt.models.checkpoint_format import open_checkpoint
 from sglang.srt.models.decoder_model import DecoderModel
+from sglang.srt.models.mixture import MixtureSpec
 from sglang.srt.models.model_spec import ModelSpec, read_config
 from sglang.srt.models.registry import lookup
 from sglang.srt.models.renamed_checkpoint import named
@@ -103,6 +106,8 @@ def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
     with returned_at_once():
         states, operations = torch.float32, TORCH
         disabled = settings.disable_fused_kernels
+        if plan.device.type == "cuda":
+            disabled = tried_kernels(plan, disabled, failed)
         if plan.torch_because:
             states = plan.dtype
             operations = operations_of(plan.device, disabled)
@@ -157,6 +162,27 @@ def checked_products(
             continue
         found[rowwise] = PRODUCTS[name]
     return found
+
+
+def tried_kernels(plan: ModelPlan, disabled: tuple[str, ...], failed: Fallbacks) -> tuple[str, ...]:
+    """``disabled``, and the fused kernels of layers that fail on the device. Raises DeviceLost."""
+    if triton_lacks(plan.device):
+        return disabled
+    spec, expert, act = plan.spec, 0, ""
+    if isinstance(spec, MixtureSpec):
+        expert, act = spec.experts.inner, spec.experts.act
+    trial = KernelTrial(
+        TrialSizes(
+            spec.hidden_size, spec.intermediate_size, spec.num_heads if spec.kv.plain else 0,
+            spec.kv.heads, spec.head_dim, spec.rope.partial, expert, act,
+        ),
+        plan.device, plan.dtype,
+    )  # fmt: skip
+    wanted = [name for name in FUSED_KERNELS if name not in disabled]
+    for name, error in trial.failures(wanted):
+        failed.note(f"the fused kernel {name}", error, "torch's operations are used")
+        disabled = (*disabled, name)
+    return disabled
 
 
 def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:

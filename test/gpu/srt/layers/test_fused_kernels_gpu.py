@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from helpers import gpu_device
-from helpers.gpu_device import ON_GPU, worker_settings
+from helpers.gpu_device import DEVICE, DTYPE, ON_GPU, worker_settings
 from helpers.paged import Paged, Sequence
 from helpers.tiny_model import write_config
 from sglang.srt.attention.backend_choice import build
 from sglang.srt.config.sections import LAYER_KERNELS
+from sglang.srt.layers.kernel_trial import KernelTrial, TrialSizes
 from sglang.srt.worker.graphs import Again, Graphs
 from torch import Tensor
 
@@ -67,6 +68,15 @@ def test_fused_logits_equal_eager_ones(name: str, tmp_path: Path) -> None:
     assert all((layer.attention.fused is not None) == rotates for layer in layers.layers)
     want = logits(eager)
     assert difference(logits(fused), want) < TOLERANCE
+
+
+@pytest.mark.parametrize("act", ["silu", "clamped_swiglu"])
+@pytest.mark.parametrize(("head_dim", "partial"), [(16, 1.0), (32, 0.5), (80, 1.0)])
+def test_every_kernel_passes_its_trial(head_dim: int, partial: float, act: str) -> None:
+    sizes = TrialSizes(64, 96, 4, 2, head_dim, partial, expert=32, act=act)
+    trial = KernelTrial(sizes, DEVICE, DTYPE)
+    assert trial.trials.keys() == {*LAYER_KERNELS, "moe"}
+    assert list(trial.failures(trial.trials)) == []
 
 
 @pytest.mark.parametrize("name", LAYER_KERNELS)

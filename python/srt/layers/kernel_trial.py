@@ -1,0 +1,133 @@
+"""Kernel trial: each fused kernel of a layer is computed once, on its device and at the model's
+widths, and held to torch's operations before a model is built with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from sglang.srt.attention.attention_protocol import KVTarget
+from sglang.srt.layers import operations as by_torch
+from sglang.srt.layers.activations import gated
+from sglang.srt.layers.rotary import AngleRows, Rope, Rotary
+from torch import Tensor
+
+TOKENS = 3
+# Experts are tried up to this width: their weights are random numbers from the host.
+WIDEST = 1024
+# The error's norm, as a share of the output's: two roundings of bfloat16 are 0.4 % each.
+TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class TrialSizes:
+    """
+    Attributes:
+        width: of the hidden states; inner: of a feed-forward layer.
+        heads, kv_heads, head_dim: of attention; no heads where its layers rotate otherwise.
+        partial: the part of a head's dimensions that turns.
+        expert: inner width of an expert; 0: there are none.
+        act: activation of the experts.
+    """
+
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    partial: float = 1.0
+    expert: int = 0
+    act: str = "silu"
+
+
+class KernelTrial:
+    """Trials of the kernels by the names that ``--disable-fused-kernels`` has for them."""
+
+    def __init__(self, sizes: TrialSizes, device: torch.device, dtype: torch.dtype) -> None:
+        self.sizes, self.device, self.dtype = sizes, device, dtype
+        self.generator = torch.Generator().manual_seed(0)
+
+    @property
+    def trials(self) -> Mapping[str, Callable[[], None]]:
+        """What raises where a kernel does not compile, fails or is wrong."""
+        sizes = self.sizes
+        found = {"add_rms_norm": self.add_rms_norm, "gate": self.gate}
+        if sizes.heads:
+            found["rotate_append"] = self.rotate_append
+        if sizes.expert:
+            found["moe"] = self.moe
+        return found
+
+    def failures(self, names: Collection[str]) -> Iterator[tuple[str, Exception]]:
+        """Those of ``names`` that fail, with their errors."""
+        for name, trial in self.trials.items():
+            if name not in names:
+                continue
+            try:
+                trial()
+            except Exception as error:
+                yield name, error
+
+    def add_rms_norm(self) -> None:
+        from sglang.srt.layers import fused_kernels as fused
+
+        x, more = self._random(TOKENS, self.sizes.width), self._random(TOKENS, self.sizes.width)
+        gain, inner = self._random(self.sizes.width), self._random(self.sizes.width)
+        _compare(fused.norm(x, gain, 1e-6), by_torch.rms_norm(x, gain, 1e-6))
+        for norm in (None, inner):
+            want = by_torch.add_norm(x, more, gain, 1e-6, norm)
+            for one, other in zip(fused.add_norm(x, more.clone(), gain, 1e-6, norm), want):
+                _compare(one, other)
+
+    def gate(self) -> None:
+        from sglang.srt.layers import fused_kernels as fused
+
+        x = self._random(TOKENS, 2 * self.sizes.inner)
+        _compare(fused.gate(x, "silu"), gated(x, "silu"))
+
+    def rotate_append(self) -> None:
+        """Queries and keys without norms of their heads, which are the other kernel's."""
+        from sglang.srt.layers import fused_kernels as fused
+
+        sizes, d = self.sizes, self.sizes.head_dim
+        qkv = self._random(TOKENS, (sizes.heads + 2 * sizes.kv_heads) * d)
+        rotary = Rotary(Rope(partial=sizes.partial), d, 8, self.dtype, self.device)
+        positions = torch.arange(2, 2 + TOKENS, dtype=torch.int32, device=self.device)
+        q, k, v = qkv.view(TOKENS, -1, d).split((sizes.heads, sizes.kv_heads, sizes.kv_heads), 1)
+        keys, values = (self._random(TOKENS + 1, sizes.kv_heads, d) for _ in range(2))
+        slots = torch.arange(TOKENS, 0, -1, dtype=torch.int32, device=self.device)
+        angles = AngleRows(rotary.table, positions)
+        got = fused.rotate_append(qkv, sizes.heads, None, angles, KVTarget(keys, values, slots))
+        there = slots.long()
+        _compare(got, rotary.rotate(q, rotary.at(positions)))
+        _compare(keys[there], rotary.rotate(k, rotary.at(positions)))
+        _compare(values[there], v)
+
+    def moe(self) -> None:
+        from sgl_kernel.triton import moe
+
+        width, inner = min(self.sizes.width, WIDEST), min(self.sizes.expert, WIDEST)
+        x, act = self._random(TOKENS, width), self.sizes.act
+        gate_up = self._random(2, 2 * inner, width) * width**-0.5
+        down = self._random(2, width, inner) * inner**-0.5
+        weights = torch.tensor([[0.75, 0.25]] * TOKENS, device=self.device)
+        chosen = torch.tensor([[0, 1], [1, 0], [1, 0]], dtype=torch.int32, device=self.device)
+        got = moe.fused_moe(x, gate_up, down, weights, chosen, act)
+        parts = [F.linear(gated(F.linear(x, a), act), b) for a, b in zip(gate_up, down)]
+        share = torch.zeros_like(weights).scatter_(1, chosen.long(), weights)
+        _compare(got, sum(part * share[:, e : e + 1] for e, part in enumerate(parts)))
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.device, self.dtype)
+
+
+def _compare(got: Tensor, want: Tensor) -> None:
+    """Raise ValueError where the two differ. Waits for the device, so that its errors show."""
+    error = float((got.float() - want.float()).norm() / want.float().norm())
+    if not error <= TOLERANCE:  # NaN fails too
+        raise ValueError(
+            f"its outputs differ from torch's by {error:.1%} of their norm; {TOLERANCE:.0%} are "
+            "allowed"
+        )
