@@ -15,16 +15,22 @@
 Each stage is a process with a share of the time. One that dies, hangs or breaks is recorded; where
 it runs the engine, it is tried again eagerly and with the next attention backend. Results are lines
 of JSON in --out as they come, and in the end report.md, report.json and plots. Exit status: 0, 1
-where a stage found something wrong or broke, 2 without a GPU.
+where a stage found something wrong or broke, 2 without a GPU, 130 where it was interrupted (also by
+SIGTERM, or by a terminal that is gone). Where the process itself was killed, --report FOLDER writes
+the report of what is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 from benchmark.gpu.report import write
 from benchmark.gpu.stages import REPORT, STAGES, Stage, chosen
@@ -37,6 +43,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=30.0, help="time for all stages")
     parser.add_argument(
         "--out", type=Path, help="folder of the results; default: benchmark/results/gpu-TIME"
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FOLDER", help="write the report of an earlier run and exit"
     )
     parser.add_argument("--attention-backend", default="auto", help="of the engine; default: auto")
     parser.add_argument("--tiny", action="store_true", help="toy sizes on the CPU, for tests")
@@ -54,6 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(page())
         return 0
+    if options.report:
+        if not (options.report / "stages").is_dir():
+            parser().error(f"--report is {options.report}, which has no results of a run")
+        print(write(options.report, list(STAGES.values())))
+        return 0
     try:
         stages = chosen(options.stages)
     except ValueError as error:
@@ -67,6 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.out or Path(__file__).resolve().parents[1] / "results" / name
     if (folder / "stages").exists():
         parser().error(f"--out is {folder}, which has results already; give a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        parser().error(f"--out is {folder}, where nothing can be written: {error.strerror}")
     return supervised(options, stages, folder)
 
 
@@ -98,21 +118,30 @@ def supervised(options: argparse.Namespace, stages: Sequence[Stage], folder: Pat
         return [*made, "--tiny"] if options.tiny else made
 
     def say(line: str) -> None:
-        print(line, flush=True)
+        with suppress(OSError):  # the terminal is gone; the records are in files
+            print(line, flush=True)
 
     supervisor = Supervisor(folder, command, 60 * options.minutes, say)
     interrupted = False
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
     try:
         supervisor.run(stages, reserve=0.0 if options.tiny else min(REPORT, 6 * options.minutes))
     except KeyboardInterrupt:
         interrupted = True
-    print(write(folder, stages))
-    print(f"results: {folder}")
+    page = write(folder, stages)
+    say(f"{page}\nresults: {folder}")
     if interrupted:
         return 130
     tried = [outcome for outcome in supervisor.outcomes if outcome.status != "left out"]
     last = {outcome.stage: outcome.status for outcome in tried}
     return 0 if set(last.values()) <= {"good"} else 1
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C does: the stage is ended, the report written."""
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def write(folder: Path, stages: Sequence[Stage]) -> str:
         from benchmark.gpu.plots import plots
 
         pictures, lacking = plots(tables, folder), ""
-    except ImportError as error:
+    except Exception as error:  # matplotlib is missing, or its files; the page is worth more
         pictures, lacking = {}, f"No plots: {error}."
     page = markdown(stages, records, tables, pictures, lacking)
     (folder / "report.md").write_text(page, encoding="utf-8")

@@ -62,6 +62,8 @@ def chosen(names: str) -> list[Stage]:
     wanted = {name.strip() for name in names.split(",") if name.strip()}
     if unknown := sorted(wanted - set(STAGES)):
         raise ValueError(f"--stages has {', '.join(unknown)}; there are {', '.join(STAGES)}")
+    if not wanted:
+        raise ValueError(f"--stages names none; there are {', '.join(STAGES)}")
     if wanted & BOUNDED:
         wanted.add(CEILINGS)
     return [stage for name, stage in STAGES.items() if name in wanted]

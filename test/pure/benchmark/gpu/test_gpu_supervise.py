@@ -162,6 +162,8 @@ def test_stages_are_chosen_in_their_order_with_what_they_need() -> None:
     assert [s.name for s in chosen("load")] == ["load"]
     with pytest.raises(ValueError, match="--stages has warp; there are environment, ceilings"):
         chosen("load,warp")
+    with pytest.raises(ValueError, match="--stages names none; there are environment, ceilings"):
+        chosen(" ,")
 
 
 def test_the_stages_take_thirty_minutes_and_exist() -> None:
