@@ -18,7 +18,7 @@ from helpers.paths import TESTS
 if find_spec("triton") is None:
     pytest.skip("needs triton, which has no build for this system", allow_module_level=True)
 
-pytestmark = pytest.mark.timeout(900)  # all cases in one process, on a busy machine
+pytestmark = pytest.mark.timeout(1800)  # all cases in one process, on a busy machine
 # The helpers, and what this process was given: a checkout may run without an installation.
 PATHS = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
 
