@@ -49,9 +49,13 @@ test-clients: $(STAMP)  ## other people's clients, installed into .clients, run 
 	@$(BIN)/python $(CASES)/offline.py $(BIN)/python -m pytest -rs --durations 5 $(CASES) $(ARGS)
 
 # The tests that are shaped by a GPU: kernels interpreted and compiled, stand-ins, graphs by replacement.
+GPU_WORKER := forward_choice graphs page_tables device_tables kv launches kernel_variants warm_up \
+  warm_up_flashinfer float8_weights
 GPU_TESTS := test/cpu/sgl_kernel/triton test/cpu/project/test_gpu_bodies.py test/cpu/srt/attention \
-  test/cpu/srt/worker/test_graphs.py test/cpu/srt/worker/test_page_tables.py \
-  test/cpu/srt/parallel/test_readback.py test/cpu/benchmark/gpu test/pure/benchmark/gpu
+  $(GPU_WORKER:%=test/cpu/srt/worker/test_%.py) test/cpu/srt/layers/test_layer_operations.py \
+  test/cpu/srt/layers/test_float8_product.py test/cpu/srt/layers/test_kernel_trial.py \
+  test/cpu/srt/parallel/test_readback.py test/cpu/srt/parallel/test_staging.py \
+  test/cpu/benchmark/gpu test/pure/benchmark/gpu
 
 test-gpu-versions: .gpu-versions/.installed  ## tests of GPU code on a CPU, with a GPU machine's versions
 	@.gpu-versions/bin/python -c 'import platform as p, numpy, torch, triton; print("Python", \
@@ -151,18 +155,20 @@ browser:
 	    timeout 400 apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1 || \
 	    echo "chromium could not be installed; the test of the page will be skipped."; fi
 
-# A GPU machine's Python, torch, Triton and NumPy, in a CPU build. Where pip reaches no such torch: the
-# Triton of that machine, whose compiler differs most, with the torch and Python of .venv.
+# A GPU machine's Python, torch, Triton and NumPy, in a CPU build; GPU_TORCH_BUILD= takes the build for
+# CUDA, which runs without a GPU too (5 GB on disk). Where pip reaches no such torch: the Triton of that
+# machine, whose compiler differs most, with the torch and Python of .venv.
 GPU_PYTHON ?= python3.12
+GPU_TORCH_BUILD ?= +cpu
 GPU_TORCH := $(shell sed -n 's/^torch==//p' constraints-gpu.txt)
 GPU_TRITON := $(shell sed -n '/^triton==/p' constraints-gpu.txt)
 .gpu-versions/.installed: pyproject.toml constraints-gpu.txt constraints-cpu.txt
 	@echo "Setting up $(@D): about 800 MB to fetch, a few minutes ..."
 	@if $(GPU_PYTHON) -c "" 2>/dev/null && $(GPU_PYTHON) -m venv --clear $(@D) && $(@D)/bin/python \
-	  $(PIP) $(TORCH_INDEX:%=--extra-index-url %) torch==$(GPU_TORCH)+cpu 2>/dev/null; then \
+	  $(PIP) $(TORCH_INDEX:%=--extra-index-url %) torch==$(GPU_TORCH)$(GPU_TORCH_BUILD) 2>/dev/null; then \
 	    cp constraints-gpu.txt $(@D)/pins.txt; \
 	  else \
-	    echo "No CPU build of torch $(GPU_TORCH) for $(GPU_PYTHON) here: torch $(TORCH) with $(GPU_TRITON)."; \
+	    echo "No torch $(GPU_TORCH)$(GPU_TORCH_BUILD) for $(GPU_PYTHON) here: torch $(TORCH) with $(GPU_TRITON)."; \
 	    $(PYTHON) -m venv --clear $(@D) && $(@D)/bin/python $(PIP) \
 	      $(TORCH_INDEX:%=--extra-index-url %) torch==$(TORCH)+cpu && \
 	    printf '%s\n' torch==$(TORCH) $(GPU_TRITON) >$(@D)/pins.txt; \
