@@ -51,7 +51,7 @@ class KernelTrial:
 
     @property
     def trials(self) -> Mapping[str, Callable[[], None]]:
-        """What raises where a kernel does not compile, fails or is wrong."""
+        """Functions that raise where a kernel does not compile, fails or is wrong."""
         sizes = self.sizes
         found = {"add_rms_norm": self.add_rms_norm, "gate": self.gate}
         if sizes.heads:
@@ -61,7 +61,7 @@ class KernelTrial:
         return found
 
     def failures(self, names: Collection[str]) -> Iterator[tuple[str, Exception]]:
-        """Those of ``names`` that fail, with their errors."""
+        """Kernels of ``names`` that fail, with their errors."""
         for name, trial in self.trials.items():
             if name not in names:
                 continue

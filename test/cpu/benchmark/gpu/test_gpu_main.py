@@ -88,7 +88,7 @@ def test_a_signal_ends_the_stage_and_leaves_a_report(
     )  # fmt: skip
     assert run(tmp_path) == 130
     assert "interrupted" in (tmp_path / "report.md").read_text()
-    with suppress(ChildProcessError):  # it was killed, and may have been waited for
+    with suppress(ChildProcessError):  # the killed child may have been waited for
         os.waitpid(children[0], 0)
     assert time.monotonic() - began < 50
 
