@@ -139,6 +139,9 @@ class CausalLM:
             out += layer.stored()
         return list(dict.fromkeys(out))
 
+    def adaptable(self) -> list[tuple[str, Block]]:
+        return [(f"{self.LAYERS}{n}.", layer) for n, layer in zip(self.owned, self.layers)]
+
     def logits(self, hidden: Tensor) -> Tensor:
         assert self.head is not None
         return self.adjust(self.head.logits(hidden))

@@ -106,6 +106,11 @@ class DecoderModel(Protocol):
         """Products with the head [N, vocab] -> logits: a soft cap, a scale. May work in place."""
         ...
 
+    def adaptable(self) -> list[tuple[str, Block]]:
+        """The layers that adapters may change, each with the prefix of its names in a checkpoint;
+        none where the model takes no adapters."""
+        ...
+
     def stored(self) -> list[Stored]:
         """Everything with a matrix."""
         ...

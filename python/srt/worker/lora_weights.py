@@ -140,8 +140,8 @@ def resident_bytes(
     outline = family(spec, Place(torch.device("meta"), dtype), 1)
     shapes = [
         slot.shape
-        for layer in getattr(outline, "layers", [])
-        for slot in layer.slots("").values()
+        for prefix, layer in outline.adaptable()
+        for slot in layer.slots(prefix).values()
         if len(slot.shape) == 2
     ]
     each = settings.max_lora_rank * sum(map(sum, shapes)) * dtype.itemsize
@@ -155,9 +155,7 @@ def adapters_of(
     ValueError where the model has nothing to adapt."""
     if not settings.enabled:
         return None
-    prefix, layers = getattr(model, "LAYERS", ""), getattr(model, "layers", [])
-    owned = getattr(model, "owned", range(len(layers)))
-    sites = sites_of([(f"{prefix}{n}.", layer) for n, layer in zip(owned, layers)])
+    sites = sites_of(model.adaptable())
     if not sites:
         raise ValueError(f"--enable-lora: {type(model).__name__} has no layers that can be adapted")
     return LoraWeights(sites, settings, device, dtype)

@@ -21,7 +21,7 @@ from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.media.processor_settings import Norms
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
-from sglang.srt.models.decoder_model import DecoderModel
+from sglang.srt.models.decoder_model import Block, DecoderModel
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.mistral import MistralForCausalLM
 from sglang.srt.models.model_spec import ModelSpec
@@ -114,6 +114,9 @@ class VisionLanguageModel:
 
     def record(self, tape: TapeRecorder) -> None:
         self.text.record(tape)
+
+    def adaptable(self) -> list[tuple[str, Block]]:
+        return []
 
     def _vision_stored(self) -> list[Stored]:
         return [layer for part in self.parts.values() for layer in part.stored()]
