@@ -11,6 +11,7 @@ import torch
 from sglang.srt.attention.backend_choice import choose, triton_lacks
 from sglang.srt.config import Config, ModelConfig
 from sglang.srt.config.sections import FUSED_KERNELS
+from sglang.srt.core import heap
 from sglang.srt.files.location import locate
 from sglang.srt.layers.float8_product import PRODUCTS, Multiply, check
 from sglang.srt.layers.kernel_trial import KernelTrial, TrialSizes
@@ -28,7 +29,6 @@ from sglang.srt.worker.float8_weights import Float8Weights
 from sglang.srt.worker.forward_choice import Fallbacks
 from sglang.srt.worker.kv import MemoryUse, available_memory
 from sglang.srt.worker.lora_weights import LoraWeights, adapters_of, resident_bytes
-from sglang.srt.worker.malloc_settings import returned_at_once
 from sglang.srt.worker.scratch import scratch_bytes
 from sglang.srt.worker.storage import Storage, storage_of
 
@@ -103,7 +103,7 @@ def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
     settings = config.model
     failed = Fallbacks()
     products = checked_products(plan, settings, failed)
-    with returned_at_once():
+    with heap.returned_at_once():
         states, operations = torch.float32, TORCH
         disabled = settings.disable_fused_kernels
         if plan.device.type == "cuda":
