@@ -169,7 +169,7 @@ def prompt_batch(worker: ModelWorker, lengths: Sequence[int], chunk: int) -> Bat
     """A pass over ``chunk`` tokens of a new prompt beside rows of ``lengths`` that decode."""
     tables = page_tables(worker, [chunk, *lengths])
     r = random.Random(1)
-    tokens = ints(r.randrange(worker.runner.vocab) for _ in range(chunk))
+    tokens = ints(r.randrange(worker.runner.reader.vocab) for _ in range(chunk))
     rows = [Row(0, 0, tokens, tables[0], sample=Sample(GREEDY))]
     for number, length in enumerate(lengths, 1):
         rows.append(

@@ -19,7 +19,7 @@ from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.memory.radix import RadixTree
-from sglang.srt.worker.inputs import read_batch
+from sglang.srt.worker.inputs import InputReader
 from sglang.srt.worker.page_tables import PageTables
 
 VOCAB = 1 << 20
@@ -82,7 +82,7 @@ class Instant:
         pass
 
     def _read(self, batch: Batch) -> None:
-        read_batch(batch, self.drawn, VOCAB, 1 << 20, self.tables, CPU)
+        InputReader(self.tables, CPU, VOCAB, 1 << 20).read(batch, self.drawn)
 
 
 @dataclass(frozen=True)

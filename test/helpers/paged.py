@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample, StepResult
 from sglang.srt.core.ints import Ints, ints
-from sglang.srt.worker.inputs import read_batch
 from sglang.srt.worker.model_worker import ModelWorker
 from sglang.srt.worker.page_tables import PageTables
 from torch import Tensor
@@ -60,10 +59,8 @@ class Paged:
     def logits(self, rows: list[Row]) -> list[Tensor]:
         """Logits of every token of every row, in one pass."""
         runner, pool = self.worker.runner, self.worker.runner.pool
-        inputs = read_batch(
-            Batch(0, rows), None, runner.vocab, runner.context_length,
-            PageTables(pool.pages, pool.page_size), runner.device,
-        )  # fmt: skip
+        reader = replace(runner.reader, tables=PageTables(pool.pages, pool.page_size))
+        inputs = reader.read(Batch(0, rows))
         hidden = runner.forward.hidden(inputs, np.arange(len(inputs.tokens), dtype=np.int32))
         return list(runner.forward.logits(hidden).split([len(row.tokens) for row in rows]))
 

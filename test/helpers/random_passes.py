@@ -25,7 +25,7 @@ class RandomPasses:
 
     def __init__(self, seed: int, sizes: PassSizes, runner: ModelRunner) -> None:
         self.r, self.sizes, self.pool = random.Random(seed), sizes, runner.pool
-        self.vocab, self.samples = runner.vocab, list(samples(runner.vocab).values())
+        self.vocab, self.samples = runner.reader.vocab, list(samples(runner.reader.vocab).values())
         self.prefix = self.table(sizes.length)
 
     def table(self, length: int) -> Ints:

@@ -19,7 +19,6 @@ from sglang.srt.core.media_marks import MediaSpan, within
 from sglang.srt.core.places import places
 from sglang.srt.media.processor import Prepared, Processor
 from sglang.srt.media.processor_registry import processor_of
-from sglang.srt.worker.inputs import read_batch
 from torch import Tensor
 
 IMAGE, VIDEO = 90, 91  # ids of the placeholders
@@ -183,10 +182,7 @@ def row(
 def logits(paged: Paged, rows: list[Row]) -> list[Tensor]:
     """Logits of every token of every row, in one pass."""
     runner, batch = paged.worker.runner, Batch(0, rows)
-    inputs = read_batch(
-        batch, None, runner.vocab, runner.context_length, runner.tables, runner.device,
-        runner.sections,
-    )  # fmt: skip
+    inputs = runner.reader.read(batch)
     outputs = [RowOutput() for _ in rows]
     inputs, _ = runner.features.embed(batch, inputs, outputs)
     assert [out.error for out in outputs] == [""] * len(rows)

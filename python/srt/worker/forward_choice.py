@@ -28,7 +28,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.worker.forward import Eager, Forward
 from sglang.srt.worker.graphs import GraphRecorder, Graphs
-from sglang.srt.worker.inputs import read_batch
+from sglang.srt.worker.inputs import InputReader
 from sglang.srt.worker.kv import KVPool
 from sglang.srt.worker.page_tables import PageTables
 from sglang.srt.worker.warm_up import samples
@@ -194,9 +194,8 @@ def _eager(
         for start, new in ((0, count), (count - 1, 1)):
             row = Row(0, start, ints([0] * new), pages)
             tables = PageTables(pool.pages, pool.page_size)
-            inputs = read_batch(
-                Batch(0, [row]), None, vocab, settings.length, tables, device, settings.sections
-            )
+            reader = InputReader(tables, device, vocab, settings.length, settings.sections)
+            inputs = reader.read(Batch(0, [row]))
             hidden = eager.hidden(inputs, np.array([new - 1], dtype=np.int32))
             hidden.sum().item()  # waits: errors of the device show here
         if eager.model.spec.purpose != "generate":

@@ -54,68 +54,79 @@ def _counts(lengths: list[int]) -> Int32Array:
     return np.array(lengths, dtype=np.int32)
 
 
-def read_batch(
-    batch: Batch,
-    drawn: Tensor | None,
-    vocab: int,
-    context_length: int,
-    tables: PageTables,
-    device: torch.device,
-    sections: bool = False,
-) -> Inputs:
-    """Arrays and tensors of a batch, whose changes are applied to ``tables``. ``drawn``: int32
-    tokens that the previous batch sampled, one a row, for rows that follow it. ``sections``:
-    positions have three parts.
+@dataclass(frozen=True)
+class InputReader:
+    """Makes the inputs of one model's passes.
 
-    Raises ValueError where the batch would read or write outside the model or the pool: on a GPU
-    that would take the whole process down, so it is never tried.
+    Attributes:
+        tables: page tables, which the batches' changes are applied to.
+        device: of the tensors.
+        vocab: number of token ids.
+        context_length: positions of the longest context.
+        sections: positions have three parts.
     """
-    rows = batch.rows
-    if not rows:
-        raise ValueError(f"batch {batch.id} has no rows.")
-    counts = _counts([len(row.tokens) for row in rows])
-    starts = _counts([row.start for row in rows])
-    ends = starts + counts
-    firsts = np.cumsum(counts, dtype=np.int32) - counts
-    tokens = joined([row.tokens for row in rows])
-    sources = _counts([row.follows for row in rows])
-    following = np.flatnonzero(sources >= 0)
-    if following.size:
-        tokens[firsts[following]] = 0
-    _verify(batch, counts, starts, ends, context_length)
-    if outside(tokens, vocab):
-        raise ValueError(f"batch {batch.id} has a token id outside [0, {vocab}).")
-    offsets, pages = tables.views(batch, ends)
-    if len(tokens) == len(rows):  # a token each
-        positions = starts
-    else:
-        positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - firsts, counts)
-    parts = _places(batch, positions, firsts, context_length) if sections else positions
-    arrays = {"tokens": tokens, "positions": parts}
-    if following.size:
-        arrays["sources"] = sources[following]
-        if drawn is None or int(arrays["sources"].max()) >= drawn.shape[0]:
-            raise ValueError(
-                f"batch {batch.id} follows a row that the previous batch did not have."
-            )
-    if 0 < following.size < len(tokens):
-        arrays["followers"] = firsts[following].astype(np.int64)
-    sent = send_all(arrays, device)
-    ids, places = sent["tokens"], sent["positions"]
-    layout = Layout(starts, counts, offsets, pages, positions)
-    contexts = [row.context for row in rows if row.gap is None]
-    if len(set(contexts)) < len(rows):
-        contexts = []
-    if drawn is None or not following.size:
-        return Inputs(ids, places, firsts, layout, tables, contexts)
-    given = drawn.index_select(0, sent["sources"])
-    followed = {
-        i: int(given[k])
-        for k, i in enumerate(following.tolist())
-        if (sample := rows[i].sample) is not None and sample.params.penalised
-    }
-    ids = ids.index_copy(0, sent["followers"], given) if "followers" in sent else given
-    return Inputs(ids, places, firsts, layout, tables, contexts, followed=followed)
+
+    tables: PageTables
+    device: torch.device
+    vocab: int
+    context_length: int
+    sections: bool = False
+
+    def read(self, batch: Batch, drawn: Tensor | None = None) -> Inputs:
+        """Arrays and tensors of a batch. ``drawn``: int32 tokens that the previous batch sampled,
+        one a row, for rows that follow it.
+
+        Raises ValueError where the batch would read or write outside the model or the pool: on a
+        GPU that would take the whole process down, so it is never tried.
+        """
+        rows = batch.rows
+        if not rows:
+            raise ValueError(f"batch {batch.id} has no rows.")
+        counts = _counts([len(row.tokens) for row in rows])
+        starts = _counts([row.start for row in rows])
+        ends = starts + counts
+        firsts = np.cumsum(counts, dtype=np.int32) - counts
+        tokens = joined([row.tokens for row in rows])
+        sources = _counts([row.follows for row in rows])
+        following = np.flatnonzero(sources >= 0)
+        if following.size:
+            tokens[firsts[following]] = 0
+        _verify(batch, counts, starts, ends, self.context_length)
+        if outside(tokens, self.vocab):
+            raise ValueError(f"batch {batch.id} has a token id outside [0, {self.vocab}).")
+        offsets, pages = self.tables.views(batch, ends)
+        if len(tokens) == len(rows):  # a token each
+            positions = starts
+        else:
+            positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - firsts, counts)
+        parts = positions
+        if self.sections:
+            parts = _places(batch, positions, firsts, self.context_length)
+        arrays = {"tokens": tokens, "positions": parts}
+        if following.size:
+            arrays["sources"] = sources[following]
+            if drawn is None or int(arrays["sources"].max()) >= drawn.shape[0]:
+                raise ValueError(
+                    f"batch {batch.id} follows a row that the previous batch did not have."
+                )
+        if 0 < following.size < len(tokens):
+            arrays["followers"] = firsts[following].astype(np.int64)
+        sent = send_all(arrays, self.device)
+        ids, places = sent["tokens"], sent["positions"]
+        layout = Layout(starts, counts, offsets, pages, positions)
+        contexts = [row.context for row in rows if row.gap is None]
+        if len(set(contexts)) < len(rows):
+            contexts = []
+        if drawn is None or not following.size:
+            return Inputs(ids, places, firsts, layout, self.tables, contexts)
+        given = drawn.index_select(0, sent["sources"])
+        followed = {
+            i: int(given[k])
+            for k, i in enumerate(following.tolist())
+            if (sample := rows[i].sample) is not None and sample.params.penalised
+        }
+        ids = ids.index_copy(0, sent["followers"], given) if "followers" in sent else given
+        return Inputs(ids, places, firsts, layout, self.tables, contexts, followed=followed)
 
 
 def _places(

@@ -27,8 +27,10 @@ from sglang.srt.worker.forward_choice import (
 )
 from sglang.srt.worker.graphs import CudaRecorder
 from sglang.srt.worker.host_pool import HostPool, host_pages
+from sglang.srt.worker.inputs import InputReader
 from sglang.srt.worker.kv import KVPool, bytes_per_token, measured, pool_pages
 from sglang.srt.worker.model_loading import ModelPlan, load_model, memory_use, plan_of
+from sglang.srt.worker.page_tables import PageTables
 from sglang.srt.worker.pass_timer import PassTimer
 from sglang.srt.worker.runner import ModelRunner
 from sglang.srt.worker.warm_up import WarmUpLimits, compilations_on, warm_up_both
@@ -78,10 +80,9 @@ class ModelWorker:
             features = Features(self.model.encode, config.media.media_cache_bytes)
 
         def runner_of(forward: Forward) -> ModelRunner:
-            return ModelRunner(
-                forward, pool, plan.length, spec.vocab_size, features, sections,
-                bool(spec.labels), self.adapters,
-            )  # fmt: skip
+            tables = PageTables(pool.pages, pool.page_size)
+            reader = InputReader(tables, plan.device, spec.vocab_size, plan.length, sections)
+            return ModelRunner(forward, pool, reader, features, bool(spec.labels), self.adapters)
 
         def prepare(forward: Forward) -> None:
             if not config.server.skip_server_warmup:
@@ -162,7 +163,7 @@ class ModelWorker:
         """Launch a batch, its copies first; with host memory, measure what they take."""
         if self.host is None:
             return self.runner.launch(batch, masks)
-        timer = PassTimer(self.runner.device)
+        timer = PassTimer(self.device)
         if batch.moves is not None:
             self.host.move(batch.moves)
         timer.copied()

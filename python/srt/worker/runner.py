@@ -27,10 +27,9 @@ from sglang.srt.parallel.staging import Fetched, readback_of, send
 from sglang.srt.worker import logprobs as readout
 from sglang.srt.worker.features import Features
 from sglang.srt.worker.forward import Forward, pick
-from sglang.srt.worker.inputs import Inputs, read_batch
+from sglang.srt.worker.inputs import InputReader, Inputs
 from sglang.srt.worker.kv import KVPool
 from sglang.srt.worker.lora_weights import LoraWeights
-from sglang.srt.worker.page_tables import PageTables
 from sglang.srt.worker.sampler import NOT_FINITE, Drawing, mask_bytes, narrowed
 from torch import Tensor
 
@@ -75,23 +74,17 @@ class ModelRunner:
         self,
         forward: Forward,
         pool: KVPool,
-        context_length: int,
-        vocab: int,
+        reader: InputReader,
         features: Features | None = None,
-        sections: bool = False,
         classifies: bool = False,
         adapters: LoraWeights | None = None,
     ) -> None:
-        """``features``: of a model with a vision tower. ``sections``: positions have three parts.
-        ``classifies``: what is pooled are scores of labels. ``adapters``: where rows may have
-        any."""
+        """``features``: of a model with a vision tower. ``classifies``: what is pooled are scores
+        of labels. ``adapters``: where rows may have any."""
+        self.forward, self.pool, self.reader = forward, pool, reader
+        self.features, self.classifies = features, classifies
         self.adapters = adapters or LoraWeights.none()
-        self.features, self.sections, self.classifies = features, sections, classifies
-        self.forward, self.pool = forward, pool
-        self.tables = PageTables(pool.pages, pool.page_size)
-        self.context_length, self.vocab = context_length, vocab
-        self.device = pool.keys[0].device
-        self.readback = readback_of(self.device)
+        self.readback = readback_of(reader.device)
         self._later: list[Callable[[], None]] = []  # fill outputs when the pass is done
         self.drawn: Tensor | None = None  # tokens that the last batch sampled [rows]; 0 where none
 
@@ -102,12 +95,9 @@ class ModelRunner:
         batch that cannot be computed; none of it is then."""
         self._later = []
         if not batch.rows and batch.moves is not None:  # the batch only copied pages
-            self.tables.drop(batch.dropped)
+            self.reader.tables.drop(batch.dropped)
             return partial(StepResult, batch.id, [])
-        inputs = read_batch(
-            batch, self.drawn, self.vocab, self.context_length, self.tables, self.device,
-            self.sections,
-        )  # fmt: skip
+        inputs = self.reader.read(batch, self.drawn)
         outputs = [RowOutput() for _ in batch.rows]
         looked = (0, 0)
         if self.features is not None and any(row.pieces for row in batch.rows):
@@ -118,7 +108,7 @@ class ModelRunner:
         inputs = self.adapters.applied(batch, inputs, outputs)
         hidden = self.forward.hidden(inputs, wanted)
         # Made now, while a device still computes: the next copy to it waits until it is done.
-        tips = _masked(tips, masks.make(), self.vocab)
+        tips = _masked(tips, masks.make(), self.reader.vocab)
         self._tips(batch, tips, wanted, hidden)
         self._scores(jobs, wanted, hidden, outputs)
         score = self.forward.logits if self.classifies else None
@@ -130,7 +120,7 @@ class ModelRunner:
         ``drawn``."""
         whole = len(tips) == len(batch.rows) and not any(row.checks for row in batch.rows)
         drawn = None
-        size = max(1, LOGITS // self.vocab)
+        size = max(1, LOGITS // self.reader.vocab)
         for k in range(0, len(tips), size):
             part = tips[k : k + size]
             at = np.searchsorted(wanted, np.array([tip.at for tip in part], dtype=np.int32))
@@ -141,10 +131,10 @@ class ModelRunner:
                 drawn = tokens
                 continue
             if drawn is None:
-                drawn = torch.zeros(len(batch.rows), dtype=torch.int32, device=self.device)
+                drawn = torch.zeros(len(batch.rows), dtype=torch.int32, device=self.reader.device)
             last = [j for j, tip in enumerate(part) if tip.row >= 0]
             both = np.array([[part[j].row for j in last], last], dtype=np.int64)
-            rows, places = send(both, self.device)
+            rows, places = send(both, self.reader.device)
             drawn.index_copy_(0, rows, tokens.index_select(0, places))
         self.drawn = drawn
 
@@ -156,11 +146,11 @@ class ModelRunner:
             drawing = self.forward.draw(logits, samples)
             tokens = drawing.tokens
         else:
-            tokens = torch.zeros(len(tips), dtype=torch.int32, device=self.device)
+            tokens = torch.zeros(len(tips), dtype=torch.int32, device=self.reader.device)
             if not drawn:
                 return tokens
             local = [j for j, tip in enumerate(tips) if tip.sample is not None]
-            index = send(np.array(local), self.device)
+            index = send(np.array(local), self.reader.device)
             drawing = self.forward.draw(logits.index_select(0, index), samples)
             tokens.index_copy_(0, index, drawing.tokens)
         fetched = self.readback.fetch(drawing.fetched)
@@ -174,7 +164,7 @@ class ModelRunner:
             return
         while self._later:  # log-probabilities are those of the sampled tokens
             self._later.pop(0)()
-        index = torch.tensor(wants, device=self.device)
+        index = torch.tensor(wants, device=self.reader.device)
         reading = [tips[j] for j in wants]
         rows = narrowed(logits.index_select(0, index), [tip.sample for tip in reading])
         logprobs = readout.log_softmax(rows)
@@ -200,13 +190,13 @@ class ModelRunner:
         where = [
             (i, score, first, j) for i, score, first in jobs for j in range(len(score.targets))
         ]
-        size = max(1, LOGITS // self.vocab)
+        size = max(1, LOGITS // self.reader.vocab)
         for k in range(0, len(where), size):
             part = where[k : k + size]
             places = np.array([first + j for _, _, first, j in part], dtype=np.int32)
             logits = self.forward.logits(pick(hidden, np.searchsorted(wanted, places)))
             logprobs = readout.log_softmax(logits)
-            targets = torch.tensor([s.targets[j] for _, s, _, j in part], device=self.device)
+            targets = torch.tensor([s.targets[j] for _, s, _, j in part], device=self.reader.device)
             values = readout.chosen(logprobs, targets)
             tops = readout.top_lists(logprobs, [s.top for _, s, _, _ in part])
             probes = readout.probe_lists(logprobs, [s.probe for _, s, _, _ in part])

@@ -84,7 +84,7 @@ def warm_up(runner: ModelRunner, limits: WarmUpLimits) -> int:
                     "mem_fraction_static, chunked_prefill_size or max_running_requests."
                 ) from error
             bar.update(1)
-    runner.tables.drop(range(-limits.rows, 0))
+    runner.reader.tables.drop(range(-limits.rows, 0))
     log.info("warmed up by %d passes in %.1f s", len(steps), time.perf_counter() - began)
     return len(steps)
 
@@ -112,13 +112,13 @@ def compilations_on(device: torch.device) -> Compilations | None:
 def batches(runner: ModelRunner, limits: WarmUpLimits) -> Iterator[tuple[str, Batch]]:
     """The passes that a context of the runner has room for, each with its name."""
     for label, batch in _batches(runner, limits):
-        if all(row.start + len(row.tokens) <= runner.context_length for row in batch.rows):
+        if all(row.start + len(row.tokens) <= runner.reader.context_length for row in batch.rows):
             yield label, batch
 
 
 def _batches(runner: ModelRunner, limits: WarmUpLimits) -> Iterator[tuple[str, Batch]]:
     rows = _Rows(runner, limits.generates)
-    length, tokens = runner.context_length, limits.tokens if limits.tokens > 0 else LONGEST
+    length, tokens = runner.reader.context_length, limits.tokens if limits.tokens > 0 else LONGEST
     for count in _doubling(2, min(tokens, length)):
         yield f"a prompt of {count} tokens", _batch(rows.one(0, 0, count))
     for count in _doubling(1, limits.rows):
@@ -134,7 +134,7 @@ def _batches(runner: ModelRunner, limits: WarmUpLimits) -> Iterator[tuple[str, B
         yield f"{count} rows of one prefix", _batch(*sharers)
         yield f"{count} rows of one prefix beside a prompt", _batch(*sharers, *beside)
     if limits.generates:
-        yield from _sampled(rows, runner.vocab, limits.rows)
+        yield from _sampled(rows, runner.reader.vocab, limits.rows)
     yield "a sum of states", _batch(rows.one(0, 0, 2, pool=0))
 
 

@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Batch, Row, RowOutput, Sample
 from sglang.srt.models.peft import _site
-from sglang.srt.worker.inputs import read_batch
 
 GREEDY = Sample(SamplingParams(temperature=0.0))
 # Architecture, what is adapted, settings of the adapter, settings of the worker.
@@ -117,11 +116,7 @@ def test_a_pass_has_the_adapters_that_it_is_given(kernels: str, tmp_path: Path) 
         for i, adapter in enumerate((1, 0))
     ]
     made = [
-        runner.adapters.applied(
-            batch,
-            read_batch(batch, None, 97, 64, runner.tables, runner.device),
-            [RowOutput()],
-        )
+        runner.adapters.applied(batch, runner.reader.read(batch), [RowOutput()])
         for batch in batches
     ]
     wanted = np.arange(5, dtype=np.int32)

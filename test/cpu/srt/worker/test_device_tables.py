@@ -17,7 +17,7 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.parallel import staging
 from sglang.srt.worker.device_tables import DeviceTables
 from sglang.srt.worker.graphs import Graphs
-from sglang.srt.worker.inputs import Inputs, read_batch
+from sglang.srt.worker.inputs import InputReader, Inputs
 from sglang.srt.worker.page_tables import PageTables
 
 PAGES, PADDING = 1000, 1000
@@ -143,5 +143,5 @@ def test_tables_of_two_rows_or_with_a_gap_are_sent_whole(
     rows: list[Row], contexts: list[int]
 ) -> None:
     tables = PageTables(PAGES, 1)
-    inputs = read_batch(Batch(0, rows), None, 10, 100, tables, torch.device("cpu"))
+    inputs = InputReader(tables, torch.device("cpu"), 10, 100).read(Batch(0, rows))
     assert inputs.contexts == contexts

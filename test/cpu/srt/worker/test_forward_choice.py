@@ -7,7 +7,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from sglang.srt.worker.forward_choice import (
 )
 from sglang.srt.worker.graphs import Again, Graphs
 from sglang.srt.worker.model_loading import plan_of
+from sglang.srt.worker.page_tables import PageTables
 from sglang.srt.worker.runner import ModelRunner
 from sglang.srt.worker.warm_up import WarmUpLimits, warm_up_both
 from torch import Tensor
@@ -101,7 +102,8 @@ class Broken:
     def warm_up(self, forward: Forward) -> None:
         """The real warm-up, of prompts of up to 32 tokens."""
         now = self.worker.worker.runner
-        runner = ModelRunner(forward, now.pool, now.context_length, now.vocab)
+        tables = PageTables(now.pool.pages, now.pool.page_size)
+        runner = ModelRunner(forward, now.pool, replace(now.reader, tables=tables))
         warm_up_both(runner, WarmUpLimits(4, 32, generates=True))
         self.warmed.append(forward)
 

@@ -21,7 +21,6 @@ from sglang.srt.core.ints import ints
 from sglang.srt.worker import graphs
 from sglang.srt.worker.forward import Eager
 from sglang.srt.worker.graphs import Again, Graphs, buckets
-from sglang.srt.worker.inputs import read_batch
 
 GREEDY = Sample(SamplingParams(temperature=0.0))
 
@@ -131,7 +130,7 @@ def test_padding_changes_no_bit_of_a_row(path: str) -> None:
 def worker_states(worker: Paged, rows: list[Row]) -> list[torch.Tensor]:
     """Hidden states and logits of a pass."""
     runner = worker.worker.runner
-    inputs = read_batch(Batch(0, rows), None, runner.vocab, 256, runner.tables, runner.device)
+    inputs = runner.reader.read(Batch(0, rows))
     every = np.arange(len(rows), dtype=np.int32)
     hidden = runner.forward.hidden(inputs, every)
     return [hidden.clone(), runner.forward.logits(hidden).clone()]

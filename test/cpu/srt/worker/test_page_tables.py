@@ -124,7 +124,7 @@ def generated(tokens: int, page_size: int, depth: int, fail_at: int = 0) -> tupl
                 texts[event.request] = []
     engine.close()
     engine.store.check()
-    assert len(runner.tables) <= len(engine.store.dropped())
+    assert len(runner.reader.tables) <= len(engine.store.dropped())
     return texts, engine
 
 

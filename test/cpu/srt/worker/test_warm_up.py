@@ -76,8 +76,8 @@ def worker_of(path: str, page_size: int, graphs: bool) -> ModelWorker:
     runner.forward = Eager(model, attention)
     if graphs:
         runner.forward = Graphs(
-            model, attention, Again(), LIMITS["cuda_graph_max_bs"], runner.context_length,
-            pool.pages, page_size, runner.device,
+            model, attention, Again(), LIMITS["cuda_graph_max_bs"], runner.reader.context_length,
+            pool.pages, page_size, runner.reader.device,
         )  # fmt: skip
     runner.forward.draw = draw
     worker.compilations = compilations()
@@ -143,7 +143,7 @@ def test_warm_up_leaves_no_tables(tmp_path: Path) -> None:
     with sm90():
         worker = worker_of(write_config(tmp_path, head_dim=16), 4, graphs=False)
         assert warm_up(worker.runner, WarmUpLimits(ROWS, TOKENS, generates=True)) > 40
-        assert not len(worker.runner.tables)
+        assert not len(worker.runner.reader.tables)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_worker_warms_up_what_it_uses(
             )
         )  # fmt: skip
     assert ("warmed up by" in caplog.text) != skip
-    assert not len(worker.runner.tables)
+    assert not len(worker.runner.reader.tables)
 
 
 def test_a_device_without_memory_is_an_error_with_a_fix(tmp_path: Path) -> None:

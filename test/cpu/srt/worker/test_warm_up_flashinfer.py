@@ -44,7 +44,14 @@ def test_warm_up_takes_all_ways(
     runner.forward = Eager(worker.model, attention)
     if graphs:
         runner.forward = Graphs(
-            worker.model, attention, Again(), 2 * ROWS, LENGTH, pool.pages, page_size, runner.device
+            worker.model,
+            attention,
+            Again(),
+            2 * ROWS,
+            LENGTH,
+            pool.pages,
+            page_size,
+            runner.reader.device,
         )
     fake_flashinfer.calls.clear()
     warm_up_both(runner, WarmUpLimits.of(config, worker.model.spec))

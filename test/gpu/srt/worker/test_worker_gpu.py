@@ -159,7 +159,7 @@ def test_replays_read_tables_that_stay_on_the_device(tmp_path: Path) -> None:
         if replayed:
             runner.forward = Graphs(
                 paged.worker.model, eager.attention, Again(), 3, 128, runner.pool.pages, 1,
-                runner.device,
+                runner.reader.device,
             )  # fmt: skip
             kept = runner.forward.resident
         r, sent = random.Random(5), dict[int, int]()
