@@ -134,10 +134,7 @@ def _toy_graphs(bench: Bench, worker: ModelWorker, eager: Eager) -> Graphs | Non
         if not isinstance(attention, Capturable):
             spec = worker.model.spec
             attention = build("triton", pool.keys, pool.values, pool.page_size, spec)
-        return Graphs(
-            worker.model, attention, Again(), max(sizes.batches), sizes.limit, pool.pages,
-            pool.page_size, bench.device,
-        )  # fmt: skip
+        return Graphs(worker.model, attention, Again(), pool, max(sizes.batches), sizes.limit)
     except Exception as error:  # no Triton here, or no interpreter
         bench.failed("no graphs", error)
         return None

@@ -47,7 +47,6 @@ class ForwardSettings:
     """
     Attributes:
         length: of the longest sequence.
-        sections: positions have three parts.
         rows: of the largest graph; 0: there are to be none.
         recorder: of graphs.
         fused_sampling: see ``forward.Eager``.
@@ -56,7 +55,6 @@ class ForwardSettings:
     """
 
     length: int
-    sections: bool
     rows: int
     recorder: Callable[[], GraphRecorder]
     fused_sampling: bool = True
@@ -170,10 +168,7 @@ def _captured(
     attention: Attention, rows: int, eager: Eager, pool: KVPool, settings: ForwardSettings
 ) -> Graphs:
     assert isinstance(attention, Capturable)
-    graphs = Graphs(
-        eager.model, attention, settings.recorder(), rows, settings.length, pool.pages,
-        pool.page_size, pool.keys[0].device, settings.sections,
-    )  # fmt: skip
+    graphs = Graphs(eager.model, attention, settings.recorder(), pool, rows, settings.length)
     graphs.eager.fused_sampling = eager.fused_sampling
     return graphs
 
@@ -194,7 +189,7 @@ def _eager(
         for start, new in ((0, count), (count - 1, 1)):
             row = Row(0, start, ints([0] * new), pages)
             tables = PageTables(pool.pages, pool.page_size)
-            reader = InputReader(tables, device, vocab, settings.length, settings.sections)
+            reader = InputReader(tables, device, vocab, settings.length, model.sections)
             inputs = reader.read(Batch(0, [row]))
             hidden = eager.hidden(inputs, np.array([new - 1], dtype=np.int32))
             hidden.sum().item()  # waits: errors of the device show here

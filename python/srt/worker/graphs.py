@@ -17,7 +17,8 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from sglang.srt.models.weights import progress
 from sglang.srt.worker.device_tables import DeviceTables
 from sglang.srt.worker.forward import Eager, pick
 from sglang.srt.worker.inputs import Inputs
+from sglang.srt.worker.kv import KVPool
 from sglang.srt.worker.sampler import Drawing
 from torch import Tensor
 
@@ -95,6 +97,55 @@ def buckets(most: int) -> list[int]:
     return sorted({size for size in sizes if size <= most} | {most})
 
 
+class StaticBuffers:
+    """What the graphs read and write, at addresses that stay. A graph has the first rows of each.
+
+    Attributes:
+        tokens: int32 [most].
+        positions: int32 [most], or [3, most] of a model whose positions have three parts.
+        states: hidden states [most, width]; None until the largest graph has computed them.
+        scores: float32 logits of the largest graph that computes any; None before.
+    """
+
+    def __init__(self, model: DecoderModel, most: int, device: torch.device) -> None:
+        self.model, self.most = model, most
+        shape = (3, most) if model.sections else (most,)
+        self.tokens = torch.zeros(most, dtype=torch.int32, device=device)
+        self.positions = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.states: Tensor | None = None
+        self.scores: Tensor | None = None
+
+    def fill(self, inputs: Inputs) -> None:
+        """Put the tokens of a pass in. Values behind them are older, and as good as any."""
+        rows = len(inputs.layout.counts)
+        self.tokens[:rows].copy_(inputs.tokens)
+        self.positions[..., :rows].copy_(inputs.positions)
+
+    def compute(self, size: int, attention: Attention) -> None:
+        """The pass over the first ``size`` rows, with their logits where these are few."""
+        hidden = self.model.forward(self.tokens[:size], self.positions[..., :size], attention)
+        if self.states is None:
+            self.states = hidden.new_zeros(self.most, hidden.shape[1])
+        self.states[:size].copy_(hidden)
+        if not self.scored(size):
+            return
+        logits = self.model.logits(hidden)
+        if self.scores is None:
+            self.scores = logits.new_zeros(size, logits.shape[1], dtype=torch.float32)
+        self.scores[:size].copy_(logits)
+
+    def scored(self, size: int) -> bool:
+        """Whether the graph of so many rows computes logits."""
+        return size * self.model.spec.vocab_size <= LOGITS
+
+
+class CapturedGraph(NamedTuple):
+    """A graph of one number of rows: its attention, and what computes the pass once more."""
+
+    frame: Attention
+    replay: Callable[[], None]
+
+
 class Graphs:
     """Implements ``forward.Forward``. Captures every bucket when it is made, largest first, so
     that the smaller ones fit into the memory of the larger."""
@@ -104,26 +155,18 @@ class Graphs:
         model: DecoderModel,
         attention: Capturable,
         recorder: GraphRecorder,
+        pool: KVPool,
         most: int,
         context_length: int,
-        pages: int,
-        page_size: int,
-        device: torch.device,
-        sections: bool = False,
     ) -> None:
-        """``most``: rows of the largest bucket. ``pages``: those of the pool; the one behind them
-        is the padding slot's. ``sections``: positions have three parts."""
+        """``most``: rows of the largest bucket. The page behind those of the pool is the padding
+        slot's."""
         self.model, self.eager = model, Eager(model, attention)
-        self.sizes, self.padding, self.vocab = buckets(most), pages, model.spec.vocab_size
+        self.sizes, self.padding = buckets(most), pool.pages
         # A page may stand in many tables, so the pool does not bound their sum; rows do.
-        self.table = min(most * -(-context_length // page_size), max(TABLE, pages + most))
-        self.tokens = torch.zeros(most, dtype=torch.int32, device=device)
-        shape = (3, most) if sections else (most,)
-        self.positions = torch.zeros(shape, dtype=torch.int32, device=device)
-        self.states: Tensor | None = None
-        self.scores: Tensor | None = None
-        self.frames: dict[int, Attention] = {}
-        self.replays: dict[int, Callable[[], None]] = {}
+        self.table = min(most * -(-context_length // pool.page_size), max(TABLE, pool.pages + most))
+        self.buffers = StaticBuffers(model, most, pool.keys[0].device)
+        self.captured: dict[int, CapturedGraph] = {}
         # Result of ``hidden``, if a graph computed it, and the number of rows whose logits it
         # computed.
         self._last: Tensor | None = None
@@ -133,35 +176,18 @@ class Graphs:
         with torch.inference_mode(), bar:
             for size in reversed(self.sizes):
                 frame = attention.frame(size, self.table, context_length)
-                self.frames[size] = frame
                 frame.plan(padded(_nothing(), size, self.padding))
-                self.replays[size] = recorder.record(self._work(size, frame))
+                replay = recorder.record(partial(self.buffers.compute, size, frame))
+                self.captured[size] = CapturedGraph(frame, replay)
                 bar.update(1)
-        smallest = self.frames[self.sizes[0]]
+        smallest = self.captured[self.sizes[0]].frame
         self.resident: DeviceTables | None = None
         if isinstance(smallest, Resident):
-            self.resident = DeviceTables(smallest.entries, pages)
+            self.resident = DeviceTables(smallest.entries, self.padding)
         log.info(
             "captured %d graphs of 1 to %d rows in %.1f s",
             len(self.sizes), most, time.perf_counter() - began,
         )  # fmt: skip
-
-    def _work(self, size: int, frame: Attention) -> Callable[[], None]:
-        """The pass over the first ``size`` entries of the static buffers."""
-
-        def work() -> None:
-            hidden = self.model.forward(self.tokens[:size], self.positions[..., :size], frame)
-            if self.states is None:
-                self.states = hidden.new_zeros(self.sizes[-1], hidden.shape[1])
-            self.states[:size].copy_(hidden)
-            if size * self.vocab > LOGITS:
-                return
-            logits = self.model.logits(hidden)
-            if self.scores is None:
-                self.scores = logits.new_zeros(size, logits.shape[1], dtype=torch.float32)
-            self.scores[:size].copy_(logits)
-
-        return work
 
     def bucket(self, layout: Layout) -> int:
         """Rows of the graph that computes a pass of this layout, 0 where none does."""
@@ -177,15 +203,13 @@ class Graphs:
         size = 0 if eager else self.bucket(inputs.layout)
         if not size:
             return self.eager.hidden(inputs, wanted)
-        rows = len(inputs.layout.counts)
-        # Values in the buffers after the rows are older, and as good as any.
-        self.tokens[:rows].copy_(inputs.tokens)
-        self.positions[..., :rows].copy_(inputs.positions)
-        self._plan(self.frames[size], size, inputs)
-        self.replays[size]()
-        assert self.states is not None
-        self._scored = rows if size * self.vocab <= LOGITS else 0
-        self._last = pick(self.states[:rows], wanted)
+        rows, buffers, graph = len(inputs.layout.counts), self.buffers, self.captured[size]
+        buffers.fill(inputs)
+        self._plan(graph.frame, size, inputs)
+        graph.replay()
+        assert buffers.states is not None
+        self._scored = rows if buffers.scored(size) else 0
+        self._last = pick(buffers.states[:rows], wanted)
         return self._last
 
     def _plan(self, frame: Attention, size: int, inputs: Inputs) -> None:
@@ -204,8 +228,8 @@ class Graphs:
 
     def logits(self, hidden: Tensor) -> Tensor:
         if hidden is self._last and hidden.shape[0] == self._scored:
-            assert self.scores is not None
-            return self.scores[: self._scored]
+            assert self.buffers.scores is not None
+            return self.buffers.scores[: self._scored]
         return self.model.logits(hidden)
 
     def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:

@@ -237,7 +237,7 @@ def forward_of(
     return choose_forward(
         candidates(settings.attention_backend, plan.device, plan.spec, dtype), make, model, pool,
         ForwardSettings(
-            plan.length, model.sections, rows, partial(CudaRecorder, plan.device),
+            plan.length, rows, partial(CudaRecorder, plan.device),
             "sampling" not in disabled, on_gpu, prepare if on_gpu else no_warm_up,
         ),
     )  # fmt: skip

@@ -96,7 +96,7 @@ class Broken:
 
     def start(self, rows: int = 8, choices: list[BackendChoice] = BOTH) -> ForwardChoice:
         worker = self.worker.worker
-        settings = ForwardSettings(256, False, rows, lambda: self, warm_up=self.warm_up)
+        settings = ForwardSettings(256, rows, lambda: self, warm_up=self.warm_up)
         return choose_forward(choices, self.make, worker.model, worker.runner.pool, settings)
 
     def warm_up(self, forward: Forward) -> None:

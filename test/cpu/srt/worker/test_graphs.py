@@ -61,9 +61,7 @@ def paged(path: str, most: int, page_size: int = 1, **settings: Any) -> tuple[Pa
     attention: Any = build("flashinfer", pool.keys, pool.values, page_size, worker.model.spec)
     worker.runner.forward = Eager(worker.model, attention)
     if most:
-        worker.runner.forward = Graphs(
-            worker.model, attention, recorder, most, 256, pool.pages, page_size, pool.keys[0].device
-        )
+        worker.runner.forward = Graphs(worker.model, attention, recorder, pool, most, 256)
     return out, recorder
 
 
@@ -115,8 +113,8 @@ def test_padding_changes_no_bit_of_a_row(path: str) -> None:
         forward: Any = worker.worker.runner.forward
         prompts = [Sequence([3, 1, 4, 1, 5, 9, 2, 6][: n + 2]) for n in range(5)]
         worker.run([worker.row(s, len(s.tokens) - 1) for s in prompts])
-        forward.tokens.fill_(stale)
-        forward.positions.fill_(stale)
+        forward.buffers.tokens.fill_(stale)
+        forward.buffers.positions.fill_(stale)
         rows = [worker.row(s, 1) for s in prompts]
         results.append(worker_states(worker, rows))
         pool = worker.worker.runner.pool
@@ -159,7 +157,7 @@ def test_logits_come_from_the_graph_where_they_are_small_enough(
     monkeypatch.setattr(graphs, "LOGITS", 3 * 160)  # LOGITS holds buckets 1 and 2, not 4
     worker, recorder = paged(path, 4)
     forward: Any = worker.worker.runner.forward
-    assert forward.scores.shape == (2, 160)
+    assert forward.buffers.scores.shape == (2, 160)
     calls: list[int] = []
     logits = worker.worker.model.logits
     monkeypatch.setattr(worker.worker.model, "logits", lambda x: calls.append(len(x)) or logits(x))

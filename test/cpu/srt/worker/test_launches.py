@@ -172,7 +172,7 @@ def step(paged: Paged, found: Launches, sample: Sample) -> Counter[str]:
     """Launches of a replayed step: two rows decode tokens that the step before has sampled."""
     runner, model = paged.worker.runner, paged.worker.model
     pool, attention = runner.pool, runner.forward.attention  # type: ignore[attr-defined]
-    graphs = Graphs(model, attention, Recorder(found), 2, 256, pool.pages, 1, CPU)
+    graphs = Graphs(model, attention, Recorder(found), pool, 2, 256)
     graphs.eager.draw = gpu_draw.draw  # type: ignore[method-assign]
     runner.forward, runner.readback = graphs, Readback(Lane(found))
     texts = [Text([5] * 4), Text([6] * 4)]

@@ -76,8 +76,8 @@ def worker_of(path: str, page_size: int, graphs: bool) -> ModelWorker:
     runner.forward = Eager(model, attention)
     if graphs:
         runner.forward = Graphs(
-            model, attention, Again(), LIMITS["cuda_graph_max_bs"], runner.reader.context_length,
-            pool.pages, page_size, runner.reader.device,
+            model, attention, Again(), pool, LIMITS["cuda_graph_max_bs"],
+            runner.reader.context_length,
         )  # fmt: skip
     runner.forward.draw = draw
     worker.compilations = compilations()

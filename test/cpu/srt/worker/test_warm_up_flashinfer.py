@@ -43,16 +43,7 @@ def test_warm_up_takes_all_ways(
     attention: Any = build("flashinfer", pool.keys, pool.values, page_size, worker.model.spec)
     runner.forward = Eager(worker.model, attention)
     if graphs:
-        runner.forward = Graphs(
-            worker.model,
-            attention,
-            Again(),
-            2 * ROWS,
-            LENGTH,
-            pool.pages,
-            page_size,
-            runner.reader.device,
-        )
+        runner.forward = Graphs(worker.model, attention, Again(), pool, 2 * ROWS, LENGTH)
     fake_flashinfer.calls.clear()
     warm_up_both(runner, WarmUpLimits.of(config, worker.model.spec))
     # With graphs no pass of decode rows runs by itself but those with adapters.

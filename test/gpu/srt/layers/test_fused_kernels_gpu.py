@@ -103,8 +103,6 @@ def test_replayed_passes_are_fused_too(backend: str, tmp_path: Path) -> None:
     if not ON_GPU:
         pool = runner.pool
         attention: Any = build(backend, pool.keys, pool.values, 2, model.spec)
-        runner.forward = Graphs(
-            model, attention, Again(), 2, 64, pool.pages, 2, torch.device("cpu")
-        )
+        runner.forward = Graphs(model, attention, Again(), pool, 2, 64)
     assert isinstance(runner.forward, Graphs)
     assert difference(logits(fused), want) < TOLERANCE

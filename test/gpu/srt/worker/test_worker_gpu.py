@@ -158,9 +158,8 @@ def test_replays_read_tables_that_stay_on_the_device(tmp_path: Path) -> None:
         eager: Any = runner.forward
         if replayed:
             runner.forward = Graphs(
-                paged.worker.model, eager.attention, Again(), 3, 128, runner.pool.pages, 1,
-                runner.reader.device,
-            )  # fmt: skip
+                paged.worker.model, eager.attention, Again(), runner.pool, 3, 128
+            )
             kept = runner.forward.resident
         r, sent = random.Random(5), dict[int, int]()
         running, done = list[Sequence](), list[Sequence]()
