@@ -64,5 +64,5 @@ class ServerState:
 
     def restarted(self) -> None:
         """Go on with another engine, the last one being lost."""
-        self.metrics.restarted()
+        self.metrics.engine.restarted()
         self.runtime.restarted()

@@ -82,9 +82,9 @@ async def statistics(state: ServerState) -> dict[str, Any]:
 async def metrics(state: ServerState, request: Request) -> Response:
     """Counters are served even when the engine is gone; gauges stay while it is silent."""
     try:
-        state.metrics.set_gauges(await statistics(state))
+        state.metrics.engine.read(await statistics(state))
     except EngineLost:
-        state.metrics.set_gauges({})
+        state.metrics.engine.read({})
     except RequestError as error:
         log.warning("metrics: %s", error.message)
     return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sglang.srt.core.messages import Done
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.web.exchange.current_caller import CALLER
+from sglang.srt.web.telemetry.engine_metrics import EngineMetrics, MetricFamilies
 from sglang.srt.web.telemetry.request_record import RequestRecord, record
 
 _SECONDS = (
@@ -24,59 +24,20 @@ _SECONDS = (
 )  # fmt: skip
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 5.0)
 
-# Gauges, by the name in the engine's statistics.
-_GAUGES = {
-    "running": ("num_running_reqs", "requests being computed"),
-    "waiting": ("num_queue_reqs", "requests waiting"),
-    "compiling": ("num_grammar_queue_reqs", "requests whose grammar is being compiled"),
-    "total_tokens": ("max_total_num_tokens", "size of the KV cache in tokens"),
-    "adapters": ("num_lora_adapters", "adapters loaded"),
-    "adapter_bytes": ("lora_adapter_bytes", "memory of the adapters that are loaded"),
-    "graph_rows": ("cuda_graph_max_rows", "rows of the largest CUDA graph; 0: there are none"),
-    "fallbacks": ("num_fallbacks", "kernels or graphs that failed when the engine started"),
-    "evictable_tokens": ("num_evictable_tokens", "KV tokens that only the prefix cache holds"),
-    "host_tokens": ("num_host_tokens", "KV tokens in host memory"),
-    "parked": ("num_parked_contexts", "Contexts that wait for a tool"),
-    "parked_tokens": ("num_parked_tokens", "KV tokens on the device that only these had"),
-    "host_total_tokens": ("max_host_num_tokens", "host memory for KV, in tokens"),
-}
-# Counters, likewise.
-_COUNTERS = {
-    "passes": ("forward_passes_total", "forward passes"),
-    "failed_passes": ("failed_passes_total", "forward passes that raised"),
-    "computed_tokens": ("computed_tokens_total", "tokens that went through a forward pass"),
-    "forced_tokens": ("forced_tokens_total", "tokens forced by a grammar"),
-    "drafted_tokens": ("drafted_tokens_total", "draft tokens"),
-    "accepted_tokens": ("accepted_tokens_total", "draft tokens accepted"),
-    "encoded_media": ("encoded_media_total", "images and videos that the vision tower has read"),
-    "reread_media": ("reread_media_total", "images and videos whose hidden states were kept"),
-    "compiled_kernels": ("kernel_compilations_total", "GPU kernels compiled while requests waited"),
-    "evicted_tokens": ("evicted_tokens_total", "KV tokens evicted from the prefix cache"),
-    "stored_tokens": ("stored_tokens_total", "KV tokens copied to host memory"),
-    "loaded_tokens": ("loaded_tokens_total", "KV tokens copied from host memory"),
-    "tool_seconds": ("tool_seconds_total", "Seconds of the calls that contexts waited for"),
-    "parked_expired": ("parked_expired_total", "Waits for a tool that reached their deadline"),
-    "parked_yielded": ("parked_yielded_total", "Times that memory took KV of a waiting context"),
-    "retractions": ("num_retractions_total", "running requests sent back to the queue"),
-    "postponed_rows": ("postponed_rows_total", "rows whose mask a later pass made"),
-    "failed": ("num_failed_requests_total", "requests that the engine failed"),
-    "grammars_compiled": ("grammar_compilations_total", "grammars compiled"),
-    "grammar_hits": ("grammar_cache_hits_total", "grammars found compiled"),
-    "grammar_failures": ("grammar_failures_total", "constraints that were refused"),
-    "grammar_kills": ("grammar_kills_total", "compile processes that took too much"),
-    "bad_frames": ("bad_frames_total", "malformed frames dropped"),
-    "failed_audits": ("failed_audits_total", "audits of the KV memory that found a fault"),
-}
-
 
 class Metrics:
-    """Metrics of one server. Counters grow with the requests; the engine's numbers are read at each
-    scrape."""
+    """Metrics of one server. Counters grow with the requests.
+
+    Attributes:
+        engine: the engine's own numbers, which are read at each scrape.
+    """
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._model = model_name
-        one, family = self._make, self._family
+        families = MetricFamilies(self._registry, model_name)
+        one, family = families.single, families.labelled
+        self.engine = EngineMetrics(families)
         self.prompt_tokens = one(Counter, "prompt_tokens_total", "prompt tokens")
         self.generated = one(Counter, "generation_tokens_total", "generated tokens")
         self.cached_tokens = one(Counter, "cached_tokens_total", "prompt tokens found in the cache")
@@ -85,7 +46,6 @@ class Metrics:
             Counter, "num_aborted_requests_total", "completions ended by an abort or a lost client"
         )
         self.rejected = one(Counter, "num_rejected_requests_total", "requests past a limit (429)")
-        self.restarts = one(Counter, "engine_restarts_total", "engines in place of a lost one")
         self.streams = one(Gauge, "num_open_streams", "answers being streamed")
         self.first = one(
             Histogram, "time_to_first_token_seconds", "arrival to first token", buckets=_SECONDS
@@ -103,23 +63,6 @@ class Metrics:
         self._tokens = family(
             Counter, "tenant_tokens_total", "prompt and generated tokens by key", "tenant"
         )
-        self._gauges = {key: one(Gauge, *names) for key, names in _GAUGES.items()}
-        self._counters = {key: one(Counter, *names) for key, names in _COUNTERS.items()}
-        self._counted = dict.fromkeys(_COUNTERS, 0.0)
-        self._up = one(Gauge, "engine_up", "1 while there is an engine")
-        self._used = one(Gauge, "num_used_tokens", "KV tokens of running requests")
-        self._usage = one(Gauge, "token_usage", "their share of the KV cache")
-        self._rate = one(Gauge, "gen_throughput", "tokens generated a second")
-        self._hits = one(Gauge, "cache_hit_rate", "share of prompt tokens cached")
-        self._accepted = one(Gauge, "spec_accept_rate", "accepted share of draft tokens")
-        self._last = (time.monotonic(), 0.0)
-
-    def _family(self, kind: Any, name: str, help: str, *labels: str, **options: Any) -> Any:
-        names = ["model_name", *labels]
-        return kind(f"sglang:{name}", help, names, registry=self._registry, **options)
-
-    def _make(self, kind: Any, name: str, help: str, **options: Any) -> Any:
-        return self._family(kind, name, help, **options).labels(self._model)
 
     @contextmanager
     def watch(self, request: CompletionRequest) -> Iterator[RequestWatch]:
@@ -146,11 +89,6 @@ class Metrics:
         finally:
             for gauge in opened:
                 gauge.dec()
-
-    def restarted(self) -> None:
-        """The engine is another one, which counts from 0: that is added."""
-        self.restarts.inc()
-        self._counted = dict.fromkeys(_COUNTERS, 0.0)
 
     def answered(self, found: RequestRecord) -> None:
         """An HTTP request has ended."""
@@ -187,30 +125,6 @@ class Metrics:
         """Count a tenant's tokens as they come: a background response outlives its HTTP request."""
         if tenant := CALLER.get().tenant:
             self._tokens.labels(self._model, tenant).inc(tokens)
-
-    def set_gauges(self, stats: Mapping[str, float]) -> None:
-        """Take the engine's statistics, {} where there is no engine; rates are since the last call
-        at least a second ago."""
-        total = stats.get("total_tokens", 0)
-        used = total - stats.get("free_tokens", total) - stats.get("evictable_tokens", 0)
-        for key, gauge in self._gauges.items():
-            gauge.set(stats.get(key, 0))
-        for key, value in stats.items():
-            if key in self._counters:
-                self._counters[key].inc(value - self._counted[key])
-                self._counted[key] = value
-        self._up.set(bool(stats))
-        self._used.set(used)
-        self._usage.set(used / total if total else 0.0)
-        prompt = stats.get("prompt_tokens", 0)
-        self._hits.set(stats.get("cached_tokens", 0) / prompt if prompt else 0.0)
-        drafted = stats.get("drafted_tokens", 0)
-        self._accepted.set(stats.get("accepted_tokens", 0) / drafted if drafted else 0.0)
-        now, (then, before) = time.monotonic(), self._last
-        if now - then >= 1.0:
-            generated = stats.get("generated_tokens", before)
-            self._rate.set(max(0.0, generated - before) / (now - then))
-            self._last = (now, generated)
 
     def render(self) -> bytes:
         """Prometheus text format."""

@@ -339,7 +339,7 @@ def test_a_silent_engine_is_not_called_dead(
 
 def test_the_throughput_gauge_is_never_negative(served: Served) -> None:
     metrics = served.state.metrics
-    metrics.set_gauges({"generated_tokens": 1000.0})
-    metrics._last = (metrics._last[0] - 10.0, 1000.0)
-    metrics.set_gauges({})
-    assert metrics._rate._value.get() == 0.0
+    metrics.engine.read({"generated_tokens": 1000.0})
+    metrics.engine._last = (metrics.engine._last[0] - 10.0, 1000.0)
+    metrics.engine.read({})
+    assert metrics.engine._rate._value.get() == 0.0

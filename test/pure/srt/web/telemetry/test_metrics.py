@@ -133,17 +133,17 @@ def test_what_the_engine_counts_grows_over_its_end(served: Served) -> None:
     passes = grown(before, after, "forward_passes_total")
     assert passes > 0
     assert grown(before, after, "computed_tokens_total") > passes
-    metrics.set_gauges({})  # lost
+    metrics.engine.read({})  # lost
     assert b'sglang:engine_up{model_name="sglang-tiny"} 0.0' in metrics.render()
     more = after["forward_passes_total", ""] + 3  # more than there were, as if it had gone on
-    metrics.restarted()
-    metrics.set_gauges({"passes": more, "evicted_tokens": 5.0})  # a new one
-    metrics.set_gauges({"passes": more + 1, "evicted_tokens": 5.0})
+    metrics.engine.restarted()
+    metrics.engine.read({"passes": more, "evicted_tokens": 5.0})  # a new one
+    metrics.engine.read({"passes": more + 1, "evicted_tokens": 5.0})
     found = re.search(r"forward_passes_total\{.*\} ([0-9.]+)", metrics.render().decode())
     assert found is not None
     assert float(found[1]) == after["forward_passes_total", ""] + more + 1
-    metrics.restarted()
-    metrics.set_gauges(served.client.stats())
+    metrics.engine.restarted()
+    metrics.engine.read(served.client.stats())
 
 
 def test_evictions_are_counted(served: Served) -> None:
