@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from sglang.srt.web.server_state import ServerState
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,7 +33,7 @@ class Route:
     handler: Handler
     reply: Any = None
     body: type | None = None
-    query: type | None = None
+    query: type[msgspec.Struct] | None = None
     media: tuple[str, ...] = (JSON,)
     optional: bool = False
 

@@ -1,18 +1,43 @@
-"""Query: numbers in the query of a request."""
+"""Query: the parameters in the query of a request, which a struct declares (``ir/declaration``)."""
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
+import msgspec
+from sglang.ir.declaration import Parameter
+from sglang.srt.requests.common_fields import declarations
 from sglang.srt.requests.request_error import RequestError
 from starlette.requests import Request
 
+T = TypeVar("T", bound=msgspec.Struct)
+MAX_DIGITS = 18
 
-def number_of(request: Request, name: str, default: int, least: int, most: int) -> int:
-    """A whole number of the query, ``default`` where it is not there. Raises RequestError."""
-    given = request.query_params.get(name)
-    if given is None:
-        return default
-    if not (given.isascii() and given.isdigit() and len(given) < 19):
-        raise RequestError(f"{name} is {given!r:.40}; give a whole number.", name)
-    if not least <= int(given) <= most:
-        raise RequestError(f"{name} is {given}; it must be {least} to {most}.", name)
-    return int(given)
+
+def read_query(request: Request, kind: type[T]) -> T:
+    """The parameters of a query, those that are not there by their defaults. Others are ignored.
+    Raises RequestError."""
+    found = {}
+    for name, parameter in declarations(kind).items():
+        given = request.query_params.get(name)
+        if given is None:
+            continue
+        found[name] = value = _value(given, parameter)
+        if value is None:
+            raise RequestError(f"{name} is {given!r:.40}; give {parameter.expected}.", name)
+        if complaint := parameter.complaint(value):
+            raise RequestError(complaint, name)
+    return kind(**found)
+
+
+def _value(given: str, parameter: Parameter) -> Any:
+    """The value that a text stands for, None where it stands for none of the parameter's type."""
+    if parameter.type is int:
+        digits = given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS
+        return int(given) if digits else None
+    if parameter.type is float:
+        try:
+            return float(given)
+        except ValueError:
+            return None
+    return given

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from sglang.ir.declaration import Bounds, Parameter
 from sglang.ir.sampling import PARAMETERS
 from sglang.srt.requests.common_fields import declarations
@@ -151,3 +152,14 @@ def _nullable(parameter: Parameter) -> Schema:
         "default": parameter.default,
         "description": parameter.description,
     }
+
+
+def query_schemas(kind: type[msgspec.Struct]) -> dict[str, Schema]:
+    """The schemas of a query's parameters by name."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    found = {}
+    for name, parameter in declarations(kind).items():
+        found[name] = {**parameter.schema(), "description": parameter.description}
+        if defaults[name] is not None:
+            found[name]["default"] = defaults[name]
+    return found

@@ -5,13 +5,12 @@ The handlers answer plain data. That it has these shapes, the tests of the docum
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from sglang.srt.core.request_stats import Count
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.runtime.classification import Label
-from sglang.srt.web.page.live_view import MAX_NODES, MAX_SECONDS, NODES, SECONDS
 
 T = TypeVar("T")
 Maybe: TypeAlias = T | UnsetType  # a field that may not be there
@@ -129,14 +128,6 @@ class AdaptersReply(Struct):
 class Aborted(Struct):
     success: Literal[True]
     aborted: Count
-
-
-class LiveQuery(Struct):
-    limit: Annotated[int, Meta(ge=0, le=MAX_NODES)] = NODES
-
-
-class LiveEventsQuery(LiveQuery):
-    interval: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = SECONDS
 
 
 class LiveReply(Struct):

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct
 from sglang.srt.core.request_stats import Count
-from sglang.srt.web.openai.responses.routes import MAX_PAGE, PAGE
 from sglang.srt.web.openapi.native_shapes import (
     CachedTokens,
     Maybe,
@@ -144,17 +143,6 @@ class Deleted(Struct):
     id: str
     object: Literal["response"]
     deleted: Literal[True]
-
-
-class ResponseQuery(Struct):
-    stream: Literal["true", "false"] = "false"
-    starting_after: Maybe[Count] = UNSET
-
-
-class ItemsQuery(Struct):
-    order: Literal["asc", "desc"] = "desc"
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = PAGE
-    after: Maybe[str] = UNSET
 
 
 class Items(Struct):

@@ -12,7 +12,7 @@ import msgspec
 from sglang.srt.core.request_stats import RequestCounts
 from sglang.srt.web.exchange.error_replies import CODES, anthropic
 from sglang.srt.web.openapi.examples import EXAMPLES
-from sglang.srt.web.openapi.limits import Schema, fields_of, sampling_schema
+from sglang.srt.web.openapi.limits import Schema, fields_of, query_schemas, sampling_schema
 from sglang.srt.web.openapi.native_shapes import AnthropicErrorReply, ErrorReply, Event
 from sglang.srt.web.openapi.rules import ruled, ruled_at
 from sglang.srt.web.page.page_files import CHALLENGE
@@ -126,8 +126,7 @@ def _in_path(route: Route) -> Iterator[Schema]:
 
 def _in_query(route: Route) -> Iterator[Schema]:
     if route.query is not None:
-        fields = msgspec.json.schema(route.query)["$defs"][route.query.__name__]["properties"]
-        for name, schema in fields.items():
+        for name, schema in query_schemas(route.query).items():
             yield {"name": name, "in": "query", "schema": schema}
 
 

@@ -6,33 +6,40 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from sglang.ir.declaration import Bounds
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.explanations import read
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import ServerError, json_response
 from sglang.srt.web.exchange.event_stream import respond, unless_gone
-from sglang.srt.web.exchange.query import number_of
+from sglang.srt.web.exchange.query import read_query
 from sglang.srt.web.server_state import ServerState
 from starlette.requests import Request
 from starlette.responses import Response
 
 PATHS = ("/live", "/live/events")
 
-MAX_NODES = 1000
-MAX_SECONDS = 60.0  # between two snapshots
 MAX_SNAPSHOTS = 3600  # of one stream; a client that wants more opens another
 MAX_WATCHERS = 16  # streams at a time
 TEXT_CHARS = 48  # of a node's text
-NODES, SECONDS = 200, 1.0  # unless the query says otherwise
 _SIGNS = {"\n": "↵", "\t": "⇥"}
 _SLICE = 0.1  # seconds; a drain is noticed within them
 
 
+class LiveQuery(msgspec.Struct):
+    limit: Annotated[int, Bounds(0, 1000), "Most nodes of the radix tree."] = 200
+
+
+class LiveEventsQuery(LiveQuery):
+    interval: Annotated[float, Bounds(0.1, 60.0), "Seconds from one snapshot to the next."] = 1.0
+
+
 async def live(state: ServerState, request: Request) -> Response:
     """A snapshot: ``limit`` (query) nodes of the radix tree at most, requests, counters."""
-    limit = _limit(request)
+    limit = read_query(request, LiveQuery).limit
     return json_response(await unless_gone(request, snapshot(state, limit)))
 
 
@@ -42,10 +49,10 @@ async def events(state: ServerState, request: Request) -> Response:
     Where the engine has not answered in time, which it does between two passes only, the snapshot
     is ``{"busy": true}``.
     """
-    limit, interval = _limit(request), _interval(request)
+    query = read_query(request, LiveEventsQuery)
     shared = request.app.state
     shared.watch = getattr(shared, "watch", None) or LiveWatch(state)
-    return await respond(request, shared.watch.snapshots(limit, interval))
+    return await respond(request, shared.watch.snapshots(query.limit, query.interval))
 
 
 class LiveWatch:
@@ -140,20 +147,3 @@ def _visible(char: str) -> str:
     if char.isprintable() or char in _SIGNS:
         return _SIGNS.get(char, char)
     return chr(0x2400 + ord(char)) if ord(char) < 0x20 else " " if char.isspace() else "\ufffd"
-
-
-def _limit(request: Request) -> int:
-    return number_of(request, "limit", NODES, 0, MAX_NODES)
-
-
-def _interval(request: Request) -> float:
-    given = request.query_params.get("interval", str(SECONDS))
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= MAX_SECONDS:
-        raise RequestError(
-            f"interval is {given!r:.40}; it must be 0.1 to {MAX_SECONDS:.0f} seconds.", "interval"
-        )
-    return seconds

@@ -7,9 +7,10 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from sglang.ir.declaration import Bounds
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.chat_request import ChatCall, read_chat
 from sglang.srt.runtime.offload import offload
@@ -17,7 +18,7 @@ from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
 from sglang.srt.web.exchange.event_stream import respond, unless_gone
 from sglang.srt.web.exchange.json_body import read_body
-from sglang.srt.web.exchange.query import number_of
+from sglang.srt.web.exchange.query import read_query
 from sglang.srt.web.openai.responses.answer import Answer
 from sglang.srt.web.openai.responses.event_log import (
     EVENTS,
@@ -40,7 +41,18 @@ from sglang.srt.web.server_state import ServerState
 from starlette.requests import Request
 from starlette.responses import Response
 
-PAGE, MAX_PAGE = 20, 100  # items of one list
+_NUMBERS = Bounds(0, (1 << 53) - 1)
+
+
+class ResponseQuery(msgspec.Struct):
+    stream: Annotated[str, Bounds(one_of=("true", "false")), "Its events instead."] = "false"
+    starting_after: Annotated[int, _NUMBERS, "Events behind the one of this number."] | None = None
+
+
+class ItemsQuery(msgspec.Struct):
+    order: Annotated[str, Bounds(one_of=("asc", "desc")), "Oldest or latest first."] = "desc"
+    limit: Annotated[int, Bounds(1, 100), "Most items of one answer."] = 20
+    after: Annotated[str, None, "Items behind the one with this id."] | None = None
 
 
 async def create(state: ServerState, request: Request) -> Response:
@@ -105,11 +117,8 @@ async def count(state: ServerState, request: Request) -> Response:
 async def retrieve(state: ServerState, request: Request) -> Response:
     """A stored response; ``stream=true`` (query): its events, behind ``starting_after``."""
     record = _stored(state, request)
-    streamed = request.query_params.get("stream", "false")
-    if streamed not in ("true", "false"):
-        raise RequestError(f"stream is {streamed!r:.60}; use true or false.", "stream")
-    after = number_of(request, "starting_after", -1, 0, sys.maxsize)
-    if streamed == "false":
+    query = read_query(request, ResponseQuery)
+    if query.stream == "false":
         return _object(record)
     if record.events is None:
         raise RequestError(
@@ -117,7 +126,8 @@ async def retrieve(state: ServerState, request: Request) -> Response:
             "the store has room for them; retrieve it without stream.",
             "stream",
         )
-    return await respond(request, follow(record, after), FRAMES)
+    after = query.starting_after
+    return await respond(request, follow(record, -1 if after is None else after), FRAMES)
 
 
 async def cancel(state: ServerState, request: Request) -> Response:
@@ -142,26 +152,22 @@ async def delete(state: ServerState, request: Request) -> Response:
 async def input_items(state: ServerState, request: Request) -> Response:
     """A response's own input: ``order``, ``limit``, ``after`` (query)."""
     record = _stored(state, request)
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise RequestError(f"order is {order!r:.60}; use asc or desc.", "order")
-    limit = number_of(request, "limit", PAGE, 1, MAX_PAGE)
+    query = read_query(request, ItemsQuery)
     items: list[Item] = msgspec.json.decode(record.items)
-    items = items if order == "asc" else items[::-1]
-    after = request.query_params.get("after")
-    if after is not None:
-        places = [i for i, item in enumerate(items) if item["id"] == after]
+    items = items if query.order == "asc" else items[::-1]
+    if query.after is not None:
+        places = [i for i, item in enumerate(items) if item["id"] == query.after]
         if not places:
-            raise RequestError(f"after is {after!r:.80}; no item has this id.", "after")
+            raise RequestError(f"after is {query.after!r:.80}; no item has this id.", "after")
         items = items[places[0] + 1 :]
-    page = items[:limit]
+    page = items[: query.limit]
     return json_response(
         {
             "object": "list",
             "data": page,
             "first_id": page[0]["id"] if page else None,
             "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > limit,
+            "has_more": len(items) > query.limit,
         }
     )
 
