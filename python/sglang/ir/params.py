@@ -90,18 +90,22 @@ _ALWAYS = (
 )  # fmt: skip
 DEFAULTS = GenParams(**{name: PARAMETERS[name].default for name in _ALWAYS}, max_retries=2)
 
-
-def neutral(*names: str) -> dict[str, Any]:
-    """The values of sampling parameters with which they change nothing: their defaults."""
-    return {name: PARAMETERS[name].default for name in names}
-
-
 NAMES = tuple(f.name for f in dataclasses.fields(GenParams))
 ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}  # as ``gen`` calls them
 WIRE_NAMES = {"seed": "sampling_seed"}
 REQUEST_FIELDS = (
     "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
 )  # fmt: skip
+
+
+def neutral(*names: str) -> dict[str, Any]:
+    """The values of sampling parameters with which they change nothing: their defaults."""
+    return {name: PARAMETERS[name].default for name in names}
+
+
+def lacking(*taken: str) -> dict[str, Any]:
+    """The neutral values of a gen's sampling parameters, for an API that takes ``taken`` alone."""
+    return neutral(*(name for name in PARAMETERS if name in NAMES and name not in taken))
 
 
 def checked(params: GenParams, shown: Mapping[str, str] | None = None) -> GenParams:

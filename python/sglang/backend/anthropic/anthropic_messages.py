@@ -11,7 +11,7 @@ from sglang.backend.base import Completion, Prompt
 from sglang.backend.service_backend import BadReply, NoAnswer
 from sglang.errors import Unsupported
 from sglang.ir.choices import Decision
-from sglang.ir.params import DEFAULTS, GenParams, neutral
+from sglang.ir.params import DEFAULTS, GenParams, lacking
 from sglang.ir.prompt_media import Media
 from sglang.ir.stops import cut, held
 
@@ -20,10 +20,7 @@ SAMPLING = ("temperature", "top_p", "top_k")
 SAMPLING_VERSION = {"anthropic-version": "2023-06-01"}
 # Parameters that the API lacks, and their neutral values.
 LACKING: dict[str, Any] = {
-    **neutral(
-        "min_new_tokens", "stop_token_ids", "stop_regex", "min_p", "frequency_penalty",
-        "presence_penalty", "repetition_penalty", "logit_bias", "seed", "ignore_eos", "speculation",
-    ),
+    **lacking("max_new_tokens", "n", "stop", *SAMPLING),
     "return_logprob": False, "top_logprobs_num": 0, "regex": None, "lora_path": "",
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from sglang.backend.base import Completion, Prompt
 from sglang.backend.openai.strict_schema import is_object, unwrapped
 from sglang.backend.service_backend import BadReply, NoAnswer
 from sglang.errors import Unsupported
-from sglang.ir.params import GenParams, neutral, strings
+from sglang.ir.params import GenParams, lacking, neutral, strings
 from sglang.ir.prompt_media import Media
 from sglang.ir.stops import cut, held
 
@@ -26,12 +26,9 @@ MAX_STOPS = 4
 # Options of the APIs, and those that only other servers take, with the value that means "off".
 OPTIONS = neutral("n", "frequency_penalty", "presence_penalty", "seed", "logit_bias")
 BEYOND = {
-    **neutral(
-        "top_k", "min_p", "repetition_penalty", "min_new_tokens", "ignore_eos", "stop_regex",
-        "stop_token_ids", "speculation",
-    ),
+    **lacking("max_new_tokens", "temperature", "top_p", "stop", *OPTIONS),
     "lora_path": "",
-}  # fmt: skip
+}
 LONG_NAMES = {"min_new_tokens": "min_tokens"}
 REASONING_MODELS = re.compile(r"(.*/)?(ft:)?(o\d|gpt-[5-9])")
 
