@@ -47,8 +47,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(404, {"error": {"message": f"no route {self.path}"}})
         if self.server.foreign:
             return self.reply(200, self.server.foreign)
-        if "hang" in text:
-            return self.hang()
+        if "hang" in text or "stall" in text:
+            return self.hold(text)
         if "bad" in text:
             return self.reply(400, {"error": {"message": "regex is not available", "type": "x"}})
         if "html" in text:
@@ -66,11 +66,15 @@ class Handler(BaseHTTPRequestHandler):
         }
         return self.reply(200, {"text": text[-3:], "meta_info": meta})
 
-    def hang(self) -> None:
-        """Wait until the client is gone."""
+    def hold(self, text: str) -> None:
+        """Answer nothing, or two events, and wait until the client is gone; it may go before."""
         self.close_connection = True
-        self.rfile.read(1)
-        self.server.gone.release()
+        try:
+            if "stall" in text:
+                self.stream(text)
+            self.rfile.read(1)
+        finally:
+            self.server.gone.release()
 
     def stream(self, text: str) -> None:
         self.send_response(200)
@@ -79,11 +83,9 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         for event in ({"text": "é", "meta_info": {}}, {"text": "élan", "meta_info": {"x": 1}}):
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        if "stall" in text:
-            self.hang()
-        elif "late" in text:
+        if "late" in text:
             self.wfile.write(b'data: {"error": {"message": "out of memory"}}\n\n')
-        elif "cut" not in text:
+        elif "cut" not in text and "stall" not in text:
             self.wfile.write(b"data: [DONE]\n\n")
 
     def reply(self, status: int, value: Any) -> None:
