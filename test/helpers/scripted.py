@@ -49,8 +49,6 @@ class Scripted:
         self.prompts.append(text)
         return self.tokenizer.encode(text, add_special_tokens)
 
-    encode = encode_prompt
-
     async def run(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
         self.requests.append(request)
         if self.refuse is not None:

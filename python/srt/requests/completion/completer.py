@@ -67,18 +67,14 @@ class Completer:
         self.encoder = Encoder(tokenizer, tokenized_bytes)
         self.runs: set[_CompletionRun | Reading] = set()
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
-        """Token ids of a text (see ``Encoder.encode``)."""
-        return await self.encoder.encode(text, add_special_tokens)
-
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
-        """The same for a text to be completed; refuses one that is too long, before it is
+        """Token ids of a text to be completed; one that is too long is refused, before it is
         tokenized where that is plain.
 
-        Raises RequestError.
+        Raises RequestError, also as ``Encoder.encode``.
         """
         self.verify_chars(len(text))
-        ids = await self.encode(text, add_special_tokens)
+        ids = await self.encoder.encode(text, add_special_tokens)
         verify_length(len(ids), self.client.info)
         return ids
 

@@ -28,7 +28,7 @@ async def read_parts(completion: Completer, parts: Parts) -> tuple[Ints, Segment
     for number, group in enumerate(groups):
         texts = []
         for text in group:
-            ids = await completion.encode(text, add_special_tokens=False)
+            ids = await completion.encoder.encode(text, add_special_tokens=False)
             if ids:
                 texts.append(ids)
             verify_length(len(tokens) + sum(map(len, texts)), completion.info)

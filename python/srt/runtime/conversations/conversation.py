@@ -97,7 +97,8 @@ async def prompt_of(
     if escaper.must_encode(text):
         ids, text = await _encoded(runtime, text, fits), escaper.unescape(text)
     else:
-        encode = runtime.completion.encode_prompt if fits else runtime.completion.encode
+        completion = runtime.completion
+        encode = completion.encode_prompt if fits else completion.encoder.encode
         ids = await encode(text, False)
     if not sources:
         return ChatPrompt(ids, text, begun)

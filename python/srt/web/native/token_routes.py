@@ -71,7 +71,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     else:
         texts = given[0] if isinstance(given[0], list) else given
         special = body.add_special_tokens is not False
-        rows = [await state.runtime.completion.encode(text, special) for text in texts]
+        rows = [await state.runtime.completion.encoder.encode(text, special) for text in texts]
     found: dict[str, Any] = {
         "tokens": [await offload(len(row), _array, row, array.tolist) for row in rows],
         "count": [len(row) for row in rows],
