@@ -376,6 +376,7 @@ def measure(root: Path = ROOT) -> Structure:
     return measure_modules(read(root))
 
 
+@uncollected()
 def measure_modules(modules: Mapping[str, Module]) -> Structure:
     """Measure modules, which have their names as keys."""
     every, at_once = arrows(modules)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
 
@@ -76,8 +75,7 @@ def test_named_tests_exist() -> None:
         functions[path].add(function)
     missing = []
     for path, told in functions.items():
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        defined = set(re.findall(r"(?m)^def (test_\w+)\(", (ROOT / path).read_text("utf-8")))
         missing += [f"{path}::{function}" for function in told - defined]
     assert missing == []
 

@@ -47,6 +47,7 @@ def test_the_list_has_what_a_user_sees() -> None:
     assert "sglang.errors.RateLimited" in known["errors"]
 
 
+@pytest.mark.slow
 def test_a_missing_module_is_a_loss_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "sglang.lang.no_such_package.api"
     monkeypatch.setitem(MODULES, name, "gen")

@@ -22,6 +22,7 @@ HEAVY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     ["import sglang", "from sglang import function, gen, Mock"],

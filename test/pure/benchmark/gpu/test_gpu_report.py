@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmark.gpu.plots import percent, plots
 from benchmark.gpu.records import Log, Value
 from benchmark.gpu.report import table, write
@@ -40,6 +42,7 @@ def fill(folder: Path) -> None:
     profile.row("kernels of 1 B replay", {"us a pass": 5.0, "share": "9%", "kernel": "norm | x"})
 
 
+@pytest.mark.slow
 def test_the_page_says_what_is_right_fast_and_missing(tmp_path: Path) -> None:
     fill(tmp_path)
     page = write(tmp_path, list(STAGES.values()))

@@ -24,6 +24,8 @@ from benchmark.gpu.stages import (
 )
 from benchmark.gpu.supervise import Supervisor
 
+pytestmark = pytest.mark.slow  # starts processes
+
 # Code of a stage's process, by the stage's name or "name mode".
 WORDS = {
     "good": "print('a line')",

@@ -51,6 +51,7 @@ def test_versions_fit_what_pyproject_allows() -> None:
             assert r.specifier.contains(pin.version), (r, own)
 
 
+@pytest.mark.slow
 def test_the_page_is_a_requirements_file() -> None:
     lines = page().splitlines()
     assert [line for line in lines if not line.startswith("#")] == wheels()

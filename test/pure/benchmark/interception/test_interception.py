@@ -15,6 +15,7 @@ def outcome(arm: str, seconds: float = 50.0) -> Outcome:
     return Run(ARMS[arm], SMALL, sessions(3.0, seconds, 0, list(WORKLOADS))).run(seconds)
 
 
+@pytest.mark.slow
 def test_sessions_are_those_of_their_table() -> None:
     found = sessions(5.0, 2000.0, 1, ["ve"])
     assert sessions(5.0, 2000.0, 1, ["ve"]) == found
@@ -27,11 +28,13 @@ def test_sessions_are_those_of_their_table() -> None:
     assert sum(seconds) / len(seconds) == pytest.approx(0.09, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_run_is_a_function_of_its_sessions() -> None:
     one, two = outcome("priced"), outcome("priced")
     assert (one.finished, one.p50, one.computed) == (two.finished, two.p50, two.computed)
 
 
+@pytest.mark.slow
 def test_host_memory_finishes_more_and_computes_less() -> None:
     discard, radix, tiers = outcome("discard"), outcome("radix"), outcome("tiers")
     assert tiers.finished >= radix.finished >= discard.finished

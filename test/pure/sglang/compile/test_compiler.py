@@ -53,6 +53,7 @@ def test_arguments_are_checked_as_pythons() -> None:
             program.run(**arguments)
 
 
+@pytest.mark.slow
 def test_a_saved_program_runs_without_its_source(tmp_path: Path) -> None:
     path = tmp_path / "ask.json"
     compile(ask).save(path)

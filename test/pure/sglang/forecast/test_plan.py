@@ -71,6 +71,7 @@ def need_of(prompt: list[int], goal: Goal, drawn: list[int]) -> Need:
     return Need(units(prompt), wanted, units(drawn[:-1]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 30), st.booleans())
 def test_the_engine_computes_what_is_predicted(seed: int, together: bool) -> None:

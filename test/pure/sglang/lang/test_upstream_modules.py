@@ -67,6 +67,7 @@ def test_a_module_has_its_names(module: str) -> None:
         assert getattr(found, names.split()[0]) is first
 
 
+@pytest.mark.slow
 def test_no_module_imports_what_computes() -> None:
     heavy = ["torch", "numpy", "zmq", "tokenizers", "uvicorn", "openai", "anthropic", "httpx"]
     code = f"import sys, {', '.join(MODULES)}\n"
@@ -184,6 +185,7 @@ def test_overlaps_are_trimmed(before: str, chunk: str, rest: str) -> None:
     assert utils.trim_overlap(before, chunk) == rest
 
 
+@pytest.mark.slow
 def test_a_command_is_started_without_a_shell(tmp_path: Path) -> None:
     code = "import os, sys; open(sys.argv[1], 'w').write(os.environ['A'] + sys.argv[2])"
     out = tmp_path / "out $HOME"
@@ -194,6 +196,7 @@ def test_a_command_is_started_without_a_shell(tmp_path: Path) -> None:
         utils.execute_shell_command("A=1")
 
 
+@pytest.mark.slow
 def test_a_server_command_gets_a_port() -> None:
     process, port = utils.launch_server_cmd('python -c "import sys; sys.exit(int(sys.argv[2]))"')
     assert process.wait(60) == port % 256
@@ -204,6 +207,7 @@ def test_a_server_command_gets_a_port() -> None:
         utils.wait_for_server(f"http://127.0.0.1:{port}", timeout=0)
 
 
+@pytest.mark.slow
 def test_a_process_is_killed_with_its_children() -> None:
     code = "import subprocess; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True)"
     process = subprocess.Popen([sys.executable, "-c", code + "; p.wait()"], stdout=subprocess.PIPE)
@@ -295,6 +299,7 @@ def test_the_tokenizer_has_lists() -> None:
     assert tokenizer.eos_token_id in tokenizer.eos_ids
 
 
+@pytest.mark.slow
 def test_settings_are_the_same_however_they_are_reached() -> None:
     """An import of the submodule sets an attribute of the package."""
     code = (

@@ -219,6 +219,7 @@ def test_an_async_program_is_not_run_without_a_loop() -> None:
         tree.run_batch([(1,)], backend=Counted())
 
 
+@pytest.mark.slow
 def test_programs_of_many_loops_do_not_meet() -> None:
     """Each thread with a loop of its own, one backend for all."""
     backend = Counted()

@@ -64,6 +64,7 @@ def test_the_longest_common_past_is_found(tokens: list[int], limit: int, step: i
         lookup.TRIED = tried
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_an_index_grows_with_a_context_that_is_cut_and_written_anew(data: Any) -> None:

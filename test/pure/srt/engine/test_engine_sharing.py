@@ -56,6 +56,7 @@ def test_without_sharing_everybody_computes_all() -> None:
 # -- chance --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_uniform_is_fair() -> None:
     """Chi-square over 100 bins, of one seed's numbers and of many seeds' first: 99 degrees of
     freedom, the 0.9999 quantile is 161."""

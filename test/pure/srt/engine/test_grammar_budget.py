@@ -219,6 +219,7 @@ def test_memory_is_sound_where_rows_wait() -> None:
     assert run.desk.engine.stats.postponed_rows > 0
 
 
+@pytest.mark.slow
 def test_an_adapter_has_its_turn_whatever_its_grammar_costs() -> None:
     """The adapter's request is the oldest. Free ones with another adapter never cease to come."""
     run = Run()

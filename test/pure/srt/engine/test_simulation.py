@@ -116,6 +116,7 @@ USUAL = {
 }
 
 
+@pytest.mark.slow
 def test_a_few_histories_keep_the_promises() -> None:
     for seed in range(FEW):
         simulate(seed)

@@ -133,6 +133,7 @@ def test_the_regexes_are_labelled_by_re() -> None:
             assert not compiled.fullmatch(text), (row.pattern, text)
 
 
+@pytest.mark.slow
 def test_the_schemas_are_labelled_by_jsonschema() -> None:
     assert len(schemas()) >= 300
     for row in some(schemas(), 100):

@@ -16,6 +16,8 @@ from sglang.srt.grammar.compile_plan import CompilePlan
 from sglang.srt.grammar.grammar_cache import FailureCache, GrammarCache
 from sglang.srt.grammar.grammar_protocol import GrammarError
 
+pytestmark = pytest.mark.slow  # starts processes
+
 
 def lines(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0

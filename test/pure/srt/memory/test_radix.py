@@ -210,6 +210,7 @@ def against_the_model(seeds: int) -> None:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
 
 
+@pytest.mark.slow
 def test_the_tree_is_what_the_model_is() -> None:
     against_the_model(300)
 

@@ -250,6 +250,7 @@ class Greedy:
 PIECES = [" a", " b", " c"]
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), min_size=1, max_size=6),

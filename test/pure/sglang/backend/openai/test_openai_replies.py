@@ -149,6 +149,7 @@ def test_a_wrapped_value_grows(value: str, cut: int) -> None:
     assert unwrapped(whole).startswith(unwrapped(whole[:cut]))
 
 
+@pytest.mark.slow
 @given(st.text("ab"), st.lists(st.text("ab", min_size=1), min_size=1))
 def test_what_may_begin_a_stop_is_held_back(text: str, stops: list[str]) -> None:
     parts = {stop[:n] for stop in stops for n in range(1, len(stop))}
@@ -375,6 +376,7 @@ def test_slots_are_neither_lost_nor_made(actions: list[tuple[str, int]]) -> None
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_nothing_is_left_open() -> None:
     threads = running_threads()
     with warnings.catch_warnings(), FakeOpenAI("x y") as service:

@@ -336,6 +336,7 @@ def breaks(prompt: Any, params: Any) -> Any:
     return sgl.BackendError("broken") if prompt.text.endswith("FAIL") else "a"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(bodies, st.booleans(), st.booleans())
 def test_every_call_is_there_once_and_spans_nest(body: Body, threads: bool, loop: bool) -> None:

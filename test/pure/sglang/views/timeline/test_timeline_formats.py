@@ -285,6 +285,7 @@ def test_a_script_is_run_and_every_program_in_it_recorded(tmp_path: Path) -> Non
         assert (tmp_path / path).stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_is_shown_and_its_trace_written(tmp_path: Path) -> None:
     (tmp_path / "greet.py").write_text(SCRIPT)
     done = command("-o", "out.html", "greet.py", "fail", cwd=tmp_path)
@@ -294,6 +295,7 @@ def test_a_script_that_fails_is_shown_and_its_trace_written(tmp_path: Path) -> N
     assert (tmp_path / "out.html").exists()
 
 
+@pytest.mark.slow
 def test_a_script_that_is_interrupted_leaves_no_empty_page(tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text("raise KeyboardInterrupt")
     done = command("-o", "early.html", "early.py", cwd=tmp_path)
@@ -397,6 +399,7 @@ def test_reasons_that_are_sent_are_utf8() -> None:
     assert "\\ud800" not in sent
 
 
+@pytest.mark.slow
 def test_a_script_may_leave_its_folder_and_exit_with_anything(tmp_path: Path) -> None:
     (tmp_path / "away.py").write_text("import os, sys\nos.chdir('/')\nsys.exit(['bad'])\n")
     done = command("-o", "out.html", "away.py", cwd=tmp_path)

@@ -180,6 +180,7 @@ def test_wide_states_keep_their_plain_masks() -> None:
     assert grammar.canonical.filtered == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [toy, embedded, tekken])
 def test_no_token_crosses_a_boundary(make: Callable[[], Vocabulary]) -> None:
     table = TokenTable.of(make())

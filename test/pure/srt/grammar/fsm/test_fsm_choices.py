@@ -114,6 +114,7 @@ def test_masks_are_those_of_their_definition(
                     assert matcher.advance(tokens[-1])
 
 
+@pytest.mark.slow
 def test_each_string_by_its_canonical_tokens_of_a_large_vocabulary() -> None:
     vocabulary = tekken()
     strings = [f"{first} {second}" for first in WORDS for second in WORDS]

@@ -158,6 +158,7 @@ def test_what_is_no_utf8_is_refused(data: bytes) -> None:
 # -- masks -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_masks_of_the_toy_equal_a_walk_of_every_token(pattern: str) -> None:
     vocabulary, automaton = toy(), compile_regex(pattern)

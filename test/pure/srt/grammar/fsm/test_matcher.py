@@ -263,6 +263,7 @@ TestEmbeddedHistory.settings = settings(
 )
 
 
+@pytest.mark.slow
 def test_no_live_state_is_a_dead_end() -> None:
     """The embedded vocabulary has all bytes: wherever tokens lead, something may follow."""
     vocabulary = embedded()

@@ -467,6 +467,7 @@ def mixed(form: dict[str, Any]) -> bool:
     return (form["type"] == "or" and begins_mixed(form)) or any(map(mixed, inner))
 
 
+@pytest.mark.slow
 def test_texts_of_a_format_that_is_read_in_one_way_are_allowed() -> None:
     found = 0
     for n in range(ROUNDS):

@@ -284,6 +284,7 @@ ENOUGH = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ENOUGH)
 def test_what_only_looks_like_a_bomb_compiles(pattern: str) -> None:
     assert compile_regex(pattern).states <= 5001

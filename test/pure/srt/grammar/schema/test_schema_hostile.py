@@ -170,6 +170,7 @@ def test_nested_alternatives_that_begin_alike_are_refused(make: Any) -> None:
     assert make_plan(Constraint("json_schema", json.dumps(make(8))), "auto", "").error == ""
 
 
+@pytest.mark.slow
 def test_nested_alternatives_that_differ_early_are_taken() -> None:
     assert make_plan(Constraint("json_schema", json.dumps(expressions(30))), "auto", "").error == ""
 

@@ -147,6 +147,7 @@ def test_what_is_written_from_real_schemas_validates(part: int) -> None:
     assert enforced
 
 
+@pytest.mark.slow
 def test_generations_of_tokens_validate() -> None:
     """Random tokens of canonical masks, cut at the end that the grammar sees."""
     schema = {

@@ -149,6 +149,7 @@ def test_a_schema_nested_deep_is_no_trouble() -> None:
     assert first_fault(deep) == ""
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_any_json_has_a_fault_or_none(value: Any) -> None:
     first_fault(value)
