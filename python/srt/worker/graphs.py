@@ -98,7 +98,7 @@ def buckets(most: int) -> list[int]:
 
 
 class StaticBuffers:
-    """What the graphs read and write, at addresses that stay. A graph has the first rows of each.
+    """Tensors that the graphs read and write, at addresses that stay. A graph has their first rows.
 
     Attributes:
         tokens: int32 [most].

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 PATHS = ("/live", "/live/events")
 
-MAX_SNAPSHOTS = 3600  # of one stream; a client that wants more opens another
+MAX_SNAPSHOTS = 3600  # snapshots of one stream; a client that wants more opens another
 MAX_WATCHERS = 16  # streams at a time
 TEXT_CHARS = 48  # of a node's text
 _SIGNS = {"\n": "↵", "\t": "⇥"}
