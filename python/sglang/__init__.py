@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         system,
         system_begin,
         system_end,
+        tool,
         user,
         user_begin,
         user_end,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         InvalidOutput,
         ProgramError,
         SglangError,
+        ToolError,
         TraceError,
         UnknownVariable,
         Unsupported,
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "sglang.api": (
         "function", "gen", "gen_int", "gen_string", "select", "image", "video",
-        "separate_reasoning",
+        "separate_reasoning", "tool",
         "system", "system_begin", "system_end", "user", "user_begin", "user_end",
         "assistant", "assistant_begin", "assistant_end",
         "set_default_backend", "flush_cache", "get_server_info", "inspect_history",
@@ -86,8 +88,8 @@ _HOMES = {
         "unconditional_likelihood_normalized",
     ),
     "sglang.errors": (
-        "BackendError", "BatchError", "InvalidOutput", "ProgramError", "SglangError", "TraceError",
-        "UnknownVariable", "Unsupported",
+        "BackendError", "BatchError", "InvalidOutput", "ProgramError", "SglangError", "ToolError",
+        "TraceError", "UnknownVariable", "Unsupported",
     ),
     "sglang.program": ("SglFunction",),
     "sglang.backend.record.call_recorder": ("Recorder", "Replay"),

@@ -8,6 +8,7 @@ from typing import Any, TextIO, overload
 
 from sglang.backend.global_settings import global_config
 from sglang.backend.renamed_parameters import renamed
+from sglang.backend.tool_invocation import tool_name, verify_tool
 from sglang.ir.choices import METHODS, ChoicesMethod, token_length_normalized
 from sglang.ir.nodes import (
     Chain,
@@ -16,6 +17,9 @@ from sglang.ir.nodes import (
     Node,
     RoleBegin,
     RoleEnd,
+    RunTool,
+    ScopeBegin,
+    ScopeEnd,
     Select,
     SeparateReasoning,
     node_of,
@@ -24,6 +28,7 @@ from sglang.ir.params import GEN_NAMES, GenParams, Stop, checked
 from sglang.ir.prompt_media import medium
 from sglang.program import SglFunction
 from sglang.run import reasoning
+from sglang.run.live_nodes import BoundTool
 from sglang.run.run_scope import resolve_backend
 
 
@@ -190,6 +195,29 @@ def separate_reasoning(expr: object, model_type: str) -> SeparateReasoning:
     """
     reasoning.split("", model_type)
     return SeparateReasoning(tuple(node_of(expr).flat()), model_type)
+
+
+def tool(
+    name: str,
+    function: Callable[..., Any],
+    of: str | Node | None = None,
+    *,
+    timeout: float | None = None,
+    expected_seconds: float | None = None,
+) -> Node:
+    """Text that ``function`` returns, appended and kept in variable ``name``.
+
+    The function, plain or asynchronous, is given the text of variable ``of``; of an expression,
+    which is appended first, its text (variable ``NAME_argument``); where ``of`` is None, nothing.
+    It returns a text, None for "", or what JSON can hold. ``timeout``: seconds after which it
+    fails. ``expected_seconds``: a hint for the backend's cache. Raises TypeError or ValueError.
+    """
+    verify_tool(name, function, of, timeout=timeout, expected_seconds=expected_seconds)
+    node = RunTool(name, tool_name(function), (), timeout, expected_seconds)
+    if of is None or isinstance(of, str):
+        return BoundTool(node, function, of)
+    scope = name + "_argument"
+    return ScopeBegin(scope) + of + ScopeEnd(scope) + BoundTool(node, function, scope)
 
 
 def _turn(role: str, expr: object) -> Chain:

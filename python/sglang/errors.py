@@ -91,6 +91,10 @@ def refusal(status: int | None) -> type[BackendError]:
     return _BY_STATUS.get(status, ServerFailed if status >= 500 else BackendError)
 
 
+class ToolError(SglangError):
+    """A tool of the program raised, took too long or returned what is no text."""
+
+
 class InvalidOutput(SglangError, ValueError):
     """The generated ``text`` does not satisfy its constraint."""
 

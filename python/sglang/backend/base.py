@@ -121,6 +121,12 @@ class Backend:
         """``commit`` for an event loop."""
         return await in_worker(self.commit, prompt)
 
+    def pause_hint(self, prompt: Prompt, tool: str, expected_seconds: float | None) -> None:
+        """Note that ``prompt`` goes on once ``tool`` has run, in about ``expected_seconds``.
+
+        A hint for the cache, sent before the tool runs. It must not wait, and need do nothing.
+        """
+
     def request(self, call: Call) -> dict[str, Any]:
         """The request that ``call`` would send, as plain data; nothing is sent."""
         prompt = call.prompt

@@ -2,6 +2,7 @@
 
 A job never waits for another job (a fork is continued by its parent's executor, a join waits in
 the program's own thread), so a bounded number of threads cannot deadlock, however many executors.
+The one exception, a tool, which may run whole programs, is waited for inside ``released``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -44,6 +45,7 @@ class Workers:
         self._jobs: deque[Callable[[], None]] = deque()
         self._idle = 0
         self.count = 0
+        self._own = threading.local()
 
     def submit(self, job: Callable[[], None]) -> None:
         """``job`` must not raise."""
@@ -67,7 +69,32 @@ class Workers:
             if orphaned:
                 job()
 
+    def own_thread(self) -> bool:
+        """Whether the calling thread runs a job."""
+        return getattr(self._own, "inside", False)
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """A block in which the job of the calling thread waits for other jobs.
+
+        Meanwhile its thread does not count, so that those may begin.
+        """
+        if not self.own_thread():
+            yield
+            return
+        with self._changed:
+            self.count -= 1
+            waiting = bool(self._jobs)
+        if waiting:
+            self.submit(lambda: None)  # starts a thread, which takes the first job
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.count += 1
+
     def _run(self) -> None:
+        self._own.inside = True
         while True:
             with self._changed:
                 while not self._jobs:

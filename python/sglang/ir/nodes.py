@@ -120,6 +120,27 @@ class Select(Node):
 
 
 @dataclass(frozen=True)
+class RunTool(Node):
+    """Text that the program's function ``tool`` returns, kept in variable ``name``.
+
+    Attributes:
+        of: the value whose text the function is given; empty where it takes none.
+        timeout: seconds that it may take, None for any time.
+        expected_seconds: a hint for the backend, whose cache the text before may stay in.
+    """
+
+    blocking = True
+    name: str
+    tool: str
+    of: tuple[Any, ...] = ()
+    timeout: float | None = None
+    expected_seconds: float | None = None
+
+    def names(self) -> Sequence[str]:
+        return (self.name,)
+
+
+@dataclass(frozen=True)
 class Image(Node):
     """An image or a video: a Media, or what stands for one in a graph. ``kind`` and ``num_frames``
     are those of a source that is not read yet."""
@@ -144,6 +165,12 @@ class SeparateReasoning(Node):
     def names(self) -> Sequence[str]:
         made = [name for part in self.parts for name in part.names()]
         return [*made, *(name + REASONING for name in made)]
+
+
+def tools_of(node: Node) -> list[str]:
+    """Return the names of the tools that a node runs."""
+    parts = node.parts if isinstance(node, SeparateReasoning) else (node,)
+    return [part.tool for part in parts if isinstance(part, RunTool)]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang.backend.base import Backend, Call, Complete, StreamCall
 from sglang.backend.cancel import Cancellation
+from sglang.backend.tool_invocation import ToolInvocation
 from sglang.run.history import HISTORY
 from sglang.run.recording import Visit
 
@@ -15,7 +16,7 @@ UNRECORDED: nullcontext[None] = nullcontext()
 
 
 def drive(
-    steps: Generator[Call, Any, None],
+    steps: Generator[Call | ToolInvocation, Any, None],
     backend: Backend,
     cancellation: Cancellation,
     visit: Visit | None = None,
@@ -38,7 +39,7 @@ def drive(
 
 
 async def adrive(
-    steps: Generator[Call, Any, None],
+    steps: Generator[Call | ToolInvocation, Any, None],
     backend: Backend,
     cancellation: Cancellation,
     visit: Visit | None = None,
@@ -59,6 +60,6 @@ async def adrive(
                     answer = entry.answer = asked.answer = await asked.call.ado(backend)
 
 
-def _kept(call: Call) -> Call:
+def _kept(call: Call | ToolInvocation) -> Call | ToolInvocation:
     """The call without its reader, as the history outlives the run."""
     return Complete(call.prompt, call.params) if isinstance(call, StreamCall) else call

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 from sglang.backend import base
 from sglang.backend.base import Backend, Call, Choose, Complete, Completion, Prompt
 from sglang.backend.output_constraint import OutputConstraint, constraint_of
+from sglang.backend.tool_invocation import ToolInvocation
 from sglang.errors import SglangError, Unsupported
 from sglang.ir.choices import METHODS, ChoicesMethod
 from sglang.ir.nodes import (
@@ -38,13 +39,13 @@ from sglang.ir.prompt_media import medium
 from sglang.ir.source_location import Location
 from sglang.run import api_speculation, reasoning
 from sglang.run.api_speculation import Pending, Speculation
-from sglang.run.live_nodes import StartForks
+from sglang.run.live_nodes import BoundTool, StartForks
 from sglang.run.retry import answer_of, valid_completions
 from sglang.run.run_scope import Usage
-from sglang.run.stream import Stream, TextSegment
+from sglang.run.stream import Stream, TextSegment, text_of
 from sglang.run.typed import Typed
 
-Steps: TypeAlias = Generator[Call, Any, None]
+Steps: TypeAlias = Generator[Call | ToolInvocation, Any, None]
 NO_COST = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
 
 
@@ -322,6 +323,22 @@ class Interpreter:
         if node.name is not None:
             stream.define(node.name, decision.text, decision.meta)
 
+    def _tool(self, node: BoundTool) -> Steps:
+        stream, tool = self.stream, node.tool
+        if node.of is not None and node.of not in stream.variables:
+            raise SglangError(
+                f"tool {tool.tool!r} is given variable {node.of!r:.60}, which this state does not "
+                f"have; it has {sorted(stream.variables)}. A text is stored first: s['x'] = text"
+            )
+        of = tool.of if node.of is None else (stream.variables[node.of],)
+        texts = tuple(map(text_of, of))
+        answer = yield ToolInvocation(self._prompt(self.defaults), tool, node.function, texts)
+        start = len(stream.text)
+        self._text(ConstantText(answer.text))
+        meta = {"tool": tool.tool, "e2e_latency": answer.seconds}
+        stream.segments.append(TextSegment("tool", start, len(stream.text), tool.name, meta))
+        stream.define(tool.name, answer.text, meta)
+
     # Roles
 
     def _role_begin(self, node: RoleBegin) -> None:
@@ -383,6 +400,7 @@ class Interpreter:
         SeparateReasoning: _reasoned,
         Flush: _flush,
         Select: _select,
+        BoundTool: _tool,
         RoleBegin: _role_begin,
         RoleEnd: _role_end,
         ScopeBegin: _scope_begin,

@@ -1,18 +1,20 @@
-"""Live nodes: steps of executors that refer to other executors, and so are no data.
+"""Live nodes: steps of executors that refer to other executors or to functions, and so are no data.
 
-Programs and graphs never hold them. ``Later`` waits for values of other executors, ``StartForks``
-starts other executors.
+Graphs never hold them. ``Later`` waits for values of other executors, ``StartForks`` starts other
+executors, ``BoundTool`` calls a function of the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
-from sglang.ir.nodes import Node
+from sglang.ir.nodes import Node, RunTool, SeparateReasoning
 from sglang.run.failure import Failure
 from sglang.run.stream import Stream
+
+Tools: TypeAlias = Mapping[str, Callable[..., Any]]  # functions by name
 
 
 class Awaited(Protocol):
@@ -59,3 +61,25 @@ class StartForks(Node):
     """Start the executors ``children`` with copies of the text so far."""
 
     children: tuple[Startable, ...]
+
+
+@dataclass(frozen=True)
+class BoundTool(Node):
+    """A tool with its function. ``of``: the variable that the function is given the text of."""
+
+    blocking = True
+    tool: RunTool
+    function: Callable[..., Any]
+    of: str | None = None
+
+    def names(self) -> Sequence[str]:
+        return self.tool.names()
+
+
+def bound(node: Node, tools: Tools) -> Node:
+    """Return ``node`` with the functions of its tools."""
+    if isinstance(node, RunTool):
+        return BoundTool(node, tools[node.tool])
+    if isinstance(node, SeparateReasoning):
+        return replace(node, parts=tuple(bound(part, tools) for part in node.parts))
+    return node

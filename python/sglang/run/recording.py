@@ -18,6 +18,7 @@ from typing import Any
 
 from sglang.backend.base import Backend, Call, Choose, Commit, Completion, StreamCall
 from sglang.backend.call_observer import OBSERVER
+from sglang.backend.tool_invocation import ToolInvocation
 from sglang.errors import Cancelled
 from sglang.ir.params import chosen
 from sglang.ir.source_location import Location
@@ -189,12 +190,12 @@ class Visit:
         return span
 
     @contextmanager
-    def asking(self, backend: Backend, call: Call) -> Iterator[RecordedCall]:
+    def asking(self, backend: Backend, call: Call | ToolInvocation) -> Iterator[RecordedCall]:
         """Record the call that is made while inside; its maker takes ``call`` and sets
         ``answer``."""
         span = self.span
         if span is None:
-            kinds: dict[type, str] = {Choose: "select", Commit: "commit"}
+            kinds = {Choose: "select", Commit: "commit", ToolInvocation: "tool"}
             span = self._begin(kinds.get(type(call), "gen"))
             span.data.update(_described(call))
         asked = RecordedCall(self.track, span, backend.name, call)
@@ -217,13 +218,16 @@ class RecordedCall:
     itself is the one request.
     """
 
-    def __init__(self, track: Track, node: TraceSpan, backend: str, call: Call) -> None:
+    def __init__(
+        self, track: Track, node: TraceSpan, backend: str, call: Call | ToolInvocation
+    ) -> None:
         self._track, self._node, self._backend = track, node, backend
         self._begin = track.recording.now()
         self._first: float | None = None
-        self._records = False  # the backend records each request
+        # The backend records each request. A tool's are those of calls that its function makes.
+        self._records = isinstance(call, ToolInvocation)
         # Made at the beginning, so that it shows while it goes on; a commit may need none.
-        self._span = None if isinstance(call, Commit) else self._sent()
+        self._span = None if isinstance(call, (Commit, ToolInvocation)) else self._sent()
         self.answer: Any = None
         self.call = call
         if isinstance(call, StreamCall):
@@ -277,8 +281,11 @@ class RecordedCall:
         span.data.update(facts_of(self.answer, several, span.begin, span.end, self._first))
 
 
-def _described(call: Call) -> dict[str, Any]:
+def _described(call: Call | ToolInvocation) -> dict[str, Any]:
     """The request, shortened."""
+    if isinstance(call, ToolInvocation):
+        of = "\n".join(call.arguments)[-PROMPT_CHARS:]
+        return {"prompt": of, "params": {"tool": call.node.tool}}
     prompt = call.prompt
     found: dict[str, Any] = {
         "prompt": prompt.text[-PROMPT_CHARS:],

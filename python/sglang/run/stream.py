@@ -15,9 +15,9 @@ Content = str | list[Any]
 
 
 class TextSegment(NamedTuple):
-    """A part of the text that the program did not append: generated text or a medium.
+    """A part of the text that is no constant: generated text, a tool's text or a medium.
 
-    ``kind`` is "gen", "select" or "media"; ``meta`` the meta_info of what wrote it.
+    ``kind`` is "gen", "select", "tool" or "media"; ``meta`` the meta_info of what wrote it.
     """
 
     kind: str
@@ -101,11 +101,8 @@ class Stream:
         self.made[name] = None
 
     def text_of(self, name: str) -> str:
-        """Return a variable as text; of several texts the first, which the program goes on with."""
-        value = self.variables[name]
-        if isinstance(value, list) and value and isinstance(value[0], str):
-            return value[0]
-        return value if isinstance(value, str) else str(value)
+        """Return a variable as text."""
+        return text_of(self.variables[name])
 
     def here(self) -> ForkPoint:
         """Return the begin of a fork that is made now."""
@@ -137,3 +134,10 @@ class Stream:
                 start = end
         parts.append(self.text[start:])
         return [part for part in parts if part != ""]
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text; of several texts the first, which the program goes on with."""
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return value[0]
+    return value if isinstance(value, str) else str(value)

@@ -5,6 +5,7 @@ A trace has a group for each run, a group lanes (the state and its forks), a lan
     group      one run of a program
       lane     one stream: the state, or a fork of another lane
         span   gen, select, commit: a node that needed the model; inside it its requests
+               tool: a function of the program
                wait: the program waited for this lane
 """
 
@@ -25,7 +26,8 @@ class TraceSpan:
 
     Attributes:
         kind: "gen", "select" or "commit" (a node that needed the model), "request" (what was sent
-            for it), "wait" (of the program, for the lane) or "code" (the program itself, derived).
+            for it), "tool" (a function of the program), "wait" (of the program, for the lane) or
+            "code" (the program itself, derived).
         parent: number of the span that this one is inside of.
         end: None while it goes on.
         status: "ok", "error", "cancelled", or "running".

@@ -53,6 +53,9 @@ class Recorder(Backend):
         self._file = open(path, "w", encoding="utf-8", errors="surrogatepass")  # noqa: SIM115
         self._write(traits_of(inner))
 
+    def pause_hint(self, prompt: Prompt, tool: str, expected_seconds: float | None) -> None:
+        self._backend.pause_hint(prompt, tool, expected_seconds)
+
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         with self._line(Complete(prompt, params)) as line:
             answer = self._backend.complete(prompt, params)

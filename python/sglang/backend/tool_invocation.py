@@ -1,0 +1,169 @@
+"""Tool invocations: calls of the program's own functions, in a thread or in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sglang.backend.base import Backend, Prompt
+from sglang.backend.cancel import aborted_by
+from sglang.backend.worker_threads import WORKERS, Workers
+from sglang.errors import Cancelled, SglangError, ToolError
+from sglang.ir.graph_steps import Argument, Variable
+from sglang.ir.nodes import ConstantText, RunTool, node_of
+
+# Threads of tools. The executors that wait for them are bounded, and so are these.
+TOOLS = Workers(limit=100_000)
+
+
+class ToolAnswer(NamedTuple):
+    """Text that a tool returned, and its seconds."""
+
+    text: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ToolInvocation:
+    """One call of ``function`` by a program, whose text so far is ``prompt``."""
+
+    prompt: Prompt
+    node: RunTool
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+
+    def do(self, backend: Backend) -> ToolAnswer:
+        """Call the function and wait; an asynchronous one gets an event loop of its own.
+
+        In the program's own thread (``use_thread=False``) a function without ``timeout`` runs
+        there; one that has outrun its time goes on in its thread, and its result is dropped.
+        Raise ToolError, and SglangError as the function raises it.
+        """
+        self._hint(backend)
+        begin = time.monotonic()
+        try:
+            value = self._waited()
+        except SglangError:
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
+        return self._answer(value, begin)
+
+    async def ado(self, backend: Backend) -> ToolAnswer:
+        """``do`` for an event loop: an asynchronous function runs in it, another in a thread."""
+        self._hint(backend)
+        begin = time.monotonic()
+        try:
+            value = await self._awaited()
+        except SglangError:
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
+        return self._answer(value, begin)
+
+    def _hint(self, backend: Backend) -> None:
+        backend.pause_hint(self.prompt, self.node.tool, self.node.expected_seconds)
+
+    def _waited(self) -> Any:
+        inline = not WORKERS.own_thread() and self.node.timeout is None
+        if inline and not is_async(self.function):
+            return self.function(*self.arguments)
+        job = self._in_a_loop if is_async(self.function) else self.function
+        arguments = () if is_async(self.function) else self.arguments
+        future, done = TOOLS.call(job, *arguments), threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        with aborted_by(done.set), WORKERS.released():
+            in_time = done.wait(self.node.timeout)
+        if not in_time:
+            raise self._overdue()
+        if not future.done():
+            raise Cancelled(f"the run was cancelled while tool {self.node.tool!r} ran")
+        return future.result()
+
+    def _in_a_loop(self) -> Any:
+        return asyncio.run(self._awaited())
+
+    async def _awaited(self) -> Any:
+        if is_async(self.function):
+            job: Awaitable[Any] = self.function(*self.arguments)
+        else:
+            job = asyncio.wrap_future(TOOLS.call(self.function, *self.arguments))
+        task = asyncio.ensure_future(job)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self.node.timeout)
+            if not done:
+                raise self._overdue()
+            return task.result()
+        finally:
+            task.cancel()
+
+    def _overdue(self) -> ToolError:
+        return ToolError(f"tool {self.node.tool!r} took more than timeout={self.node.timeout} s")
+
+    def _failure(self, error: Exception) -> ToolError:
+        kind, said = type(error).__name__, str(error)
+        return ToolError(f"tool {self.node.tool!r} raised {kind}" + (f": {said}" if said else ""))
+
+    def _answer(self, value: Any, begin: float) -> ToolAnswer:
+        seconds = time.monotonic() - begin
+        if value is None or isinstance(value, str):
+            return ToolAnswer(value or "", seconds)
+        try:
+            return ToolAnswer(json.dumps(value, ensure_ascii=False), seconds)
+        except (TypeError, ValueError) as error:
+            raise ToolError(
+                f"tool {self.node.tool!r} returned {value!r:.60}, which JSON cannot carry; it must "
+                "return a text, None, or numbers, lists and dicts"
+            ) from error
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call of ``function`` gives a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    )
+
+
+def tool_name(function: Callable[..., Any]) -> str:
+    """The name that a graph and errors have for a function."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def verify_tool(name: Any, function: Any, of: Any, **seconds: Any) -> None:
+    """Raise TypeError or ValueError where these cannot be what ``sglang.tool`` is given."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name is {name!r:.60}; give the name of the tool's variable")
+    for what, value in seconds.items():
+        if value is not None and not (isinstance(value, (int, float)) and value > 0):
+            raise ValueError(f"{what} is {value!r:.60}; give seconds above 0")
+    _verify_function(function, of is not None)
+    if of is None or isinstance(of, str):
+        return
+    if all(isinstance(atom, (ConstantText, Argument, Variable)) for atom in node_of(of).flat()):
+        raise TypeError(
+            f"of of tool {tool_name(function)!r} is a value; store it, s['x'] = value, and give "
+            "of='x'"
+        )
+
+
+def _verify_function(function: Any, count: int) -> None:
+    if not callable(function):
+        raise TypeError(f"a tool is a function, not {function!r:.60}")
+    name = tool_name(function)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"tool {name!r} yields: a tool returns its text; use return")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions of C have none
+        return
+    try:
+        signature.bind(*[""] * count)
+    except TypeError as error:
+        given = "one text, as of= is given" if count else "no argument, as of= is not given"
+        raise TypeError(f"tool {name!r} is called with {given}: {error}") from None
