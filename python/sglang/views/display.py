@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from sglang.backend.base import Choose, Commit
+from sglang.backend.tool_invocation import ToolAnswer, ToolInvocation
 from sglang.ir.params import chosen
 from sglang.run.history import HistoryEntry
 from sglang.run.stream import Stream, TextSegment
@@ -17,7 +18,7 @@ from sglang.views.shown_pieces import TextPiece, pieces_of
 if TYPE_CHECKING:
     from sglang.run.stream_executor import StreamExecutor
 
-COLOURS = {"gen": 32, "select": 36, "media": 35, "template": 2, "title": 1, "error": 31}
+COLOURS = {"gen": 32, "select": 36, "tool": 33, "media": 35, "template": 2, "title": 1, "error": 31}
 HEADINGS = ("", "prompt", "cached", "new", "finish", "seconds")
 # Control characters could move the cursor or hide text; half a surrogate pair cannot be printed.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -114,7 +115,7 @@ def title(segment: TextSegment) -> str:
 
 
 def costs_of(stream: Stream) -> list[Cost]:
-    """One for each gen and select, in order."""
+    """One for each gen, select and tool, in order."""
     return [_cost(s, stream.meta.get(s.name or "")) for s in stream.segments if s.kind != "media"]
 
 
@@ -164,10 +165,15 @@ def _table(costs: Sequence[Cost]) -> list[str]:
 
 
 def _kind(call: Any) -> str:
-    return "select" if isinstance(call, Choose) else "commit" if isinstance(call, Commit) else "gen"
+    kinds: dict[type, str] = {Choose: "select", Commit: "commit", ToolInvocation: "tool"}
+    return kinds.get(type(call), "gen")
 
 
 def _call(entry: HistoryEntry, paint: Paint) -> Iterator[str]:
+    if isinstance(entry.call, ToolInvocation):
+        yield from _tool(entry.call, entry.answer, paint)
+        yield from _outcome(entry, paint)
+        return
     prompt = entry.call.prompt
     yield printable(prompt.text)
     if not prompt.text:
@@ -183,6 +189,17 @@ def _call(entry: HistoryEntry, paint: Paint) -> Iterator[str]:
         for completion in entry.answer or ():
             yield paint("gen", completion.text)
             yield _tokens(completion.meta)
+    yield from _outcome(entry, paint)
+
+
+def _tool(call: ToolInvocation, answer: ToolAnswer | None, paint: Paint) -> Iterator[str]:
+    yield from map(printable, call.arguments)
+    yield paint("title", f"by {call.node.tool}:")
+    if answer is not None:
+        yield paint("tool", answer.text)
+
+
+def _outcome(entry: HistoryEntry, paint: Paint) -> Iterator[str]:
     if entry.error is not None:
         yield paint("error", f"failed: {described(entry.error)}")
     elif not entry.ended:

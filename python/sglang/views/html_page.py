@@ -30,6 +30,7 @@ PIECES = {
     "template": "color:#aaa",
     "gen": "background:#e6f4e6;border-bottom:2px solid #2a2",
     "select": "background:#e0f2f7;border-bottom:2px solid #07a",
+    "tool": "background:#fbf0dc;border-bottom:2px solid #b70",
     "media": "color:#a3a",
 }
 

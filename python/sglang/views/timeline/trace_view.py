@@ -178,6 +178,7 @@ def _totals(view: Object) -> Object:
         "wall_seconds": _wall(groups),
         "model_seconds": sum(span["end"] - span["begin"] for span in requests),
         "code_seconds": _lengths(span for span in spans if span["kind"] == "code"),
+        "tool_seconds": _lengths(span for span in nodes if span["kind"] == "tool"),
         "critical_seconds": _lengths(span for span in nodes if span.get("critical")),
         "runs": len(groups),
         "requests": len(requests),

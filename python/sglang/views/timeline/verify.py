@@ -12,7 +12,7 @@ from sglang.run.trace_record import TraceGroup, TraceLane, TraceRecord, TraceSpa
 
 Part = TypeVar("Part")
 LARGEST = 2**64  # largest number: seeds have 64 bits
-NODES = ("gen", "select", "commit")  # kinds of spans that have needed the model
+NODES = ("gen", "select", "commit", "tool")  # kinds of spans that a lane has waited for
 KINDS = (*NODES, "request", "wait")
 # Fields by how they are annotated.
 TYPES: dict[str, tuple[type, ...]] = {
