@@ -18,9 +18,10 @@ from sglang.backend.base import Backend
 from sglang.backend.worker_threads import Workers
 from sglang.compile.graph_function import argument_values, graph_function
 from sglang.compile.graph_runner import GraphRun, GraphSchedule
-from sglang.compile.tracer import constant_prefix, trace, tracing
+from sglang.compile.tracer import constant_prefix, trace, trace_with_tools, tracing
 from sglang.ir.graph import Graph
 from sglang.ir.params import GenParams, document, params_and_arguments
+from sglang.run.live_nodes import Tools
 from sglang.run.run_scope import Run, resolve_backend
 from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ProgramState
@@ -392,7 +393,8 @@ class SglFunction:
             kwargs: generation parameters, as in ``run_batch``.
 
         Raises:
-            SglangError: as ``explain``; the program shows media and ``media_tokens`` is not given.
+            SglangError: as ``explain``; the program shows media and ``media_tokens`` is not given,
+                or runs a tool of whose text there is neither an answer nor a length.
             BackendError: the backend does not show its tokenizer.
         """
         from sglang.batch.run_batch import item_of
@@ -443,15 +445,17 @@ class CompiledProgram(SglFunction):
     """A graph that runs in all the ways of an ``SglFunction``.
 
     A missing, unknown or fixed argument is a TypeError, as in Python; so is None, because the
-    tracer cannot tell it from other values.
+    tracer cannot tell it from other values. ``tools`` has the functions of the graph's tools by
+    name; ValueError where one is missing.
     """
 
-    def __init__(self, graph: Graph, backend: Any = None) -> None:
+    def __init__(self, graph: Graph, backend: Any = None, tools: Tools | None = None) -> None:
         graph.check()
         self.graph = graph
         self.backend = backend
-        self._schedule = GraphSchedule(graph)
-        self._continued = graph_function(graph, GraphSchedule(graph, continued=True))
+        self._schedule = GraphSchedule(graph, tools)
+        self.tools = self._schedule.tools
+        self._continued = graph_function(graph, GraphSchedule(graph, tools, continued=True))
         super().__init__(graph_function(graph, self._schedule), graph.num_api_spec_tokens)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -476,9 +480,16 @@ class CompiledProgram(SglFunction):
 
 def compile(program: SglFunction, backend: Any = None, **known: Any) -> CompiledProgram:
     """Return ``program`` traced; see ``SglFunction.compile``."""
-    return CompiledProgram(trace(program, known), backend)
+    graph, tools = trace_with_tools(program, known)
+    return CompiledProgram(graph, backend, tools)
 
 
-def load(path: str | os.PathLike[str], backend: Any = None) -> CompiledProgram:
-    """Return a program that was saved. Raise OSError, and ValueError for any other file."""
-    return CompiledProgram(Graph.from_json(Path(path).read_text(encoding="utf-8")), backend)
+def load(
+    path: str | os.PathLike[str], backend: Any = None, tools: Tools | None = None
+) -> CompiledProgram:
+    """Return a program that was saved, whose tools are the functions ``tools`` by name.
+
+    Raise OSError, and ValueError for any other file or a tool that is not given.
+    """
+    graph = Graph.from_json(Path(path).read_text(encoding="utf-8"))
+    return CompiledProgram(graph, backend, tools)

@@ -25,6 +25,7 @@ from sglang.ir.graph_steps import (
 )
 from sglang.ir.nodes import Fork, node_of
 from sglang.ir.source_location import caller
+from sglang.run.live_nodes import bound
 from sglang.state import ProgramState
 
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -36,7 +37,7 @@ def graph_function(graph: Graph, schedule: GraphSchedule) -> Callable[..., Any]:
     def replay(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         values, executor = argument_values(signature, s, *args, **kwargs), s._executor
         if isinstance(executor, StepRecorder):
-            return Splice(graph, executor, values).submit()
+            return Splice(schedule, executor, values).submit()
         return GraphRun(schedule, executor, values).submit().result()
 
     state = inspect.Parameter("s", POSITIONAL)
@@ -70,8 +71,10 @@ class Splice:
     """Appends the steps of a graph to the stream ``main``, and its other streams beside that one.
     All get new numbers."""
 
-    def __init__(self, graph: Graph, main: StepRecorder, arguments: Mapping[str, Any]) -> None:
-        self._graph = graph
+    def __init__(
+        self, schedule: GraphSchedule, main: StepRecorder, arguments: Mapping[str, Any]
+    ) -> None:
+        self._graph, self._tools = schedule.graph, schedule.tools
         self._arguments = arguments
         self._recorders = {MAIN: main}
         self._numbers: dict[int, int] = {}
@@ -102,7 +105,7 @@ class Splice:
             branches = [self._branches[end] for end in node.ends]
             recorder.gather(Join(ends, node.made, node.mode), branches, location)
         elif not isinstance(node, GetForkItem):  # made with its Fork
-            recorder.submit(node_of(rebuild(node, self._value)), location)
+            recorder.submit(bound(node_of(rebuild(node, self._value)), self._tools), location)
 
     def _value(self, leaf: Any) -> Any:
         if isinstance(leaf, Argument):

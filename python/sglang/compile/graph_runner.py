@@ -26,11 +26,11 @@ from sglang.ir.graph_steps import (
     rebuild,
     variables,
 )
-from sglang.ir.nodes import Chain, Fork, Node, SetVariable, node_of
+from sglang.ir.nodes import Chain, Fork, Node, SetVariable, node_of, tools_of
 from sglang.ir.params import DEFAULTS
 from sglang.ir.source_location import Location
 from sglang.run.forks import concatenation, record_join
-from sglang.run.live_nodes import Later
+from sglang.run.live_nodes import Later, Tools, bound
 from sglang.run.stream_executor import StreamExecutor
 
 
@@ -43,9 +43,14 @@ class GraphSchedule:
             the stream goes on to change it.
     """
 
-    def __init__(self, graph: Graph, continued: bool = False) -> None:
-        """``continued``: another program appends to the main stream afterwards."""
-        self.graph = graph
+    def __init__(self, graph: Graph, tools: Tools | None = None, continued: bool = False) -> None:
+        """``continued``: another program appends to the main stream afterwards. Raise ValueError
+        for a tool of the graph whose function is not given."""
+        self.graph, self.tools = graph, dict(tools or {})
+        for step in graph.steps().values():
+            for name in set(tools_of(step.node)) - set(self.tools):
+                given = f"tools={{{name!r}: function}}"
+                raise ValueError(f"{step} runs tool {name!r}, which is not given: {given}")
         homes = graph.homes()
         self.steps = [(homes[step.number], step) for step in graph.order()]
         self.homes = homes
@@ -130,7 +135,7 @@ class GraphRun:
         return Later(sources, then, tuple(node.names())) if sources else then()
 
     def _filled(self, node: Node) -> Node:
-        return node_of(rebuild(node, self._value))
+        return bound(node_of(rebuild(node, self._value)), self._schedule.tools)
 
     def _join(self, node: Join, into: StreamExecutor) -> Node:
         branches = tuple((self._after(end), None) for end in node.ends)

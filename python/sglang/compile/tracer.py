@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
@@ -30,10 +30,10 @@ from sglang.ir.graph_steps import (
     Variable,
     rebuild,
 )
-from sglang.ir.nodes import Fork, Gen, Image, Node, SeparateReasoning, SetVariable
+from sglang.ir.nodes import Fork, Gen, Image, Node, SeparateReasoning, SetVariable, node_of
 from sglang.ir.params import DEFAULTS, GenParams, TypedSchema, given
 from sglang.ir.source_location import Location, caller
-from sglang.run.live_nodes import Later, StartForks
+from sglang.run.live_nodes import BoundTool, Later, StartForks, Tools
 from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ForkGroup, Program, ProgramState
 
@@ -41,7 +41,13 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def trace(program: Program, known: Mapping[str, Any]) -> Graph:
-    """The graph of ``program``, with the arguments ``known`` as constants and the others open.
+    """Return the graph of ``program``; see ``trace_with_tools``."""
+    return trace_with_tools(program, known)[0]
+
+
+def trace_with_tools(program: Program, known: Mapping[str, Any]) -> tuple[Graph, Tools]:
+    """Return the graph of ``program``, with the arguments ``known`` as constants and the others
+    open, and the functions of its tools.
 
     An argument whose default is None, which programs test for by ``is``, counts as known.
 
@@ -65,13 +71,14 @@ def trace(program: Program, known: Mapping[str, Any]) -> Graph:
     main = record.stream({})
     with _tracing(record), _refusals_located(program):
         returned = program.func(TracedState(main), **known, **unknown)
-    return Graph(
+    graph = Graph(
         program.func.__name__,
         tuple(open_),
         {number: tuple(steps) for number, steps in enumerate(record.streams)},
         _result(program.func.__name__, returned),
         program.num_api_spec_tokens,
     )
+    return graph, record.tools
 
 
 @contextmanager
@@ -97,10 +104,11 @@ def tracing() -> TracedStreams | None:
 
 
 class TracedStreams:
-    """The streams of a program that is being traced."""
+    """The streams of a program that is being traced, and the functions of its tools."""
 
     def __init__(self) -> None:
         self.streams: list[list[Step]] = []
+        self.tools: dict[str, Callable[..., Any]] = {}
         self._steps = 0
 
     def stream(self, values: Mapping[str, Any]) -> StepRecorder:
@@ -166,7 +174,7 @@ class StepRecorder:
         for atom in node.flat():
             if isinstance(atom, Later):
                 raise TraceError(f"what is appended here only a run knows; at {location}")
-            plain = _described(rebuild(atom, _plain))
+            plain = _described(node_of(rebuild(rebuild(atom, self._unbound), _plain)))
             _refuse_unknown(plain)
             step = self.record.step(self.number, plain, location)
             for name in plain.names():
@@ -174,6 +182,19 @@ class StepRecorder:
                 self.made[name] = None
             if isinstance(atom, SetVariable):
                 self.values[atom.name] = atom.value
+
+    def _unbound(self, leaf: Any) -> Any:
+        """Return a tool without its function, which is kept beside the graph."""
+        if not isinstance(leaf, BoundTool):
+            return leaf
+        name = leaf.tool.tool
+        if self.record.tools.setdefault(name, leaf.function) != leaf.function:
+            raise TraceError(
+                f"two tools are functions named {name!r}, which a graph cannot tell apart; rename "
+                f"one; at {caller()}"
+            )
+        of = leaf.tool.of if leaf.of is None else (self.value(leaf.of),)
+        return dataclasses.replace(leaf.tool, of=of)
 
     def value(self, name: str) -> Any:
         if name not in self.values:

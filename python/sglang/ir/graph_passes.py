@@ -30,6 +30,7 @@ from sglang.ir.nodes import (
     Node,
     RoleBegin,
     RoleEnd,
+    RunTool,
     ScopeBegin,
     ScopeEnd,
     Select,
@@ -40,7 +41,7 @@ from sglang.ir.nodes import (
 # Nodes that the text of a stream depends on, and nodes that depend on the text before them.
 WRITING = (
     ConstantText, Argument, Variable, Image, RoleBegin, RoleEnd, ScopeBegin, Gen, Select,
-    SeparateReasoning,
+    SeparateReasoning, RunTool,
 )  # fmt: skip
 READING = (Gen, Select, SeparateReasoning, ScopeEnd, Fork)
 

@@ -33,7 +33,7 @@ OPS: dict[str, type[Node]] = {
     op.__name__: op
     for op in (
         ir.ConstantText, ir.Gen, ir.Select, ir.Image, ir.SeparateReasoning, ir.RoleBegin,
-        ir.RoleEnd, ir.ScopeBegin, ir.ScopeEnd, ir.SetVariable, ir.Fork,
+        ir.RoleEnd, ir.ScopeBegin, ir.ScopeEnd, ir.SetVariable, ir.Fork, ir.RunTool,
         Argument, Variable, GetForkItem, Call, Join,
     )
 }  # fmt: skip
