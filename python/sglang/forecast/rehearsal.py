@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Prompt
 from sglang.backend.mock import decided
 from sglang.backend.output_constraint import OutputConstraint
+from sglang.backend.tool_invocation import ToolAnswer, ToolInvocation
 from sglang.compile.tracer import TracedStreams
 from sglang.errors import SglangError, Unsupported
 from sglang.ir.nodes import REASONING, Gen, Node, Select
@@ -33,7 +34,8 @@ MAX_CALLS = 1000
 
 
 class RehearsedRequest(NamedTuple):
-    """One call: the statement it comes from, and the body that would be sent."""
+    """One call: the statement it comes from, and the body that would be sent; of a tool, its name
+    and what it would be given."""
 
     title: str
     location: Location
@@ -65,14 +67,22 @@ class Script:
 
     def note(self, title: str, body: dict[str, Any], call: Call) -> None:
         """Keep a request; one without a body would not be sent."""
-        if not body:
-            return
+        if body:
+            self._kept(title, body)
+
+    def _kept(self, title: str, body: dict[str, Any]) -> None:
         if len(self.requests) == MAX_CALLS:
             raise Endless(
                 f"the program has made {MAX_CALLS} calls and goes on, at {caller()}; generated "
                 "values stand as ⟨name⟩ here: give answers={'name': text} for those that end it"
             )
         self.requests.append(RehearsedRequest(title, caller(), body))
+
+    def returned(self, call: ToolInvocation) -> str:
+        """Note a tool, which is not run, and return the text that stands for its own."""
+        body = {"tool": call.node.tool, "of": list(call.arguments)}
+        self._kept(_title("tool", call.node.name), body)
+        return self.text(call.node.name)
 
     def replied(self, texts: list[str]) -> None:
         """Note the texts that answered the last gen."""
@@ -253,7 +263,9 @@ class Rehearsal(Interpreter):
                 text += stops[0]
         return text
 
-    def _answer(self, call: Call) -> Any:
+    def _answer(self, call: Call | ToolInvocation) -> Any:
+        if isinstance(call, ToolInvocation):
+            return ToolAnswer(self._script.returned(call), 0.0)
         body, (name, text, meta) = self.backend.request(call), self._reply
         if isinstance(call, Commit):
             self._script.note("commit", body, call)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.backend.base import Call, Choose, Commit, Prompt
+from sglang.backend.tool_invocation import ToolInvocation
+from sglang.errors import SglangError
 from sglang.forecast.rehearsal import Answers, RehearsedRequest, Script
 from sglang.forecast.unknowns import Unknowns
 from sglang.ir.nodes import REASONING
@@ -63,6 +65,21 @@ class PlanScript(Script):
 
     def replied(self, texts: list[str]) -> None:
         self._calls[-1] = replace(self._calls[-1], texts=tuple(texts))
+
+    def returned(self, call: ToolInvocation) -> str:
+        """A text of the given length. Raise SglangError where there is neither length nor answer:
+        a tool's text has no limit."""
+        name = call.node.name
+        if name in self.answers:
+            return super().returned(call)
+        if name not in self._lengths:
+            raise SglangError(
+                f"the text {name!r} of tool {call.node.tool!r} may have any length; give lengths="
+                f"{{{name!r}: tokens}}, or its text in answers"
+            )
+        self._used[name] += 1
+        key = self._item, "tool", self._used[name]
+        return self._unknowns.pair((*key, name), name, self._lengths[name])
 
     def text(self, name: str | None, number: int = 0) -> str:
         """A text of the requested length; a greedy call gets the same text again."""
