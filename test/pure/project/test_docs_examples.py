@@ -35,6 +35,8 @@ REPLIES = {
     "a reply:": " thank you",
     "as JSON: ": '{"name": "Nora Hill", "age": 34, "city": "Lisbon"}',
     "How old": "34",
+    "calc(": "6*7",
+    "</result>": " 42.",
     "job and city of:": "Name: Nora\nJob: baker\nCity: Lisbon\n",
     "Think: ": "<think>two and two</think>4",
     "paragraph: sleep": "Sleep well.",
