@@ -26,6 +26,7 @@ from sglang.srt.config.sections import (
     ScheduleConfig,
     ServerConfig,
     SpeculationConfig,
+    ToolboxConfig,
 )
 from sglang.srt.config.translation import FLAGS, add_upstream_arguments, translate
 from sglang.srt.config.translation import option as _flag
@@ -47,6 +48,7 @@ __all__ = [
     "ScheduleConfig",
     "ServerConfig",
     "SpeculationConfig",
+    "ToolboxConfig",
     "add_arguments",
     "from_arguments",
 ]
@@ -85,6 +87,7 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     edge: EdgeConfig = field(default_factory=EdgeConfig)
     operations: OperationsConfig = field(default_factory=OperationsConfig)
+    toolbox: ToolboxConfig = field(default_factory=ToolboxConfig)
 
     @staticmethod
     def of(**settings: Any) -> Config:
@@ -178,6 +181,7 @@ class Config:
         self.grammar.verify()
         self.speculation.verify()
         self.media.verify()
+        self.toolbox.verify()
         self.lora.verify()
 
     def public(self) -> Mapping[str, Any]:

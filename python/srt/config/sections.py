@@ -323,6 +323,33 @@ class OperationsConfig:
 
 
 @dataclass(frozen=True)
+class ToolboxConfig:
+    """The operator's tools, which the server runs for chats."""
+
+    toolbox: str = flag(
+        "", "MODULE or MODULE:NAME: its list of functions (TOOLS) that models may call here; "
+        "MODULE is a Python module, or the path of a .py file"
+    )  # fmt: skip
+    toolbox_timeout: float = flag(
+        30.0, "seconds after which a call of a tool is ended, with its process", type=float
+    )
+    toolbox_processes: int = flag(4, "calls of tools that run at once, each in a process", type=int)
+    toolbox_max_calls: int = flag(
+        8, "calls of tools for a request that gives no max_calls", type=int
+    )
+
+    def verify(self) -> None:
+        """Raise ValueError for a value out of range."""
+        for name, value, least, most in (
+            ("timeout", self.toolbox_timeout, 0, 86400),
+            ("processes", self.toolbox_processes, 1, 256),
+            ("max-calls", self.toolbox_max_calls, 1, 128),
+        ):
+            if not least <= value <= most or not value:
+                raise ValueError(f"--toolbox-{name} is {value}; it must be from {least} to {most}")
+
+
+@dataclass(frozen=True)
 class MediaConfig:
     """Images and videos in prompts."""
 
