@@ -82,6 +82,7 @@ def _serve(
     from sglang.srt.engine.client import EngineLost
     from sglang.srt.requests.media_input.media_loading import MediaError
     from sglang.srt.runtime.tenants import Tenants
+    from sglang.srt.runtime.toolbox.tool_processes import ToolboxError
     from sglang.srt.tokenizer import TokenizerError
     from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError
     from sglang.srt.web import serving
@@ -94,7 +95,9 @@ def _serve(
         parser.error(str(error))
     try:
         return asyncio.run(serving.serve(config, listener, engine))
-    except (TokenizerError, ChatTemplateError, TracingError, MediaError, EngineLost) as error:
+    except (
+        TokenizerError, ChatTemplateError, TracingError, MediaError, EngineLost, ToolboxError,
+    ) as error:  # fmt: skip
         print(f"sglang: {error}", file=sys.stderr)
         return 1
 

@@ -12,6 +12,7 @@ from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.engine_runtime import EngineRuntime, model_name_of
 from sglang.srt.runtime.explanations import Explanations
 from sglang.srt.runtime.tenants import Tenants
+from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.response_store import ResponseStore
 from sglang.srt.web.telemetry.metrics import Metrics
@@ -25,6 +26,7 @@ class ServerState:
     Attributes:
         started: seconds since the epoch, to be shown; began: of the monotonic clock.
         tracing: the destination of spans, if there is one.
+        toolbox: the operator's tools, if there are any.
         responses: those of ``/v1/responses`` that may be retrieved again.
         draining: no new request is taken.
         open_requests: HTTP requests being answered.
@@ -39,6 +41,7 @@ class ServerState:
         )
         self.responses = ResponseStore(config.server.response_store_bytes)
         self.tracing: Tracing | None = None
+        self.toolbox: Toolbox | None = None
         self.started, self.began = int(time.time()), time.monotonic()
         self.draining = False
         self.open_requests = 0

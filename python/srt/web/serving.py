@@ -19,6 +19,7 @@ from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.version import __version__
 from sglang.srt.engine.process import Started
 from sglang.srt.runtime.supervisor import Supervisor
+from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.connection.accept import allow_connections, calm
@@ -37,7 +38,8 @@ GARBAGE = 20_000  # objects between two collections: a request alone makes thous
 async def serve(config: Config, listener: socket.socket, engine: Started) -> int:
     """Serve until a signal; the exit code.
 
-    Raises OSError, EngineLost, and the errors of a tokenizer, a chat template or a trace's address.
+    Raises OSError, EngineLost, and the errors of a tokenizer, a chat template, a trace's address or
+    a module of tools.
     """
     allow_connections()
     calm(asyncio.get_running_loop())
@@ -69,11 +71,17 @@ async def _serve(
         signals.kill = supervisor.kill
         endpoint = config.operations.otlp_traces_endpoint
         tracing = connect(endpoint) if endpoint else None
+        toolbox: Toolbox | None = None
         try:
             state = ServerState(config, await supervisor.start(engine))
             state.tracing, supervisor.restarted = tracing, state.restarted
+            if config.toolbox.toolbox:
+                toolbox = state.toolbox = Toolbox(config.toolbox, state.metrics.tool_ran)
+                await toolbox.start()
             return await _Server(state, supervisor, listener, signals).run()
         finally:
+            if toolbox is not None:
+                await toolbox.close()
             await supervisor.stop()
             if tracing is not None:
                 tracing.close()

@@ -68,6 +68,11 @@ class ChatRequest(CompletionFields, kw_only=True):
     parallel_tool_calls: Annotated[
         bool | None, None, "The reply may have several calls; true by default."
     ] = None
+    max_calls: Annotated[
+        int | None,
+        Bounds(1, 128),
+        "Calls of the server's own tools (`toolbox`); `--toolbox-max-calls` by default.",
+    ] = None
     functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None
     reasoning_effort: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct
 from sglang.srt.core.request_stats import Count
@@ -80,6 +80,7 @@ class ChatMessage(Struct):
     tool_calls: Maybe[list[ToolCall]] = UNSET
     function_call: Maybe[FunctionCall] = UNSET
     reasoning_content: Maybe[str | None] = UNSET
+    toolbox_messages: Maybe[list[dict[str, Any]]] = UNSET
 
 
 class ChatChoice(ChoiceReply, kw_only=True):

@@ -63,6 +63,9 @@ class Metrics:
         self._tokens = family(
             Counter, "tenant_tokens_total", "prompt and generated tokens by key", "tenant"
         )
+        self._tool_calls = family(Counter, "tool_calls_total", "calls of the toolbox", "tool")
+        self._tool_failures = family(Counter, "tool_failures_total", "those that failed", "tool")
+        self._tool_seconds = family(Counter, "tool_seconds_total", "seconds of them", "tool")
 
     @contextmanager
     def watch(self, request: CompletionRequest) -> Iterator[RequestWatch]:
@@ -102,6 +105,12 @@ class Metrics:
         """A completion has ended."""
         self.requests.inc()
         self._finishes.labels(self._model, reason).inc()
+
+    def tool_ran(self, name: str, seconds: float, failed: bool) -> None:
+        """A call of a tool of the server has ended."""
+        self._tool_calls.labels(self._model, name).inc()
+        self._tool_failures.labels(self._model, name).inc(failed)
+        self._tool_seconds.labels(self._model, name).inc(seconds)
 
     def computed(self, done: Done, seconds: float) -> None:
         """A prompt was computed without generating."""

@@ -6,7 +6,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.replies.deltas import AnswerWords, Begin, Delta, Thought, joined
+from sglang.srt.runtime.conversations.chat_request import ChatCall, ReplyReader
+from sglang.srt.web.openai.reply_fields import finish_fields, logprob_of
+from sglang.srt.web.server_state import ServerState
 
 
 def message_of(deltas: Sequence[Delta], legacy: bool = False) -> dict[str, Any]:
@@ -51,3 +55,25 @@ def delta_of(delta: Delta, legacy: bool = False) -> dict[str, Any]:
 
 def _new_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def finish_of(call: ChatCall, output: Output, reader: ReplyReader) -> dict[str, Any]:
+    """``finish_reason`` of a reply."""
+    found = finish_fields(output, reader.called)
+    if call.legacy and found["finish_reason"] == "tool_calls":
+        found["finish_reason"] = "function_call"
+    return found
+
+
+def counts_of(call: ChatCall, counts: dict[str, Any], thoughts: int) -> dict[str, Any]:
+    """Usage, with the tokens of thoughts where thoughts are separate."""
+    if call.thinking is None:
+        return counts
+    details = {**counts.get("completion_tokens_details", {}), "reasoning_tokens": thoughts}
+    return {**counts, "completion_tokens_details": details}
+
+
+def logprobs_of(state: ServerState, output: Output, which: range) -> dict[str, Any]:
+    """Log-probabilities of the tokens ``which``."""
+    table = state.runtime.tokenizer.token_bytes
+    return {"content": [logprob_of(output, i, table) for i in which], "refusal": None}

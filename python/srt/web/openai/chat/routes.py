@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.replies.deltas import AnswerWords, Delta, Thought
 from sglang.srt.runtime.conversations.chat_request import (
     ChatCall,
@@ -17,15 +16,23 @@ from sglang.srt.runtime.conversations.chat_request import (
     read_chat,
     thought_tokens,
 )
+from sglang.srt.runtime.conversations.toolbox_turns import toolbox_turns, with_earlier_calls
 from sglang.srt.web.exchange.error_replies import json_response
 from sglang.srt.web.exchange.event_stream import Template, respond, unless_gone
 from sglang.srt.web.exchange.json_body import read_body
-from sglang.srt.web.openai.chat.chat_reply import CLOSING, OPENING, delta_of, message_of
+from sglang.srt.web.openai.chat.chat_reply import (
+    CLOSING,
+    OPENING,
+    counts_of,
+    delta_of,
+    finish_of,
+    logprobs_of,
+    message_of,
+)
+from sglang.srt.web.openai.chat.toolbox_chat import CHUNK, KIND, events, whole_reply
 from sglang.srt.web.openai.reply_fields import (
     Collected,
     ReplyHead,
-    finish_fields,
-    logprob_of,
     new_reply,
     usage,
 )
@@ -33,11 +40,14 @@ from sglang.srt.web.server_state import ServerState
 from starlette.requests import Request
 from starlette.responses import Response
 
-KIND, CHUNK = "chat.completion", "chat.completion.chunk"
-
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
-    body = await read_body(request, ChatRequest, state.body_limit)
+    body = with_earlier_calls(await read_body(request, ChatRequest, state.body_limit))
+    if (turns := toolbox_turns(state.toolbox, body)) is not None:
+        reply = new_reply(state, body, "chatcmpl")
+        if body.stream:
+            return await respond(request, events(state, reply, turns))
+        return json_response(await unless_gone(request, whole_reply(state, reply, turns)))
     call = await read_chat(state.runtime, body)
     reply = new_reply(state, body, "chatcmpl")
     call = replace(call, request=replace(call.request, rid=reply.id))
@@ -51,26 +61,11 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         message = message_of(reader.take(output, True)[0], call.legacy)
         choice = {"index": output.index, "message": message, "logprobs": None}
         if call.request.logprobs is not None:
-            choice["logprobs"] = _logprobs(state, output, range(output.released))
-        choices.append({**choice, **_finish(call, output, reader)})
+            choice["logprobs"] = logprobs_of(state, output, range(output.released))
+        choices.append({**choice, **finish_of(call, output, reader)})
         thoughts += thought_tokens(state.runtime, call, output, reader)
-    counts = _counts(call, usage(results), thoughts)
+    counts = counts_of(call, usage(results), thoughts)
     return json_response({**reply.head(KIND), "choices": choices, "usage": counts})
-
-
-def _finish(call: ChatCall, output: Output, reader: ReplyReader) -> dict[str, Any]:
-    found = finish_fields(output, reader.called)
-    if call.legacy and found["finish_reason"] == "tool_calls":
-        found["finish_reason"] = "function_call"
-    return found
-
-
-def _counts(call: ChatCall, counts: dict[str, Any], thoughts: int) -> dict[str, Any]:
-    """Usage, with the tokens of thoughts where thoughts are separate."""
-    if call.thinking is None:
-        return counts
-    details = {**counts.get("completion_tokens_details", {}), "reasoning_tokens": thoughts}
-    return {**counts, "completion_tokens_details": details}
 
 
 async def _events(
@@ -89,7 +84,7 @@ async def _events(
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         found = {**head, "choices": [{**choice, **more}]}
-        return {**found, "usage": _counts(call, collected.usage(), thoughts)} if always else found
+        return {**found, "usage": counts_of(call, collected.usage(), thoughts)} if always else found
 
     async with aclosing(state.run([call.request])) as items:
         async for _, output in items:
@@ -110,18 +105,13 @@ async def _events(
                     found = []
                 deltas, more = [delta_of(delta, call.legacy) for delta in found], {}
                 if call.request.logprobs is not None and tokens:
-                    more["logprobs"] = _logprobs(state, output, tokens)
+                    more["logprobs"] = logprobs_of(state, output, tokens)
                     deltas = deltas or [delta_of(AnswerWords(""))]
                 for delta in deltas:
                     yield chunk(output.index, delta, **more)
                     more = {}
             if finished:
                 thoughts += thought_tokens(state.runtime, call, output, reader)
-                yield chunk(output.index, CLOSING, **_finish(call, output, reader))
+                yield chunk(output.index, CLOSING, **finish_of(call, output, reader))
     if counted:
-        yield {**head, "choices": [], "usage": _counts(call, collected.usage(), thoughts)}
-
-
-def _logprobs(state: ServerState, output: Output, which: range) -> dict[str, Any]:
-    table = state.runtime.tokenizer.token_bytes
-    return {"content": [logprob_of(output, i, table) for i in which], "refusal": None}
+        yield {**head, "choices": [], "usage": counts_of(call, collected.usage(), thoughts)}

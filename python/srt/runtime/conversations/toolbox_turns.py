@@ -1,0 +1,141 @@
+"""Toolbox turns: a chat in which the server answers the model's calls of the operator's tools."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.conversations.chat_request import ChatRequest
+from sglang.srt.runtime.toolbox.tool_processes import Toolbox
+
+KIND = "toolbox"  # type of an entry of ``tools``
+FIELD = "toolbox_messages"  # of the assistant's message: what the server did before it
+Message = dict[str, Any]
+
+
+class ToolboxTurns:
+    """The turns of one request.
+
+    Attributes:
+        body: the request of the next turn.
+        messages: calls that the server has answered, and the results, so far.
+    """
+
+    def __init__(self, toolbox: Toolbox, body: ChatRequest, own: frozenset[str]) -> None:
+        """``own``: the tools that the server runs."""
+        self.body, self.messages = body, list[Message]()
+        self._toolbox, self._own = toolbox, own
+        self._left = toolbox.max_calls if body.max_calls is None else body.max_calls
+        self._told = False
+
+    async def after(self, message: Message) -> tuple[Message, list[Message], bool]:
+        """Run the server's calls in a reply.
+
+        Return the message for the client, the messages that come before it, and whether the chat
+        goes on with another turn of the model. A reply that calls functions of the client too is
+        cut in two: the server's calls, their results, and the client's calls.
+        """
+        calls: list[Message] = message.get("tool_calls") or []
+        own = [call for call in calls if call["function"]["name"] in self._own]
+        if not own or (self._left <= 0 and self._told):
+            return message, [], False
+        results = await self._results(own)
+        added = [{**message, "tool_calls": own}, *results]
+        self.messages += added
+        if others := [call for call in calls if call not in own]:
+            return {**message, "content": None, "tool_calls": others}, added, False
+        self.body = msgspec.structs.replace(
+            self.body,
+            messages=[*self.body.messages, *added],
+            tool_choice=_free(self.body.tool_choice),
+            continue_final_message=None,
+            add_generation_prompt=None,
+        )
+        return message, added, True
+
+    async def _results(self, calls: list[Message]) -> list[Message]:
+        """Return the results of calls, which run beside one another; of those past the limit,
+        texts that say so."""
+        taken, self._left = calls[: self._left], max(self._left - len(calls), 0)
+        self._told = len(taken) < len(calls)
+        tasks = [
+            asyncio.ensure_future(
+                self._toolbox.call(call["function"]["name"], call["function"]["arguments"])
+            )
+            for call in taken
+        ]
+        try:
+            texts = [result.text for result in await asyncio.gather(*tasks)]
+        finally:
+            for task in tasks:
+                task.cancel()
+        limit = "Error: no more calls are run for this request; answer without them."
+        texts += [limit] * (len(calls) - len(taken))
+        return [
+            {"role": "tool", "tool_call_id": call["id"], "content": text}
+            for call, text in zip(calls, texts)
+        ]
+
+
+def toolbox_turns(toolbox: Toolbox | None, body: ChatRequest) -> ToolboxTurns | None:
+    """Return the turns of a request that asks for tools of the server, else None.
+
+    Raise RequestError where the server has none of that name, or the request is one that they
+    cannot be given to.
+    """
+    entries = body.tools if isinstance(body.tools, list) else []
+    if not any(isinstance(tool, dict) and tool.get("type") == KIND for tool in entries):
+        return None
+    if (body.n or 1) != 1:
+        raise RequestError(f"n is {body.n}; with tools of the toolbox it must be 1.", "n")
+    tools, own = list[Any](), dict[str, None]()
+    for i, tool in enumerate(entries):
+        if not isinstance(tool, dict) or tool.get("type") != KIND:
+            tools.append(tool)
+            continue
+        for name in _named(toolbox, f"tools[{i}]", tool):
+            if name not in own:
+                tools.append(toolbox.tools[name])  # type: ignore[union-attr]
+            own[name] = None
+    return ToolboxTurns(toolbox, msgspec.structs.replace(body, tools=tools), frozenset(own))  # type: ignore[arg-type]
+
+
+def _named(toolbox: Toolbox | None, where: str, tool: Message) -> list[str]:
+    """Names of the tools that an entry stands for: one, or all."""
+    if toolbox is None:
+        raise RequestError(
+            f"{where}.type is {KIND!r}; this server has no toolbox (--toolbox).", "tools"
+        )
+    if unknown := set(tool) - {"type", "name"}:
+        raise RequestError(f"{where} has {min(unknown)!r:.60}; give type and name.", "tools")
+    name = tool.get("name")
+    if name is None:
+        return list(toolbox.tools)
+    if name not in toolbox.tools:
+        known = ", ".join(toolbox.tools)
+        raise RequestError(f"{where}.name is {name!r:.60}; the toolbox has {known}.", "tools")
+    return [name]
+
+
+def _free(choice: Any) -> Any:
+    """Return the ``tool_choice`` of a later turn: a call that was required has been made."""
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        inner = choice.get("allowed_tools", choice)
+        return {"type": "allowed_tools", "allowed_tools": {**inner, "mode": "auto"}}
+    return "auto" if choice == "required" or isinstance(choice, dict) else choice
+
+
+def with_earlier_calls(body: ChatRequest) -> ChatRequest:
+    """Return the request with the calls that the server answered in earlier replies, which clients
+    send back as a field of the assistant's messages, where they were made. Raise RequestError."""
+    if not any(message.get(FIELD) for message in body.messages):
+        return body
+    messages = list[Message]()
+    for i, message in enumerate(body.messages):
+        earlier = message.get(FIELD) or []
+        if not isinstance(earlier, list) or not all(isinstance(one, dict) for one in earlier):
+            raise RequestError(f"messages[{i}].{FIELD} must be a list of messages.", "messages")
+        messages += [*earlier, {key: value for key, value in message.items() if key != FIELD}]
+    return msgspec.structs.replace(body, messages=messages)
