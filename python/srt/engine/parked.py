@@ -103,7 +103,7 @@ class Parked:
             "parked_tokens": self._held * self._store.page_size,
             "parked_expired": self.expired,
             "parked_yielded": self.yielded,
-            "tool_seconds": self.seconds,
+            "parked_seconds": self.seconds,
         }
 
     # -- the life of a claim ---------------------------------------------------------------------

@@ -38,7 +38,7 @@ _COUNTERS = {
     "evicted_tokens": ("evicted_tokens_total", "KV tokens evicted from the prefix cache"),
     "stored_tokens": ("stored_tokens_total", "KV tokens copied to host memory"),
     "loaded_tokens": ("loaded_tokens_total", "KV tokens copied from host memory"),
-    "tool_seconds": ("tool_seconds_total", "seconds of the calls that contexts waited for"),
+    "parked_seconds": ("parked_seconds_total", "seconds of the calls that contexts waited for"),
     "parked_expired": ("parked_expired_total", "waits for a tool that reached their deadline"),
     "parked_yielded": ("parked_yielded_total", "times that memory took KV of a waiting context"),
     "retractions": ("num_retractions_total", "running requests sent back to the queue"),
