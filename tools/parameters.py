@@ -13,7 +13,7 @@ from pathlib import Path
 from sglang.ir.declaration import Parameter
 from sglang.ir.sampling import PARAMETERS
 from sglang.srt.requests.common_fields import declarations
-from sglang.srt.runtime.generation import GenerateRequest
+from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.sessions import OpenSession, SessionParams
 from sglang.srt.web.openai.embeddings import EmbeddingBody
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from sglang.srt.runtime.classification import ClassifyRequest
 from sglang.srt.runtime.conversations.chat_request import ChatRequest
+from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.generated import Generated
-from sglang.srt.runtime.generation import GenerateRequest
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
 from sglang.srt.runtime.sessions import CloseSession, OpenSession
 from sglang.srt.runtime.vectors import Encoded, EncodeRequest

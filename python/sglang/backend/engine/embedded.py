@@ -266,7 +266,8 @@ class Engine(EngineControl):
             return waited(lambda future: self._begin(make, future))
 
     async def _answer(self, fields: dict[str, Any]) -> Any:
-        from sglang.srt.runtime.generation import GenerateRequest, generate
+        from sglang.srt.runtime.generate_request import GenerateRequest
+        from sglang.srt.runtime.generation import generate
         from sglang.srt.runtime.request_fields import convert, plain
 
         return plain(await generate(self._alive(), convert(fields, GenerateRequest)))
@@ -285,7 +286,8 @@ class Engine(EngineControl):
                 put(item)
 
     async def _events(self, fields: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        from sglang.srt.runtime.generation import GenerateRequest, stream
+        from sglang.srt.runtime.generate_request import GenerateRequest
+        from sglang.srt.runtime.generation import stream
         from sglang.srt.runtime.request_fields import convert, plain
 
         request = convert(fields, GenerateRequest)
@@ -334,7 +336,7 @@ def _body(
     top_logprobs_num: Any,
     fields: dict[str, Any],
 ) -> dict[str, Any]:
-    from sglang.srt.runtime.generation import GenerateRequest
+    from sglang.srt.runtime.generate_request import GenerateRequest
 
     _verify_names(fields, GenerateRequest.__struct_fields__)
     body = {

@@ -7,8 +7,9 @@ import uuid
 
 from sglang.srt.runtime.classification import ClassifyRequest
 from sglang.srt.runtime.classification import classify as classified
-from sglang.srt.runtime.generation import GenerateRequest, stream
+from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.generation import generate as generated
+from sglang.srt.runtime.generation import stream
 from sglang.srt.runtime.sessions import CloseSession, OpenSession
 from sglang.srt.runtime.vectors import EncodeRequest
 from sglang.srt.runtime.vectors import encode as encoded

@@ -21,8 +21,9 @@ from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.generated import EndedByLength, Generated
-from sglang.srt.runtime.generation import GenerateRequest, generate, stream
+from sglang.srt.runtime.generation import generate, stream
 from sglang.srt.runtime.request_fields import convert, plain
 from sglang.srt.runtime.vectors import Encoded, EncodeRequest, encode
 from sglang.srt.tokenizer import Tokenizer

@@ -23,7 +23,7 @@ from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime import sessions as module
 from sglang.srt.runtime.caller import ANYBODY
 from sglang.srt.runtime.engine_runtime import EngineRuntime
-from sglang.srt.runtime.generation import GenerateCall
+from sglang.srt.runtime.generate_request import GenerateCall
 from sglang.srt.runtime.sessions import OpenSession, SessionParams, Sessions, SessionTurn
 
 # -- the tree of one session ----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sglang.srt.config import Config
 from sglang.srt.requests.completion.completion_request import namespace_of
 from sglang.srt.runtime.conversations.chat_request import ChatRequest, _variables
-from sglang.srt.runtime.generation import GenerateRequest
+from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.request_fields import IGNORED, UNSUPPORTED
 from sglang.srt.runtime.vectors import EncodeRequest
 from sglang.srt.web.journal import Journal

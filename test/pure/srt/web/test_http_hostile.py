@@ -16,7 +16,7 @@ from sglang.ir.sampling import PARAMETERS
 from sglang.srt.config import Config
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.classification import ClassifyRequest
-from sglang.srt.runtime.generation import GenerateRequest
+from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
 from sglang.srt.runtime.sessions import CloseSession, OpenSession
 from sglang.srt.runtime.vectors import EncodeRequest

@@ -1,0 +1,287 @@
+"""Requests of ``/generate`` and of ``sglang.Engine.generate``: fields, and how they are read."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from sglang.ir.declaration import Bounds
+from sglang.ir.sampling import MAX_TOP_LOGPROBS
+from sglang.srt.core.ints import Ints
+from sglang.srt.core.segments import Segments
+from sglang.srt.requests import common_fields as fields
+from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.completion.completion_request import (
+    CompletionRequest,
+    Logprobs,
+    namespace_of,
+    sampling_from,
+)
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.completion.parallel_parts import read_parts
+from sglang.srt.requests.media_input.sources import MediaSource, sources_of
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.caller import Caller
+from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.hidden_states import verify_states
+from sglang.srt.runtime.sessions import SessionParams, SessionTurn
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """One prompt or a list of them; a list field has one entry a prompt. ``parts`` is one prompt:
+    texts that follow each other, and lists of texts that are encoded side by side."""
+
+    text: Annotated[
+        str | list[str] | None, Bounds(words="a text or a list of texts"), "The prompt."
+    ] = None
+    input_ids: Annotated[
+        list[Any] | None,
+        Bounds(words="a list of token ids or of such lists"),
+        "The prompt, in place of `text`.",
+    ] = None
+    parts: Annotated[
+        list[str | list[str]] | None,
+        Bounds(words="a list of texts and of lists of texts"),
+        "One prompt, in place of `text`; the texts of an inner list are side by side.",
+    ] = None
+    image_data: Annotated[Any, Bounds(words="images"), "One for each placeholder."] = None
+    video_data: Annotated[Any, Bounds(words="videos"), "One for each placeholder."] = None
+    sampling_params: Annotated[
+        dict[str, Any] | list[dict[str, Any]] | None,
+        Bounds(words="an object"),
+        "How tokens are sampled, and when the text ends.",
+    ] = None
+    stream: fields.Stream | None = None
+    incremental_streaming_output: Annotated[
+        bool | None,
+        None,
+        "Each event has what is new, not all so far; null: `--incremental-streaming-output`.",
+    ] = None
+    return_logprob: Annotated[
+        bool | list[bool] | None, None, "Log-probabilities of the generated tokens come too."
+    ] = None
+    logprob_start_len: Annotated[
+        int | list[int] | None,
+        None,
+        "Index of the first token of the prompt whose log-probability comes; -1: of none.",
+    ] = None
+    top_logprobs_num: Annotated[
+        int | list[int] | None,
+        None,
+        f"Most likely tokens at each position, beside its own; at most {MAX_TOP_LOGPROBS}.",
+    ] = None
+    token_ids_logprob: Annotated[
+        list[Any] | None,
+        Bounds(words=f"at most {fields.MAX_PROBES} token ids"),
+        "Tokens whose log-probability comes at each position.",
+    ] = None
+    return_text_in_logprobs: Annotated[
+        bool | None, None, "Log-probabilities have the texts of their tokens."
+    ] = None
+    masked_logprobs: fields.MaskedLogprobs | None = None
+    return_hidden_states: Annotated[
+        bool | list[bool] | None,
+        None,
+        "`meta_info.hidden_states`: the final hidden state of every token.",
+    ] = None
+    return_spans: Annotated[
+        bool | None, None, "`meta_info.spans`: when each completion was at which stage."
+    ] = None
+    rid: fields.Rid | list[fields.Rid] | None = None
+    priority: fields.Priority | None = None
+    cache_salt: fields.CacheSalt | list[fields.CacheSalt | None] | None = None
+    extra_key: fields.ExtraKey | list[fields.ExtraKey | None] | None = None
+    lora_path: fields.LoraPath | list[fields.LoraPath | None] | None = None
+    session_params: Annotated[
+        SessionParams | None, Bounds(words="an object"), "The session of the request."
+    ] = None
+    no_logs: Annotated[
+        bool | None, None, "The log has no parameter and no text of this request."
+    ] = None
+
+
+_PROMPTS = ("text", "input_ids", "parts")
+
+
+class GenerateCall(msgspec.Struct):
+    """The prompts of one request in the engine's terms, and how their answers are shown.
+
+    Attributes:
+        single: one prompt, not in a list, and one completion.
+        with_text: log-probabilities have the texts of their tokens.
+        received: time.monotonic() of the request, where spans are wanted.
+        states: of each request, whether hidden states are wanted.
+        turn: of a session, where the request is in one.
+    """
+
+    runtime: EngineRuntime
+    caller: Caller
+    requests: list[CompletionRequest]
+    single: bool
+    with_text: bool
+    received: float | None
+    states: Sequence[bool]
+    turn: SessionTurn | None = None
+
+    def in_session(self, params: SessionParams) -> GenerateCall:
+        """The same with the prompt of its session. Nothing may be awaited until it is run: the
+        session has it by then. Raises RequestError."""
+        [request, *others] = self.requests
+        more = request.segments or request.media or request.score_choices or self.states[0]
+        if others or not self.single or more:
+            raise RequestError(
+                "A request of a session is one prompt of text or ids with n = 1, without media, "
+                "parts, choices_scoring and return_hidden_states; send others without "
+                "session_params.",
+                "session_params",
+            )
+        turn = self.runtime.sessions.begin(params, request.rid, request.prompt, self.caller.tenant)
+        return msgspec.structs.replace(
+            self, requests=[replace(request, prompt=turn.prompt)], turn=turn
+        )
+
+    def run(self) -> AsyncGenerator[tuple[int, Output], None]:
+        """Outputs as ``EngineRuntime.run`` has them."""
+        if self.turn is None:
+            return self.runtime.run(self.requests, self.caller)
+        run = partial(self.runtime.run, self.requests, self.caller)
+        return self.runtime.sessions.follow(self.turn, run)
+
+    async def finish(self) -> list[list[Output]]:
+        """The finished outputs of each request. Raises EngineLost where none came."""
+        if self.turn is None:
+            return await self.runtime.finish(self.requests, self.caller)
+        last = None
+        async with aclosing(self.run()) as items:  # tokens may be replaced until the end
+            async for _, output in items:
+                last = output
+        if last is None:
+            raise EngineLost("the engine ended a request without an answer")
+        return [[last]]
+
+
+async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Caller) -> GenerateCall:
+    """The request in the engine's terms. Raises RequestError."""
+    received = time.monotonic() if body.return_spans else None
+    prompts, listed = _prompts(body)
+    count = len(prompts)
+    runtime.admit(count, caller)
+    each = partial(_each, body, count)
+    rids, settings = each("rid", ""), each("sampling_params", {})
+    wanted = each("return_logprob", False)
+    logprobs = _logprobs(body, count)
+    salts, keys, paths = each("cache_salt"), each("extra_key"), each("lora_path")
+    images = _sources(body, "image", count)
+    videos = _sources(body, "video", count)
+    requests = []
+    for i, prompt in enumerate(prompts):
+        sampling = sampling_from(settings[i])
+        ids, segments = await _read(runtime, body, prompt)
+        request = CompletionRequest(
+            ids,
+            sampling,
+            logprobs[i] if wanted[i] else None,
+            rids[i] or uuid.uuid4().hex,
+            body.priority or 0,
+            namespace_of(salts[i], keys[i]),
+            segments,
+            score_choices=settings[i].get("choices_scoring") == "whole",
+            adapter=runtime.adapters.of(lora_path=paths[i]) if paths[i] else "",
+        )
+        if images or videos or runtime.viewer is not None:  # a viewer refuses stray placeholders
+            request = await _with_media(
+                runtime, request, images[i] if images else [], videos[i] if videos else []
+            )
+        requests.append(request)
+    single = not listed and requests[0].sampling.n == 1
+    states = each("return_hidden_states", False)
+    with_text = bool(body.return_text_in_logprobs)
+    call = GenerateCall(runtime, caller, requests, single, with_text, received, states)
+    if any(states):
+        verify_states(runtime, [request for request, wanted in zip(requests, states) if wanted])
+    params = body.session_params
+    return call if params is None else call.in_session(params)
+
+
+def _logprobs(body: GenerateRequest, count: int) -> list[Logprobs]:
+    starts = _each(body, count, "logprob_start_len", -1)
+    tops = _each(body, count, "top_logprobs_num", 0)
+    probes, masked = _probes(body.token_ids_logprob, count), bool(body.masked_logprobs)
+    return [
+        Logprobs(top=tops[i], start=starts[i], probe=probes[i], masked=masked) for i in range(count)
+    ]
+
+
+def _sources(body: GenerateRequest, kind: str, count: int) -> list[list[MediaSource]]:
+    """The images or videos of each prompt; [] where the request has none."""
+    value = getattr(body, f"{kind}_data")
+    return [] if value is None else sources_of(kind, value, count, f"{kind}_data")
+
+
+def _prompts(body: GenerateRequest) -> tuple[list[Any], bool]:
+    """The prompts and whether they came as a list."""
+    given = [name for name in _PROMPTS if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise RequestError("Give one of text, input_ids and parts.", "text")
+    if body.parts is not None:
+        return [body.parts], False
+    if body.text is not None:
+        listed = isinstance(body.text, list)
+        prompts: list[Any] = body.text if isinstance(body.text, list) else [body.text]
+    else:
+        found = body.input_ids or []
+        listed = bool(found) and isinstance(found[0], list)
+        prompts = found if listed else [found]
+    if not prompts:
+        raise RequestError("The list of prompts is empty.", "text")
+    return prompts, listed
+
+
+async def _read(
+    runtime: EngineRuntime, body: GenerateRequest, prompt: Any
+) -> tuple[Ints, Segments]:
+    """Token ids and segments of one prompt. Raises RequestError."""
+    if body.parts is not None:
+        return await read_parts(runtime.completion, prompt)
+    return await runtime.prompt(prompt, "text" if body.text is not None else "input_ids"), ()
+
+
+async def _with_media(
+    runtime: EngineRuntime,
+    request: CompletionRequest,
+    images: list[MediaSource],
+    videos: list[MediaSource],
+) -> CompletionRequest:
+    """The request with images and videos in place of their placeholders. Raises RequestError."""
+    field = "video_data" if videos and not images else "image_data"
+    seen = await runtime.see(request.prompt, [*images, *videos], request.segments, field)
+    return replace(request, prompt=seen.tokens, segments=seen.segments, media=seen.media)
+
+
+def _each(body: GenerateRequest, count: int, name: str, default: Any = None) -> list[Any]:
+    """One entry a prompt of a field that may be given once for all."""
+    value = getattr(body, name)
+    if not isinstance(value, list):
+        return [default if value is None else value] * count
+    _verify_count(value, count, name)
+    return value
+
+
+def _verify_count(value: list[Any], count: int, name: str) -> None:
+    if len(value) != count:
+        raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", name)
+
+
+def _probes(value: list[Any] | None, count: int) -> list[tuple[int, ...]]:
+    rows = value if value and isinstance(value[0], list) else [value or []] * count
+    _verify_count(rows, count, "token_ids_logprob")
+    for row in rows:
+        if not isinstance(row, list) or not set(map(type, row)) <= {int}:
+            raise RequestError("token_ids_logprob must hold token ids.", "token_ids_logprob")
+    return [tuple(row) for row in rows]
