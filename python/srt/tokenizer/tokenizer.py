@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Tokenizer:
         special_ids: control tokens, hidden by ``skip_special``.
         eos_ids: ids that end a generation.
         bos_id: the id that begins every sequence, None where the model has none.
-        before: ids that ``encode`` puts before a text.
+        before, after: ids that ``encode`` puts before and after a text.
         vocab_size: one more than the largest id.
         longest: bytes of the longest token.
         control_tokens: keeps control tokens in the texts of users plain text.
@@ -77,7 +78,7 @@ class Tokenizer:
         self.special_ids = frozenset(entry["id"] for entry in added if entry.get("special"))
         self.specials = self._special_names()
         with told(source.path):
-            self.before, self._after = self._surroundings()
+            self.before, self.after = self._surroundings()
         self.bos_id = self.before[0] if self.before else self.id_of(self.specials["bos_token"])
         end = self.id_of(self.specials["eos_token"])
         ends = source.ends if end is None else (*source.ends, end)
@@ -145,9 +146,27 @@ class Tokenizer:
             heap.trim()
         return array("i", found)
 
+    def encode_behind(self, text: str) -> array[int]:
+        """Ids of a text behind another one, whose ids are known. Control tokens are recognised, but
+        for those that ``control_tokens`` has marked. Raises ValueError on lone surrogates."""
+        infix, escaper = self._infix, self.control_tokens
+        marked = infix.mark + text
+        try:
+            if escaper.must_encode(text):
+                return array("i", infix.without_mark(escaper.encode(marked)))
+            # Only the library's methods for batches release the GIL.
+            found = self._model.encode_batch_fast([marked], add_special_tokens=False)[0].ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
+        return array("i", infix.without_mark(found))
+
+    @cached_property
+    def _infix(self) -> InfixEncoder:
+        return InfixEncoder(self._model, self.token_bytes)
+
     def framed(self, ids: array[int]) -> array[int]:
         """The ids of a text with the model's own before and after them, once."""
-        before, after = array("i", self.before), array("i", self._after)
+        before, after = array("i", self.before), array("i", self.after)
         if before and ids[: len(before)] != before:
             ids = before + ids
         if after and ids[-len(after) :] != after:
@@ -277,34 +296,40 @@ class InfixEncoder:
     Sentencepiece-style tokenizers put a space before a text. Such a text is encoded behind a mark,
     and the mark's tokens are left out. Where the mark cannot be separated, the text's own tokens
     are returned; their bytes then begin with the space.
+
+    Attributes:
+        mark: the text before each text; "" where none is needed.
     """
 
     def __init__(self, model: tokenizers.Tokenizer, table: Sequence[bytes]) -> None:
         self._model, self._table = model, table
-        for self._mark in ("", *MARKS):
+        for self.mark in ("", *MARKS):
             if self._separable():
                 return
-        self._mark = ""
+        self.mark = ""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
         if len(texts) == 1:
-            found = [self._model.encode(self._mark + texts[0], add_special_tokens=False).ids]
+            found = [self._model.encode(self.mark + texts[0], add_special_tokens=False).ids]
         else:
-            marked = [self._mark + text for text in texts]
+            marked = [self.mark + text for text in texts]
             encoded = self._model.encode_batch_fast(marked, add_special_tokens=False)
             found = [each.ids for each in encoded]
-        return [self._without_mark(ids) for ids in found] if self._mark else found
+        return [self.without_mark(ids) for ids in found]
 
     def _separable(self) -> bool:
         (ids,) = self.encode(["a"])
         return b"".join(self._table[i] for i in ids) == b"a"
 
-    def _without_mark(self, ids: list[int]) -> list[int]:
+    def without_mark(self, ids: list[int]) -> list[int]:
+        """Token ids of a text that was encoded behind the mark, without those of the mark."""
+        if not self.mark:
+            return ids
         seen = b""
         for i, token in enumerate(ids):
             seen += self._table[token]
-            if seen.lstrip(b" ") == self._mark.encode() or seen == self._mark.encode():
+            if seen.lstrip(b" ") == self.mark.encode() or seen == self.mark.encode():
                 return ids[i + 1 :]
         return ids
 

@@ -56,6 +56,21 @@ class Encoder:
         except ValueError as error:
             raise RequestError(f"The prompt cannot be tokenized: {error}.", "prompt") from error
 
+    async def encode_behind(self, text: str) -> Ints:
+        """Ids of a text behind another, whose ids are known. Raises as ``encode`` does."""
+        try:
+            if len(text) < LONG:
+                await asyncio.sleep(0)
+                return self._tokenizer.encode_behind(text)
+            found, encode = ints(), self._tokenizer.encode_behind
+            for piece in self._tokenizer.pieces(text):
+                found += await self.run(bytes_of(piece), encode, piece)
+            return found
+        except RequestError:
+            raise
+        except ValueError as error:
+            raise RequestError(f"The text cannot be tokenized: {error}.", "text") from error
+
     async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of ``work``, which tokenizes ``size`` bytes, in a thread.
 
