@@ -5,6 +5,8 @@
     max 0    Open, Advance(Fill), or Advance(Score) where log-probabilities are wanted
     whole    Open, Advance(Fill), then for every choice ForkContext, Append and Advance(Score)
 
+A request that goes on with a parked context has Append in place of Open, where the engine holds it.
+
 A stream that is closed or cancelled, at whatever moment, closes its contexts in the engine.
 """
 
@@ -200,8 +202,8 @@ class _CompletionRun:
         self._enders = frozenset((*request.sampling.stop_token_ids, *ends))
 
     def outputs(self) -> AsyncGenerator[Output, None]:
-        request, context = self.request, self._client.new_id()
-        opening = request.opening(context)
+        request = self.request
+        context, opening = self._opening()
         self._open.add(context)
         if (
             request.sampling.n == 1
@@ -210,6 +212,15 @@ class _CompletionRun:
         ):
             return self._generate(0, context, [opening], self._score_from)
         return self._branches(context, opening)
+
+    def _opening(self) -> tuple[int, Verb]:
+        """The context of the prompt, and the verb that gives it the prompt."""
+        request, resumed = self.request, self.request.resumed
+        parked = None if resumed is None else resumed.take(self._client)
+        if resumed is None or parked is None:
+            context = self._client.new_id()
+            return context, request.opening(context)
+        return parked, Append(parked, request.prompt[resumed.length :].tobytes())
 
     async def _branches(self, context: int, opening: Verb) -> AsyncGenerator[Output, None]:
         """Compute the prompt first, then the completions that share it."""
@@ -303,6 +314,7 @@ class _CompletionRun:
             probe=() if logprobs is None else logprobs.probe,
             interval=self.request.interval,
             masked=logprobs is not None and logprobs.masked,
+            since=-1 if self.request.resumed is None else self.request.resumed.since,
         )
         async with aclosing(self._advance(context, goal, before, True)) as batches:
             async for events in batches:
@@ -383,7 +395,9 @@ class _CompletionRun:
         if self.aborted:  # the context is closed already
             yield [Done(request, "abort", stats=self._unknown)]
             return
-        advance = Advance(context, request, goal, self.request.priority, close)
+        resumed = self.request.resumed
+        arrived = 0.0 if resumed is None else resumed.arrived
+        advance = Advance(context, request, goal, self.request.priority, close, arrived)
         inbox = self._client.submit(request, [*before, advance], self.request.rid)
         self._inboxes.add(inbox)
         while not inbox.ended:

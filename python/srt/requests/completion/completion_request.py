@@ -27,6 +27,7 @@ from sglang.srt.requests.common_fields import (
 )
 from sglang.srt.requests.completion.constraint_settings import NAMES as CONSTRAINT_NAMES
 from sglang.srt.requests.completion.constraint_settings import take_constraint
+from sglang.srt.requests.completion.held_context import Resumption
 from sglang.srt.requests.completion.whole_choices import verify_whole
 from sglang.srt.requests.request_error import RequestError
 
@@ -79,6 +80,7 @@ class CompletionRequest:
         score_choices: the constraint's choices are scored as wholes (``choose``).
         adapter: name of the one to be used, "" for none.
         interval: tokens that an output grows by at once, behind the first.
+        resumed: the parked context that it goes on with; None for a new beginning.
     """
 
     prompt: Ints
@@ -93,6 +95,7 @@ class CompletionRequest:
     media: Medias = ()
     adapter: str = ""
     interval: int = 1
+    resumed: Resumption | None = None
 
     def unread(self) -> CompletionRequest:
         """The same request for a caller that reads finished outputs alone: neither process need

@@ -57,6 +57,7 @@ class Output:
         choice_logprobs: log-probability of each choice, where they were scored as wholes.
         finish: None while running.
         started: time.monotonic() of submission; seconds: from there to the last update.
+        resume: handle of its context, where that was parked at its end.
     """
 
     index: int
@@ -72,6 +73,7 @@ class Output:
     finish: Finish | None = None
     started: float = 0.0
     seconds: float = 0.0
+    resume: str = ""
 
     @property
     def completion_tokens(self) -> int:
