@@ -1,0 +1,87 @@
+"""The texts of parked contexts, and which of them a new prompt begins with.
+
+A text is kept as its length and digest. A prompt is hashed once, from its beginning to its end; at
+each length that a parked text has, the digest so far is looked up. So a prompt costs one pass over
+its bytes and one look-up for each different length, of which there are at most as many as one key
+may park contexts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+DIGEST_BYTES = 16
+CONTINUES = 0b10  # first two bits of a byte inside a UTF-8 character
+
+
+def bytes_of(table: Sequence[bytes], tokens: Iterable[int]) -> bytes:
+    """The bytes of tokens in a row; ``table`` has those of every id."""
+    return b"".join(table[token] for token in tokens if token < len(table))
+
+
+class ContextText:
+    """The UTF-8 bytes of a context's text, as their number and digest. It can grow.
+
+    Attributes:
+        length: in bytes.
+    """
+
+    def __init__(self, text: bytes = b"") -> None:
+        self._state, self.length = blake2b(text, digest_size=DIGEST_BYTES), len(text)
+
+    @property
+    def digest(self) -> bytes:
+        return self._state.digest()
+
+    def grown(self, more: bytes) -> ContextText:
+        """The text with more bytes at its end."""
+        found = ContextText()
+        found._state, found.length = self._state.copy(), self.length + len(more)
+        found._state.update(more)
+        return found
+
+
+class TextIndex(Generic[T]):
+    """Values by the text that they have; several may have the same one."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[int, bytes], list[T]] = {}
+        self._lengths: list[int] = []  # of each different text, in order
+
+    def __len__(self) -> int:
+        return sum(map(len, self._values.values()))
+
+    def add(self, text: ContextText, value: T) -> None:
+        key = text.length, text.digest
+        if key not in self._values:
+            insort(self._lengths, text.length)
+        self._values.setdefault(key, []).append(value)
+
+    def remove(self, text: ContextText, value: T) -> None:
+        """Remove a value that was added with this text."""
+        key = text.length, text.digest
+        self._values[key].remove(value)
+        if not self._values[key]:
+            del self._values[key]
+            del self._lengths[bisect_left(self._lengths, text.length)]
+
+    def longest(self, text: bytes) -> tuple[int, list[T]]:
+        """Length and values of the longest indexed text that ``text`` begins with and that ends
+        between two characters of it; (0, []) where there is none."""
+        state, read, view = blake2b(digest_size=DIGEST_BYTES), 0, memoryview(text)
+        found: tuple[int, list[T]] = 0, []
+        for length in self._lengths:
+            if length > len(text):
+                break
+            if length > read:
+                state.update(view[read:length])
+                read = length
+            inside = length < len(text) and text[length] >> 6 == CONTINUES
+            values = self._values.get((length, state.digest()))
+            if values is not None and not inside:
+                found = length, values
+        return found
