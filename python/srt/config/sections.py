@@ -269,6 +269,12 @@ class ServerConfig:
     response_store_bytes: int = flag(
         64 << 20, "memory for stored answers of /v1/responses; 0: none is kept", type=int
     )
+    max_parked_per_key: int = flag(
+        256, "contexts of one API key that wait for a tool; 0: none is parked", type=int
+    )
+    max_parked_bytes: int = flag(
+        64 << 20, "the server's memory for the parked contexts of one API key", type=int
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,385 @@
+"""ParkedStore: the contexts that wait for a tool, of all tenants.
+
+    waiting     its tokens are kept here; the engine has a claim on its KV, as long as it lives
+    used        a prompt has gone on with it: the engine's claim is over, its tokens are kept for
+                others that begin with the same text
+    (gone)      at its deadline, by a close, or as newer contexts of its tenant need the room
+
+A context that a program parked by name has a handle (``resumable``), goes on through that handle
+alone, and gives way to nothing. All others are found by their text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
+from sglang.srt.core.ints import Ints
+from sglang.srt.requests.completion.completer import Completer, EngineLost
+from sglang.srt.requests.completion.held_context import Claim, HeldContext, Resumption
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.parking.text_index import ContextText, TextIndex
+
+ENTRY_BYTES = 1024  # of a parked context beside its tokens, about
+TOKEN_BYTES = 4
+DEADLINE = 600.0  # seconds after which a context that nobody resumes is closed
+MOST_DEADLINE = 86400.0
+SLACK = 64  # deadlines of contexts that are gone, beside as many as there are contexts
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a prompt must share with a parked context to go on with it. ``namespace``: the salt, the
+    tenant's own before it."""
+
+    tenant: str
+    namespace: str = ""
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ParkFacts:
+    """What a request leaves for those that go on with its context.
+
+    Attributes:
+        rid: its name.
+        arrived: moment of the first request, by the monotonic clock.
+        claim: what the engine learns of the wait.
+    """
+
+    rid: str
+    arrived: float
+    claim: Claim
+
+
+@dataclass(eq=False, slots=True)
+class ParkedContext:
+    """One context. ``expires``: by the store's clock. ``held``: in the engine, if there is one."""
+
+    number: int
+    scope: Scope
+    tokens: Ints
+    text: ContextText
+    facts: ParkFacts
+    expires: float
+    held: HeldContext | None = None
+    ended: Callable[[], None] | None = None  # called at its deadline, or where it is closed
+    used: bool = False
+
+    @property
+    def named(self) -> bool:
+        """Whether it has a handle."""
+        return self.ended is not None
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes here."""
+        return size_of(len(self.tokens))
+
+
+def size_of(tokens: int) -> int:
+    return ENTRY_BYTES + TOKEN_BYTES * tokens
+
+
+@dataclass(eq=False, slots=True)
+class Tenancy:
+    """The parked contexts of one tenant, those that give way first at the beginning.
+
+    Attributes:
+        bytes: of the contexts. reserved, reserved_bytes: of requests that will park one.
+    """
+
+    contexts: OrderedDict[int, ParkedContext] = field(default_factory=OrderedDict)
+    texts: dict[Scope, TextIndex[ParkedContext]] = field(default_factory=dict)
+    bytes: int = 0
+    reserved: int = 0
+    reserved_bytes: int = 0
+
+
+class Timer(Protocol):
+    """A call that comes later (``asyncio.TimerHandle``)."""
+
+    def cancel(self) -> None: ...
+
+
+def _later(seconds: float, call: Callable[[], None]) -> Timer:
+    return asyncio.get_running_loop().call_later(seconds, call)
+
+
+class ParkedStore:
+    """Belongs to the event loop of its ``completion``.
+
+    Args:
+        most, most_bytes: contexts of one tenant, and bytes; 0: none is parked.
+        clock: of arrivals and deadlines.
+        later: runs a call after so many seconds.
+
+    Attributes:
+        resumed: requests that have gone on with a parked context. expired: contexts that were
+            closed at their deadline.
+    """
+
+    def __init__(
+        self,
+        completion: Completer,
+        most: int,
+        most_bytes: int,
+        clock: Clock = SYSTEM_CLOCK,
+        later: Callable[[float, Callable[[], None]], Timer] = _later,
+    ) -> None:
+        self._completion, self._most, self._most_bytes = completion, most, most_bytes
+        self._clock, self._later = clock, later
+        self._tenants: dict[str, Tenancy] = {}
+        self._deadlines: list[tuple[float, int, str]] = []  # with number and tenant
+        self._timer: Timer | None = None
+        self._numbers = itertools.count(1)
+        self.resumed = self.expired = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether no tenant has parked anything, nor is about to."""
+        return not self._tenants
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    # -- parking ----------------------------------------------------------------------------------
+
+    def reserve(self, tenant: str, tokens: int) -> Reservation:
+        """Room for a context of ``tokens`` that a request will park by name. Contexts without a
+        handle give way. Raises RequestError ``queue_full``."""
+        size = size_of(tokens)
+        owned = self._tenants.get(tenant) or Tenancy()
+        if not self._make_room(owned, size):
+            self._refuse(owned, size)
+        self._tenants[tenant] = owned
+        owned.reserved += 1
+        owned.reserved_bytes += size
+        return Reservation(self, tenant, size)
+
+    def park(
+        self,
+        scope: Scope,
+        tokens: Ints,
+        text: ContextText,
+        facts: ParkFacts,
+        ended: Callable[[], None] | None = None,
+    ) -> ParkedContext | None:
+        """Keep a context, and open it in the engine with a claim. None where there is no room for
+        one without a handle; one with a handle (``ended``) has its reservation."""
+        owned = self._tenants.get(scope.tenant) or Tenancy()
+        size = size_of(len(tokens))
+        if ended is None and not self._make_room(owned, size):
+            return None
+        self._tenants[scope.tenant] = owned
+        expires = self.now() + facts.claim.deadline
+        number = next(self._numbers)
+        context = ParkedContext(number, scope, tokens, text, facts, expires, ended=ended)
+        owned.contexts[number] = context
+        owned.bytes += size
+        owned.texts.setdefault(scope, TextIndex()).add(text, context)
+        self.hold(context)
+        self._expect(expires, number, scope.tenant)
+        return context
+
+    def hold(self, context: ParkedContext) -> None:
+        """Open a context in the engine with a claim, where there is an engine."""
+        scope = context.scope
+        with suppress(EngineLost):
+            context.held = HeldContext(
+                self._completion.client, context.tokens, context.facts.claim,
+                scope.namespace, scope.adapter,
+            )  # fmt: skip
+
+    def _make_room(self, owned: Tenancy, size: int) -> bool:
+        """Close contexts without a handle, the used and the oldest first, until one of ``size``
+        fits; False where it does not."""
+        while not self._fits(owned, size):
+            victim = next((one for one in owned.contexts.values() if not one.named), None)
+            if victim is None:
+                return False
+            self._remove(victim)
+        return True
+
+    def _fits(self, owned: Tenancy, size: int) -> bool:
+        count, held = len(owned.contexts) + owned.reserved, owned.bytes + owned.reserved_bytes
+        return count < self._most and held + size <= self._most_bytes
+
+    def _refuse(self, owned: Tenancy, size: int) -> None:
+        """Raise RequestError: there is no room for a context of ``size``."""
+        count, held = len(owned.contexts) + owned.reserved, owned.bytes + owned.reserved_bytes
+        reason = (
+            f"{count} contexts are parked or about to be, and {self._most} may be "
+            "(--max-parked-per-key)"
+        )
+        if count < self._most:
+            reason = (
+                f"The parked contexts take up to {held} bytes and this one {size}; they may take "
+                f"{self._most_bytes} (--max-parked-bytes)"
+            )
+        raise RequestError(f"{reason}; resume some, or try again later.", "park", "queue_full")
+
+    # -- going on ---------------------------------------------------------------------------------
+
+    def match(self, scope: Scope, text: str) -> tuple[ParkedContext, str] | None:
+        """The context with the longest text that ``text`` begins with, and the rest of ``text``.
+        One that still waits is preferred to one that was used."""
+        owned = self._tenants.get(scope.tenant)
+        index = None if owned is None else owned.texts.get(scope)
+        if index is None:
+            return None
+        data = text.encode("utf-8", "surrogatepass")
+        length, found = index.longest(data)
+        if not found:
+            return None
+        waiting = [one for one in found if not one.used and not one.named]
+        chosen = (waiting or found)[-1]
+        return chosen, data[length:].decode("utf-8", "surrogatepass")
+
+    def begin(self, resumption: Resumption, tenant: str) -> None:
+        """A request goes on with a context: its claim is over."""
+        self.resumed += 1
+        context = self._find(tenant, resumption.number)
+        if context is not None and not context.named:
+            context.used = True
+            self._tenants[tenant].contexts.move_to_end(context.number, last=False)
+
+    def supersede(self, resumption: Resumption, tenant: str) -> None:
+        """Drop a used context, as what went on with it was parked in its place."""
+        context = self._find(tenant, resumption.number)
+        if context is not None and context.used:
+            self._remove(context)
+
+    def _find(self, tenant: str, number: int) -> ParkedContext | None:
+        owned = self._tenants.get(tenant)
+        return None if owned is None else owned.contexts.get(number)
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def drop(self, context: ParkedContext) -> None:
+        """Forget a context that has gone on, or was never answered with. Its end is not told."""
+        if self._find(context.scope.tenant, context.number) is context:
+            self._remove(context)
+
+    def close(
+        self, rid: str | None = None, owner: str | None = None, adapter: str | None = None
+    ) -> int:
+        """End the contexts of requests named ``rid``, of a tenant, with an adapter (None: of any);
+        return how many waited."""
+        chosen = [
+            one
+            for one in self._all()
+            if rid in (None, one.facts.rid)
+            and owner in (None, one.scope.tenant)
+            and adapter in (None, one.scope.adapter)
+        ]
+        for context in chosen:
+            self._end(context)
+        return sum(not one.used for one in chosen)
+
+    def _end(self, context: ParkedContext) -> None:
+        self._remove(context)
+        if context.ended is not None:
+            context.ended()
+
+    def _remove(self, context: ParkedContext) -> None:
+        tenant, owned = context.scope.tenant, self._tenants[context.scope.tenant]
+        del owned.contexts[context.number]
+        owned.bytes -= context.size
+        index = owned.texts[context.scope]
+        index.remove(context.text, context)
+        if not len(index):
+            del owned.texts[context.scope]
+        if context.held is not None:
+            context.held.close()
+        self._forget(tenant)
+
+    def _forget(self, tenant: str) -> None:
+        """Drop the books of a tenant that has nothing any more."""
+        owned = self._tenants.get(tenant)
+        if owned is not None and not owned.contexts and not owned.reserved:
+            del self._tenants[tenant]
+            if not self._tenants:
+                self._deadlines.clear()
+                self._arm()
+
+    def release(self, tenant: str, size: int) -> None:
+        """Give the room of a reservation back."""
+        owned = self._tenants[tenant]
+        owned.reserved -= 1
+        owned.reserved_bytes -= size
+        self._forget(tenant)
+
+    # -- deadlines --------------------------------------------------------------------------------
+
+    def _expect(self, moment: float, number: int, tenant: str) -> None:
+        """Note a context's deadline. Those of contexts that are gone are dropped now and then."""
+        if len(self._deadlines) > SLACK + 2 * sum(1 for _ in self._all()):
+            self._deadlines = [one for one in self._deadlines if self._find(one[2], one[1])]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (moment, number, tenant))
+        self._arm()
+
+    def _arm(self) -> None:
+        """Have ``_expire`` called at the earliest deadline."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._deadlines:
+            self._timer = self._later(max(self._deadlines[0][0] - self.now(), 0.0), self._expire)
+
+    def _expire(self) -> None:
+        while self._deadlines and self._deadlines[0][0] <= self.now():
+            _, number, tenant = heapq.heappop(self._deadlines)
+            context = self._find(tenant, number)
+            if context is not None:
+                self.expired += not context.used
+                self._end(context)
+        self._arm()
+
+    # -- seen -------------------------------------------------------------------------------------
+
+    def _all(self) -> Iterator[ParkedContext]:
+        for owned in self._tenants.values():
+            yield from owned.contexts.values()
+
+    def counts(self) -> dict[str, int]:
+        """Contexts that wait, bytes of all, and counts since the start."""
+        return {
+            "parked": sum(not one.used for one in self._all()),
+            "parked_bytes": sum(owned.bytes for owned in self._tenants.values()),
+            "resumed": self.resumed,
+            "expired": self.expired,
+        }
+
+    def check(self) -> None:
+        """Raise AssertionError where the books do not balance."""
+        for tenant, owned in self._tenants.items():
+            assert owned.contexts or owned.reserved, f"{tenant!r} has nothing"
+            assert owned.bytes == sum(one.size for one in owned.contexts.values())
+            assert min(owned.reserved, owned.reserved_bytes) >= 0
+            assert sum(map(len, owned.texts.values())) == len(owned.contexts)
+            for number, one in owned.contexts.items():
+                assert (one.number, one.scope.tenant) == (number, tenant)
+                assert (one.expires, number, tenant) in self._deadlines, "no deadline"
+        assert (self._timer is not None) == bool(self._deadlines)
+
+
+class Reservation:
+    """Room for one context, until it is released or the context is parked in it."""
+
+    def __init__(self, store: ParkedStore, tenant: str, size: int) -> None:
+        self._store, self._tenant, self._size, self._held = store, tenant, size, True
+
+    def release(self) -> None:
+        """Give the room back, once."""
+        if self._held:
+            self._held = False
+            self._store.release(self._tenant, self._size)
