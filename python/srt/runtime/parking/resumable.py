@@ -1,0 +1,359 @@
+"""Resumable generations: contexts that a program parked by name, and how it resumes them.
+
+    parked      the context waits; the handle is in the answer that ended there
+    running     a request goes on with it
+    resumed     that request has its answer, which is kept for its idempotency key
+    ended       the deadline has passed, or it was closed
+
+A request that fails, is aborted, or whose client leaves, gives the context back: it is parked as
+before. With an idempotency key the work goes on without its client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from sglang.ir.declaration import Bounds
+from sglang.srt.core.ints import ints
+from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.completion.completion_request import CompletionRequest
+from sglang.srt.requests.completion.held_context import Claim
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.request_error import RequestError, shown
+from sglang.srt.runtime.parking.parked_store import (
+    DEADLINE,
+    MOST_DEADLINE,
+    ParkedContext,
+    ParkedStore,
+    ParkFacts,
+    Reservation,
+    Scope,
+)
+from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
+
+Outputs: TypeAlias = AsyncGenerator[tuple[int, Output], None]
+Run: TypeAlias = Callable[[], Outputs]
+
+MAX_TOOL_NAME = 256
+MOST_HANDLES = 1024  # of one tenant that have gone on or ended; older ones are unknown
+ENTRY_BYTES = 64  # of an answer for each of its tokens and log-probabilities, about
+PARKING_ENDS = ("stop", "length")
+
+
+class ParkOptions(msgspec.Struct, kw_only=True):
+    """``park`` of a request: its context waits at its end. Null is unset."""
+
+    tool: Annotated[
+        str | None,
+        Bounds(characters=MAX_TOOL_NAME, empty=True),
+        "Name of the tool; calls of one tool are expected to take alike long.",
+    ] = None
+    expected_seconds: Annotated[
+        float | None, Bounds(0, MOST_DEADLINE), "How long the call will take, if that is known."
+    ] = None
+    deadline_seconds: Annotated[
+        float | None,
+        Bounds(0, MOST_DEADLINE, open=True),
+        f"Seconds after which the context is closed; null: {DEADLINE:.0f}.",
+    ] = None
+
+    def claim(self, owner: str) -> Claim:
+        deadline = DEADLINE if self.deadline_seconds is None else self.deadline_seconds
+        return Claim(self.tool or "", owner, self.expected_seconds or 0.0, deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation over its pauses.
+
+    Attributes:
+        settings: its sampling parameters, as the client gave them.
+        since: index of the token where it began.
+        arrived: moment of its first request.
+        text: the context's text up to the end of the prompt.
+    """
+
+    settings: Mapping[str, Any]
+    since: int
+    arrived: float
+    text: ContextText
+
+
+@dataclass(eq=False, slots=True)
+class Handle:
+    """A generation that waits, or has waited, by its name.
+
+    Attributes:
+        context: None once it has gone on or ended.
+        running: a request goes on with it. resumed: that request has its answer.
+        key, body: of that request: its idempotency key, and a digest of what else it said.
+        work: of that request, where it has a key.
+    """
+
+    name: str
+    tenant: str
+    generation: Generation
+    context: ParkedContext | None = None
+    running: bool = False
+    resumed: bool = False
+    key: str = ""
+    body: bytes = b""
+    work: SharedWork | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether no request can go on with it, now or later."""
+        return self.context is None and not self.running
+
+    def answered(self, key: str, body: bytes) -> SharedWork | None:
+        """The work of the request that has this idempotency key; None where the handle waits for
+        its first one. Raises RequestError ``conflict``."""
+        if not self.running and not self.resumed:
+            return None
+        if not key or key != self.key:
+            state = "was resumed already" if self.resumed else "is being resumed"
+            raise RequestError(
+                f"{shown(self.name)} {state}; only the same idempotency_key gets the same answer.",
+                "resume",
+                "conflict",
+            )
+        if body != self.body:
+            raise RequestError(
+                "idempotency_key was sent before with another body; use a new one.",
+                "idempotency_key",
+                "conflict",
+            )
+        if self.work is None:
+            raise RequestError(
+                "The answer for this idempotency_key is kept no longer (--max-parked-bytes).",
+                "idempotency_key",
+                "conflict",
+            )
+        return self.work
+
+
+class Handles:
+    """The handles of all tenants.
+
+    Args:
+        most_bytes: of the answers that are kept for one tenant.
+
+    Attributes:
+        table: the bytes of every token. longest: tokens of the longest context.
+    """
+
+    def __init__(
+        self, store: ParkedStore, most_bytes: int, table: Sequence[bytes], longest: int
+    ) -> None:
+        self.store, self.table, self.longest = store, table, longest
+        self._most_bytes = most_bytes
+        self._handles: dict[str, Handle] = {}
+        self._past: dict[str, OrderedDict[str, int]] = {}  # by tenant: names, bytes of answers
+
+    def new(self, tenant: str, generation: Generation) -> Handle:
+        handle = Handle(secrets.token_urlsafe(24), tenant, generation)
+        self._handles[handle.name] = handle
+        return handle
+
+    def find(self, name: str, tenant: str) -> Handle:
+        """Raises RequestError ``not_found``, also for another tenant's, and ``expired``."""
+        handle = self._handles.get(name)
+        if handle is None or handle.tenant != tenant:
+            raise RequestError(
+                f"resume is {shown(name)}; no parked context has this handle.",
+                "resume",
+                "not_found",
+            )
+        if handle.over and not handle.resumed:
+            raise RequestError(
+                f"The context of {shown(name)} waits no longer: its deadline has passed, or it was "
+                "closed. Send the whole prompt.",
+                "resume",
+                "expired",
+            )
+        return handle
+
+    def leave(self, handle: Handle, size: int = 0) -> None:
+        """Keep what later requests must be told of a handle that is over. ``size``: bytes of the
+        answer that is kept."""
+        past = self._past.setdefault(handle.tenant, OrderedDict())
+        past[handle.name] = size
+        while len(past) > MOST_HANDLES:
+            del self._handles[past.popitem(last=False)[0]]
+        held = sum(past.values())
+        for name, bytes_held in past.items():
+            if held <= self._most_bytes:
+                break
+            self._handles[name].work, past[name] = None, 0
+            held -= bytes_held
+
+    def check(self) -> None:
+        """Raise AssertionError where the books do not balance."""
+        past = {name for names in self._past.values() for name in names}
+        assert past <= self._handles.keys()
+        for name, handle in self._handles.items():
+            assert handle.name == name
+            assert (name in past) == handle.over, f"{name} is {'over' if handle.over else 'alive'}"
+
+
+class SharedWork:
+    """A request that runs to its end without its client; any number of clients follow it.
+
+    Attributes:
+        request: as it was sent to the engine.
+    """
+
+    def __init__(self, request: CompletionRequest, outputs: Outputs) -> None:
+        self.request = request
+        self._output: Output | None = None
+        self._count = 0  # of items so far
+        self._error: Exception | None = None
+        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._drive(outputs))
+
+    async def _drive(self, outputs: Outputs) -> None:
+        try:
+            async with aclosing(outputs) as items:
+                async for _, output in items:
+                    self._output = output
+                    self._tell()
+        except (RequestError, EngineLost) as error:
+            self._error = error
+        except Exception as error:
+            self._error = RequestError(
+                f"The request failed: {type(error).__name__}.", code="internal_error"
+            )
+        finally:
+            self._count += 1
+            self._tell()
+
+    def _tell(self) -> None:
+        self._count += 1
+        news, self._news = self._news, asyncio.get_running_loop().create_future()
+        news.set_result(None)
+
+    async def follow(self, run: Run | None = None) -> Outputs:
+        """The output whenever it has grown, once with ``finish`` set. Raises RequestError and
+        EngineLost. ``run`` is not called: the work has begun."""
+        seen = 0
+        while True:
+            if self._count != seen and self._output is not None:
+                seen, finished = self._count, self._output.finish is not None
+                yield 0, self._output
+                if finished:
+                    return
+            elif isinstance(self._error, RequestError):
+                raise self._error.reworded(self._error.message, self._error.param)
+            elif isinstance(self._error, EngineLost):
+                raise self._error.again()
+            elif self._task.done():
+                return
+            else:
+                await asyncio.shield(self._news)
+
+    def cancel(self) -> None:
+        """End it, as the server does."""
+        self._task.cancel()
+
+
+@dataclass(eq=False, slots=True)
+class ParkedTurn:
+    """One request that goes on with a handle, or parks its context, or both.
+
+    Attributes:
+        generation: as it is at the beginning of the request.
+        options: how its context is parked; None where it is not.
+        resumed: the handle that it goes on with.
+        room: for the context that it will park.
+    """
+
+    handles: Handles
+    request: CompletionRequest
+    scope: Scope
+    generation: Generation
+    options: ParkOptions | None
+    resumed: Handle | None = None
+    room: Reservation | None = None
+
+    def begin(self) -> None:
+        """Reserve what it needs; it must then be followed. Raises RequestError ``queue_full``."""
+        request = self.request
+        if self.options is not None:
+            most = len(request.prompt) + request.sampling.max_new_tokens
+            most = min(most, self.handles.longest)
+            self.room = self.handles.store.reserve(self.scope.tenant, most)
+        if self.resumed is not None:
+            self.resumed.running = True
+
+    async def follow(self, run: Run) -> Outputs:
+        """The items of ``run()``; the last one names the handle. Raises what ``run`` raises."""
+        ended = False
+        try:
+            async with aclosing(run()) as items:
+                async for item in items:
+                    output = item[1]
+                    if not ended and output.finish is not None:
+                        ended = output.finish.reason in PARKING_ENDS
+                        if ended:
+                            self._end(output)
+                    yield item
+        finally:
+            self._release()
+            if not ended:
+                self._give_back()
+
+    def _release(self) -> None:
+        if self.room is not None:
+            self.room.release()
+
+    def _end(self, output: Output) -> None:
+        """The request has its answer."""
+        handle = self.resumed
+        if handle is not None:
+            if handle.context is not None:
+                self.handles.store.drop(handle.context)
+            handle.running, handle.resumed, handle.context = False, True, None
+            self.handles.leave(handle, 0 if handle.work is None else _size(output))
+        if self.options is not None:
+            self._release()
+            output.resume = self._park(output, self.options)
+
+    def _park(self, output: Output, options: ParkOptions) -> str:
+        handles, tenant = self.handles, self.scope.tenant
+        text = self.generation.text.grown(bytes_of(handles.table, output.tokens))
+        handle = handles.new(tenant, replace(self.generation, text=text))
+
+        def ended() -> None:
+            handle.context = None
+            if not handle.running:
+                handles.leave(handle)
+
+        facts = ParkFacts(self.request.rid, self.generation.arrived, options.claim(tenant))
+        tokens = self.request.prompt + ints(output.tokens)
+        handle.context = handles.store.park(self.scope, tokens, text, facts, ended)
+        return handle.name
+
+    def _give_back(self) -> None:
+        """The request has no answer: the context that it went on with is parked as before."""
+        handle = self.resumed
+        if handle is None:
+            return
+        handle.running, handle.key, handle.body, handle.work = False, "", b"", None
+        if handle.context is None:  # its deadline has passed meanwhile
+            self.handles.leave(handle)
+        elif handle.context.held is None or not handle.context.held.open:
+            self.handles.store.hold(handle.context)
+
+
+def _size(output: Output) -> int:
+    """Bytes of an answer, about."""
+    entries = len(output.tokens) + len(output.logprobs)
+    entries += sum(map(len, output.tops)) + sum(map(len, output.probes))
+    return len(output.text) + ENTRY_BYTES * entries
