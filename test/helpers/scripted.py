@@ -11,6 +11,7 @@ import httpx
 from sglang.srt.config import Config
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.request_stats import RequestStats
+from sglang.srt.engine.client import Client
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.encoder import Encoder
@@ -44,6 +45,7 @@ class Scripted:
         self.requests: list[CompletionRequest] = []
         self.prompts: list[str] = []
         self.pending, self.lost = 0, None
+        self.client = Client(self.info, lambda verbs: None)  # what is parked is dropped
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
         self.prompts.append(text)

@@ -32,6 +32,8 @@ from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.explanations import ExplainedPrompts, Explanations
 from sglang.srt.runtime.fair_queue import FairQueue, TurnAborted
 from sglang.srt.runtime.loaded_adapters import LoadedAdapters
+from sglang.srt.runtime.parking.parked_store import ParkedStore, Scope
+from sglang.srt.runtime.parking.resumable import Handles
 from sglang.srt.runtime.sessions import Sessions
 from sglang.srt.runtime.tenants import Tenants
 from sglang.srt.runtime.vision_setup import viewer_of, written
@@ -68,6 +70,7 @@ class EngineRuntime:
         tool_format: how the model writes calls. thought_marks: what its thoughts stand between.
         viewer: reads images and videos; None for a model without a vision tower.
         queue: requests of several tenants that wait for their turn.
+        parked: contexts that wait for a tool. handles: those that programs know by name.
     """
 
     def __init__(
@@ -93,6 +96,11 @@ class EngineRuntime:
         self.explanations = explanations
         self.viewer = viewer_of(config, self.info)
         self.sessions = Sessions(self.abort, self.tokenizer.before)
+        server, table = config.server, self.tokenizer.token_bytes
+        self.parked = ParkedStore(completion, server.max_parked_per_key, server.max_parked_bytes)
+        self.handles = Handles(
+            self.parked, server.max_parked_bytes, table, self.info.context_length
+        )
         running = self.info.max_running_requests
         self.queue = FairQueue(running + max(1, running // 4))
 
@@ -159,8 +167,20 @@ class EngineRuntime:
 
     def abort(self, rid: str | None = None, owner: str | None = None) -> int:
         """End requests named ``rid`` (None: all) of ``owner`` (None: of all) with reason "abort",
-        those that wait for their turn too; return how many."""
-        return self.queue.abort(rid, owner) + self.completion.abort(rid, owner)
+        those that wait for their turn too, and close what they have parked; return how many."""
+        ended = self.queue.abort(rid, owner) + self.completion.abort(rid, owner)
+        return ended + self.parked.close(rid, owner)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Close what is parked with an adapter, and unload it (``LoadedAdapters.unload``). Raises
+        RequestError."""
+        if name in self.adapters.known:
+            self.parked.close(adapter=name)
+        await self.adapters.unload(name)
+
+    def scope(self, caller: Caller, namespace: str, adapter: str) -> Scope:
+        """What a prompt of this caller, salt and adapter shares with contexts it may go on with."""
+        return Scope(caller.tenant, f"{caller.namespace}{namespace}", adapter)
 
     async def control(self, op: str, limit: int = 0) -> Reply:
         """The engine's answer to a Control. Raises EngineLost, and RequestError ``engine_lost``
@@ -274,7 +294,13 @@ class EngineRuntime:
             return self._in_a_turn(request, caller)
         if caller.charge is not None:
             caller.charge(len(request.prompt))
+        self._go_on(request)
         return self.completion.run(request)
+
+    def _go_on(self, request: CompletionRequest) -> None:
+        """The parked context of a request does not wait any more."""
+        if request.resumed is not None:
+            self.parked.begin(request.resumed, request.owner)
 
     async def _in_a_turn(
         self, request: CompletionRequest, caller: Caller
@@ -288,6 +314,7 @@ class EngineRuntime:
             ):
                 if caller.charge is not None:
                     caller.charge(len(request.prompt))
+                self._go_on(request)
                 async for output in outputs:
                     yield output
         except TurnAborted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import msgspec
 from sglang.ir.declaration import Bounds
 from sglang.ir.sampling import MAX_TOP_LOGPROBS
-from sglang.srt.core.ints import Ints
-from sglang.srt.core.segments import Segments
+from sglang.srt.core.ints import ints
 from sglang.srt.requests import common_fields as fields
+from sglang.srt.requests.common_fields import NAME
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.completion.completion_request import (
     CompletionRequest,
@@ -30,7 +30,9 @@ from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.hidden_states import verify_states
-from sglang.srt.runtime.sessions import SessionParams, SessionTurn
+from sglang.srt.runtime.parking.matched_prompt import matched
+from sglang.srt.runtime.parking.resumable import ParkOptions, Run
+from sglang.srt.runtime.sessions import SessionParams
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -101,6 +103,19 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     session_params: Annotated[
         SessionParams | None, Bounds(words="an object"), "The session of the request."
     ] = None
+    park: Annotated[
+        ParkOptions | None,
+        Bounds(words="an object"),
+        "The context waits at its end: the answer has a handle to resume it by.",
+    ] = None
+    resume: Annotated[
+        str | None, NAME, "The handle of a parked context; `text` or `input_ids` is put behind it."
+    ] = None
+    idempotency_key: Annotated[
+        str | None,
+        NAME,
+        "With `resume`: the same key gets the same answer again, whatever became of its client.",
+    ] = None
     no_logs: Annotated[
         bool | None, None, "The log has no parameter and no text of this request."
     ] = None
@@ -117,7 +132,7 @@ class GenerateCall(msgspec.Struct):
         with_text: log-probabilities have the texts of their tokens.
         received: time.monotonic() of the request, where spans are wanted.
         states: of each request, whether hidden states are wanted.
-        turn: of a session, where the request is in one.
+        turn: follows the outputs for a session or a parked context, where there is one.
     """
 
     runtime: EngineRuntime
@@ -127,7 +142,7 @@ class GenerateCall(msgspec.Struct):
     with_text: bool
     received: float | None
     states: Sequence[bool]
-    turn: SessionTurn | None = None
+    turn: Callable[[Run], AsyncGenerator[tuple[int, Output], None]] | None = None
 
     def in_session(self, params: SessionParams) -> GenerateCall:
         """The same with the prompt of its session. Nothing may be awaited until it is run: the
@@ -142,16 +157,16 @@ class GenerateCall(msgspec.Struct):
                 "session_params",
             )
         turn = self.runtime.sessions.begin(params, request.rid, request.prompt, self.caller.tenant)
+        follow = partial(self.runtime.sessions.follow, turn)
         return msgspec.structs.replace(
-            self, requests=[replace(request, prompt=turn.prompt)], turn=turn
+            self, requests=[replace(request, prompt=turn.prompt)], turn=follow
         )
 
     def run(self) -> AsyncGenerator[tuple[int, Output], None]:
         """Outputs as ``EngineRuntime.run`` has them."""
         if self.turn is None:
             return self.runtime.run(self.requests, self.caller)
-        run = partial(self.runtime.run, self.requests, self.caller)
-        return self.runtime.sessions.follow(self.turn, run)
+        return self.turn(partial(self.runtime.run, self.requests, self.caller))
 
     async def finish(self) -> list[list[Output]]:
         """The finished outputs of each request. Raises EngineLost where none came."""
@@ -175,25 +190,25 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
     each = partial(_each, body, count)
     rids, settings = each("rid", ""), each("sampling_params", {})
     wanted = each("return_logprob", False)
-    logprobs = _logprobs(body, count)
+    logprobs = logprobs_of(body, count)
     salts, keys, paths = each("cache_salt"), each("extra_key"), each("lora_path")
     images = _sources(body, "image", count)
     videos = _sources(body, "video", count)
     requests = []
     for i, prompt in enumerate(prompts):
         sampling = sampling_from(settings[i])
-        ids, segments = await _read(runtime, body, prompt)
         request = CompletionRequest(
-            ids,
+            ints(),
             sampling,
             logprobs[i] if wanted[i] else None,
             rids[i] or uuid.uuid4().hex,
             body.priority or 0,
             namespace_of(salts[i], keys[i]),
-            segments,
             score_choices=settings[i].get("choices_scoring") == "whole",
             adapter=runtime.adapters.of(lora_path=paths[i]) if paths[i] else "",
         )
+        seen = bool(images or videos or body.session_params)
+        request = await _read(runtime, body, prompt, request, None if seen else caller)
         if images or videos or runtime.viewer is not None:  # a viewer refuses stray placeholders
             request = await _with_media(
                 runtime, request, images[i] if images else [], videos[i] if videos else []
@@ -209,7 +224,8 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
     return call if params is None else call.in_session(params)
 
 
-def _logprobs(body: GenerateRequest, count: int) -> list[Logprobs]:
+def logprobs_of(body: GenerateRequest, count: int) -> list[Logprobs]:
+    """The log-probabilities that each prompt wants, where it wants any. Raises RequestError."""
     starts = _each(body, count, "logprob_start_len", -1)
     tops = _each(body, count, "top_logprobs_num", 0)
     probes, masked = _probes(body.token_ids_logprob, count), bool(body.masked_logprobs)
@@ -244,12 +260,25 @@ def _prompts(body: GenerateRequest) -> tuple[list[Any], bool]:
 
 
 async def _read(
-    runtime: EngineRuntime, body: GenerateRequest, prompt: Any
-) -> tuple[Ints, Segments]:
-    """Token ids and segments of one prompt. Raises RequestError."""
+    runtime: EngineRuntime,
+    body: GenerateRequest,
+    prompt: Any,
+    request: CompletionRequest,
+    caller: Caller | None,
+) -> CompletionRequest:
+    """The request with its prompt. It may go on with a parked context of ``caller``, unless that is
+    None or log-probabilities of the prompt are wanted. Raises RequestError."""
     if body.parts is not None:
-        return await read_parts(runtime.completion, prompt)
-    return await runtime.prompt(prompt, "text" if body.text is not None else "input_ids"), ()
+        ids, segments = await read_parts(runtime.completion, prompt)
+        return replace(request, prompt=ids, segments=segments)
+    scored = request.logprobs is not None and request.logprobs.start >= 0
+    if caller is not None and isinstance(prompt, str) and not scored:
+        scope = runtime.scope(caller, request.namespace, request.adapter)
+        found = await matched(runtime, scope, prompt, special=True)
+        if found is not None:
+            return replace(request, prompt=found.tokens, resumed=found.resumed)
+    field = "text" if body.text is not None else "input_ids"
+    return replace(request, prompt=await runtime.prompt(prompt, field))
 
 
 async def _with_media(

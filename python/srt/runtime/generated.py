@@ -22,15 +22,18 @@ Triples = list[Triple]
 
 
 class EndedByStop(msgspec.Struct, tag_field="type", tag="stop"):
-    """A stop string, a stop pattern or an end token was reached, which ``matched`` is."""
+    """A stop string, a stop pattern or an end token was reached, which ``matched`` is. ``resume``:
+    handle of the context, where it was parked."""
 
     matched: str | int | None
+    resume: Maybe[str] = UNSET
 
 
 class EndedByLength(msgspec.Struct, tag_field="type", tag="length"):
-    """The limit of tokens was reached."""
+    """The limit of tokens was reached. ``resume``: handle of the context, where it was parked."""
 
     length: Count
+    resume: Maybe[str] = UNSET
 
 
 class EndedByAbort(msgspec.Struct, tag_field="type", tag="abort"):

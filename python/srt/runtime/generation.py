@@ -11,13 +11,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
+from msgspec import UNSET
 from sglang.srt.core.request_stats import RequestCounts
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
-from sglang.srt.runtime.generate_request import GenerateRequest, read_call
+from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.generated import (
     CompletionMeta,
     EndedByAbort,
@@ -29,6 +30,7 @@ from sglang.srt.runtime.generated import (
     Spans,
 )
 from sglang.srt.runtime.hidden_states import states_of
+from sglang.srt.runtime.parking.resumed_request import read_call
 
 TOKEN_BYTES = 16 << 10  # bytes of cumulative items for each generated token
 ENTRY_BYTES = 32  # bytes of one log-probability with its token id in JSON, about
@@ -159,7 +161,7 @@ def _show(
     meta = CompletionMeta(
         *msgspec.structs.astuple(output.stats)[:COUNTS],
         id=request.rid if request.sampling.n == 1 else f"{request.rid}-{output.index}",
-        finish_reason=None if finish is None else _finish_reason(finish, output.completion_tokens),
+        finish_reason=None if finish is None else _finish_reason(finish, output),
         e2e_latency=output.seconds,
     )
     meta.completion_tokens = output.completion_tokens  # the engine's count comes at the end
@@ -183,12 +185,13 @@ def _spans(output: Output, received: float) -> Spans:
 
 
 def _finish_reason(
-    finish: Finish, tokens: int
+    finish: Finish, output: Output
 ) -> EndedByStop | EndedByLength | EndedByAbort | EndedByError:
+    resume = output.resume or UNSET
     if finish.reason == "stop":
-        return EndedByStop(finish.matched)
+        return EndedByStop(finish.matched, resume)
     if finish.reason == "length":
-        return EndedByLength(tokens)
+        return EndedByLength(output.completion_tokens, resume)
     if finish.reason == "error":
         return EndedByError(finish.message)
     return EndedByAbort("The request was aborted.")

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _END = object()
 SHUTDOWN_SECONDS = 10.0
+_STATUSES = {
+    "not_found": 404, "conflict": 409, "expired": 410, "queue_full": 429, "engine_lost": 503,
+}  # fmt: skip
 
 
 class Engine(EngineControl):
@@ -228,7 +231,7 @@ class Engine(EngineControl):
         if runtime is None:
             return
         atexit.unregister(self.shutdown)
-        self._loop.call_soon_threadsafe(runtime.completion.abort)
+        self._loop.call_soon_threadsafe(runtime.abort)
         self._engine.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SHUTDOWN_SECONDS)
@@ -305,7 +308,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        status = {"queue_full": 429, "engine_lost": 503}.get(error.code, 400)
+        status = _STATUSES.get(error.code, 400)
         raise BackendError(error.message, status) from error
     except (EngineLost, CancelledError) as error:
         reason = str(error) or "it was shut down"

@@ -140,8 +140,8 @@ class EngineControl(NativeBackend):
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Returns when the requests that have it have ended. Raises BackendError."""
-        adapters = self._alive().adapters
-        self._wait(lambda: adapters.unload(lora_name))
+        runtime = self._alive()
+        self._wait(lambda: runtime.unload_adapter(lora_name))
 
     def get_model_name(self) -> str:
         runtime = self._alive()

@@ -42,7 +42,7 @@ async def unload(state: ServerState, request: Request) -> Response:
     """Unload an adapter. Its name is gone at once; the answer comes when the requests that have it
     have ended and its memory is free."""
     body = await read_body(request, UnloadBody, state.body_limit)
-    await unless_gone(request, state.runtime.adapters.unload(body.lora_name))
+    await unless_gone(request, state.runtime.unload_adapter(body.lora_name))
     return json_response(_reply(state.runtime.adapters, f"The adapter {body.lora_name!r} is gone."))
 
 

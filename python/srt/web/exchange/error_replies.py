@@ -32,6 +32,8 @@ CODES: dict[str, tuple[int, str]] = {
     "not_found": (404, "not_found_error"),
     "method_not_allowed": (405, "invalid_request_error"),
     "request_timeout": (408, "invalid_request_error"),
+    "conflict": (409, "invalid_request_error"),
+    "expired": (410, "invalid_request_error"),
     "body_too_large": (413, "invalid_request_error"),
     "unsupported_media_type": (415, "invalid_request_error"),
     "queue_full": (429, "rate_limit_error"),

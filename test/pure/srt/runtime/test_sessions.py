@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import httpx
@@ -305,8 +306,9 @@ def test_finish_of_no_output_says_that_the_engine_is_lost() -> None:
         def run(self) -> None:
             raise AssertionError
 
-    turn = cast(SessionTurn, object())
-    call = GenerateCall(cast(EngineRuntime, Idle()), ANYBODY, [], True, False, None, [], turn=turn)
+    idle = Idle()
+    follow = partial(idle.sessions.follow, cast(SessionTurn, object()))
+    call = GenerateCall(cast(EngineRuntime, idle), ANYBODY, [], True, False, None, [], turn=follow)
     with pytest.raises(EngineLost, match="without an answer"):
         asyncio.run(call.finish())
 

@@ -1,0 +1,219 @@
+"""Requests of ``/generate`` that park their context or resume one that was parked."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.requests.common_fields import verify_fields
+from sglang.srt.requests.completion.completion_request import (
+    RENAMED,
+    CompletionRequest,
+    sampling_from,
+)
+from sglang.srt.requests.completion.constraint_settings import NAMES as CONSTRAINT_NAMES
+from sglang.srt.requests.completion.held_context import Resumption
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.caller import Caller
+from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.generate_request import GenerateCall, GenerateRequest, logprobs_of
+from sglang.srt.runtime.generate_request import read_call as read_new
+from sglang.srt.runtime.parking.matched_prompt import framed_text
+from sglang.srt.runtime.parking.resumable import (
+    Generation,
+    Handle,
+    ParkedTurn,
+    ParkOptions,
+    SharedWork,
+)
+from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
+
+# Fields that a resumed request may not have: what they say is the parked context's.
+_KEPT = ("lora_path", "cache_salt", "extra_key")
+_ALONE = ("parts", "image_data", "video_data", "session_params", "return_hidden_states")
+
+
+async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Caller) -> GenerateCall:
+    """A request in the engine's terms. Nothing may be awaited until it is run: what it parks has
+    its room, and what it resumes is taken by then. Raises RequestError."""
+    if body.park is not None:
+        names = {name: f"park.{name}" for name in ParkOptions.__struct_fields__}
+        verify_fields(body.park, names)
+    if body.resume is not None:
+        return await _read_resumed(runtime, body, body.resume, caller)
+    if body.idempotency_key is not None:
+        raise RequestError(
+            "idempotency_key is given without resume; leave it out.", "idempotency_key"
+        )
+    call = await read_new(runtime, body, caller)
+    return call if body.park is None else _parked(call, body, body.park)
+
+
+def _parked(call: GenerateCall, body: GenerateRequest, options: ParkOptions) -> GenerateCall:
+    """A call whose context is parked at its end."""
+    runtime, [request, *others] = call.runtime, call.requests
+    if others or not call.single or call.turn is not None:
+        raise _refused("several prompts, n above 1, or session_params")
+    _verify_parkable(request, call.states[0])
+    text = (
+        framed_text(runtime.tokenizer, body.text).encode("utf-8", "surrogatepass")
+        if isinstance(body.text, str)
+        else bytes_of(runtime.tokenizer.token_bytes, request.prompt)
+    )
+    resumed, settings = request.resumed, body.sampling_params or {}
+    generation = Generation(
+        settings[0] if isinstance(settings, list) else settings,
+        len(request.prompt),
+        runtime.parked.now() if resumed is None else resumed.arrived,
+        ContextText(text),
+    )
+    scope = runtime.scope(call.caller, request.namespace, request.adapter)
+    turn = ParkedTurn(runtime.handles, request, scope, generation, options)
+    turn.begin()
+    return msgspec.structs.replace(call, turn=turn.follow)
+
+
+def _verify_parkable(request: CompletionRequest, states: bool) -> None:
+    if request.segments or request.media or request.score_choices or states:
+        raise _refused("parts, images or videos, choices_scoring, or return_hidden_states")
+    if request.sampling.max_new_tokens == 0:
+        raise _refused("max_new_tokens of 0, which generates nothing")
+
+
+def _refused(what: str) -> RequestError:
+    return RequestError(
+        f"park is given with {what}; a request that is parked has one prompt of text or ids, and "
+        "generates one text.",
+        "park",
+        "unsupported",
+    )
+
+
+async def _read_resumed(
+    runtime: EngineRuntime, body: GenerateRequest, name: str, caller: Caller
+) -> GenerateCall:
+    received = time.monotonic() if body.return_spans else None
+    _verify_resumed(body)
+    runtime.admit(1, caller)
+    key, digest = body.idempotency_key or "", _digest(body)
+    handle = runtime.handles.find(name, caller.tenant)
+    work = handle.answered(key, digest)
+    if work is None:
+        behind = await _behind(runtime, body)
+        handle = runtime.handles.find(name, caller.tenant)  # it may have ended meanwhile
+        work = handle.answered(key, digest)
+    call = GenerateCall(
+        runtime, caller, [], True, bool(body.return_text_in_logprobs), received, [False]
+    )
+    if work is not None:
+        return msgspec.structs.replace(call, requests=[work.request], turn=work.follow)
+    turn = _turn(runtime, body, handle, behind, caller)
+    turn.begin()
+    request, follow = turn.request, turn.follow
+    if key:
+        request = request if body.stream else request.unread()
+        run = partial(runtime.run, [request], caller)
+        handle.key, handle.body = key, digest
+        handle.work = SharedWork(request, turn.follow(run))
+        follow = handle.work.follow
+    return msgspec.structs.replace(call, requests=[request], turn=follow)
+
+
+def _turn(
+    runtime: EngineRuntime, body: GenerateRequest, handle: Handle, behind: Ints, caller: Caller
+) -> ParkedTurn:
+    """The request that goes on with a waiting handle. Raises RequestError."""
+    context, before = handle.context, handle.generation
+    assert context is not None
+    scope = context.scope
+    if scope.adapter:
+        runtime.adapters.of(lora_path=scope.adapter)  # it may be gone, or not be restored yet
+    given = body.sampling_params or {}
+    settings, fresh = laid_over(before.settings, given if isinstance(given, dict) else {})
+    prompt = context.tokens + behind
+    since = len(prompt) if fresh else before.since
+    request = CompletionRequest(
+        prompt,
+        sampling_from(settings),
+        logprobs_of(body, 1)[0] if body.return_logprob else None,
+        body.rid if isinstance(body.rid, str) and body.rid else uuid.uuid4().hex,
+        body.priority or 0,
+        scope.namespace.removeprefix(caller.namespace),
+        score_choices=settings.get("choices_scoring") == "whole",
+        adapter=scope.adapter,
+        resumed=Resumption(
+            context.number, len(context.tokens), before.arrived, -1 if fresh else since,
+            context.held,
+        ),
+    )  # fmt: skip
+    _verify_one(request)
+    table = runtime.tokenizer.token_bytes
+    text = body.text if isinstance(body.text, str) else None
+    more = bytes_of(table, behind) if text is None else text.encode("utf-8", "surrogatepass")
+    generation = replace(before, settings=settings, since=since, text=before.text.grown(more))
+    return ParkedTurn(runtime.handles, request, scope, generation, body.park, handle)
+
+
+def _verify_one(request: CompletionRequest) -> None:
+    one = request.sampling.n == 1 and not request.score_choices
+    if not one or request.sampling.max_new_tokens == 0:
+        raise RequestError(
+            "resume goes on with one text: n must be 1, max_new_tokens at least 1, and "
+            "choices_scoring cannot be whole.",
+            "resume",
+            "unsupported",
+        )
+
+
+def laid_over(before: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The sampling parameters of a generation with those given at its resumption, and whether they
+    begin a new one: a seed or a constraint does, null too, and a constraint takes the place of the
+    one before."""
+    old = {RENAMED.get(name, name): value for name, value in before.items()}
+    new = {RENAMED.get(name, name): value for name, value in given.items()}
+    constrained = not new.keys().isdisjoint(CONSTRAINT_NAMES)
+    if constrained:
+        old = {name: value for name, value in old.items() if name not in CONSTRAINT_NAMES}
+    return {**old, **new}, constrained or "seed" in new
+
+
+def _verify_resumed(body: GenerateRequest) -> None:
+    for name in _KEPT:
+        if getattr(body, name) is not None:
+            raise RequestError(
+                f"{name} is given with resume; the parked context's own is kept, leave it out.",
+                name,
+            )
+    for name in _ALONE:
+        if getattr(body, name):
+            raise RequestError(
+                f"{name} is given with resume, which takes text or input_ids alone.", name
+            )
+    if body.text is not None and body.input_ids is not None:
+        raise RequestError("Give text or input_ids with resume, not both.", "text")
+    if not isinstance(body.text, str | None) or not isinstance(body.sampling_params, dict | None):
+        raise RequestError("resume goes on with one text; give no lists.", "resume", "unsupported")
+
+
+async def _behind(runtime: EngineRuntime, body: GenerateRequest) -> Ints:
+    """The tokens that follow the parked context's. Raises RequestError."""
+    if body.text:
+        runtime.completion.verify_chars(len(body.text))
+        assert isinstance(body.text, str)
+        return await runtime.completion.encoder.encode_behind(body.text)
+    return await runtime.prompt(body.input_ids, "input_ids") if body.input_ids else ints()
+
+
+def _digest(body: GenerateRequest) -> bytes:
+    """Of all that decides the answer."""
+    said = (body.text, body.input_ids, body.sampling_params, body.park, body.return_logprob,
+            body.logprob_start_len, body.top_logprobs_num, body.token_ids_logprob,
+            body.masked_logprobs)  # fmt: skip
+    return sha256(msgspec.json.encode(said)).digest()
