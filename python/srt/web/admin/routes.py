@@ -87,6 +87,7 @@ async def metrics(state: ServerState, request: Request) -> Response:
         state.metrics.engine.read({})
     except RequestError as error:
         log.warning("metrics: %s", error.message)
+    state.metrics.set_parked(state.runtime.parked.counts())
     return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -20,7 +20,6 @@ _GAUGES = {
     "fallbacks": ("num_fallbacks", "kernels or graphs that failed when the engine started"),
     "evictable_tokens": ("num_evictable_tokens", "KV tokens that only the prefix cache holds"),
     "host_tokens": ("num_host_tokens", "KV tokens in host memory"),
-    "parked": ("num_parked_contexts", "contexts that wait for a tool"),
     "parked_tokens": ("num_parked_tokens", "KV tokens on the device that only these had"),
     "host_total_tokens": ("max_host_num_tokens", "host memory for KV, in tokens"),
 }
@@ -39,7 +38,6 @@ _COUNTERS = {
     "stored_tokens": ("stored_tokens_total", "KV tokens copied to host memory"),
     "loaded_tokens": ("loaded_tokens_total", "KV tokens copied from host memory"),
     "parked_seconds": ("parked_seconds_total", "seconds of the calls that contexts waited for"),
-    "parked_expired": ("parked_expired_total", "waits for a tool that reached their deadline"),
     "parked_yielded": ("parked_yielded_total", "times that memory took KV of a waiting context"),
     "retractions": ("num_retractions_total", "running requests sent back to the queue"),
     "postponed_rows": ("postponed_rows_total", "rows whose mask a later pass made"),

@@ -24,6 +24,14 @@ _SECONDS = (
 )  # fmt: skip
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 5.0)
 
+# Gauges and counters of parked contexts, by the name in ``ParkedStore.counts``.
+_PARKED = {
+    "parked": ("num_parked_contexts", "contexts that wait for a tool"),
+    "parked_bytes": ("parked_bytes", "memory of the server that they take"),
+    "resumed": ("resumed_contexts_total", "requests that went on with a parked context"),
+    "expired": ("expired_contexts_total", "parked contexts closed at their deadline"),
+}
+
 
 class Metrics:
     """Metrics of one server. Counters grow with the requests.
@@ -66,6 +74,11 @@ class Metrics:
         self._tool_calls = family(Counter, "tool_calls_total", "calls of the toolbox", "tool")
         self._tool_failures = family(Counter, "tool_failures_total", "those that failed", "tool")
         self._tool_seconds = family(Counter, "tool_seconds_total", "seconds of them", "tool")
+        self._parked = {
+            key: one(Counter if names[0].endswith("_total") else Gauge, *names)
+            for key, names in _PARKED.items()
+        }
+        self._parked_counted = dict.fromkeys(_PARKED, 0)
 
     @contextmanager
     def watch(self, request: CompletionRequest) -> Iterator[RequestWatch]:
@@ -134,6 +147,15 @@ class Metrics:
         """Count a tenant's tokens as they come: a background response outlives its HTTP request."""
         if tenant := CALLER.get().tenant:
             self._tokens.labels(self._model, tenant).inc(tokens)
+
+    def set_parked(self, counts: Mapping[str, int]) -> None:
+        """Take the counts of parked contexts, which outlive the engine."""
+        for key, metric in self._parked.items():
+            if isinstance(metric, Gauge):
+                metric.set(counts[key])
+            else:
+                metric.inc(counts[key] - self._parked_counted[key])
+                self._parked_counted[key] = counts[key]
 
     def render(self) -> bytes:
         """Prometheus text format."""
