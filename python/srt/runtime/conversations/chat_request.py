@@ -23,8 +23,14 @@ from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.replies.reasoning_parser import behind_thought, opened
 from sglang.srt.requests.replies.tool_format import constraint_of, form_of
 from sglang.srt.requests.request_error import RequestError, Reworded
+from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse, sampling_of
-from sglang.srt.runtime.conversations.conversation import ChatPrompt, prompt_of, verify_template
+from sglang.srt.runtime.conversations.conversation import (
+    ChatPrompt,
+    Tokenizing,
+    prompt_of,
+    verify_template,
+)
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader, ThoughtReading
 from sglang.srt.runtime.conversations.tool_use import ToolUse, read_functions, read_tools, verified
 from sglang.srt.runtime.engine_runtime import EngineRuntime
@@ -91,11 +97,13 @@ class ChatCall:
     Attributes:
         use: the tools; None where no call may be made.
         thinking: None where thoughts are part of the answer.
+        source: the prompt's text (``ChatPrompt.source``).
     """
 
     request: CompletionRequest
     use: ToolUse | None
     thinking: ThoughtReading | None = None
+    source: str = ""
 
     @property
     def legacy(self) -> bool:
@@ -123,17 +131,26 @@ def thought_tokens(
     return reader.thought_tokens(output, tokenizer.token_bytes, hidden)
 
 
-async def read_chat(runtime: EngineRuntime, body: ChatRequest, fits: bool = True) -> ChatCall:
-    """``fits``: what is too long for the model is refused. Raises RequestError."""
+async def read_chat(
+    runtime: EngineRuntime, body: ChatRequest, fits: bool = True, caller: Caller | None = None
+) -> ChatCall:
+    """A chat in the engine's terms. Raises RequestError.
+
+    Args:
+        fits: what is too long for the model is refused.
+        caller: it may go on with what this caller has parked; None: with nothing.
+    """
     _verify(body)
     adapter = runtime.adapters.of(body.model, body.lora_path)
     use = _use(runtime, body)
     sampling = sampling_of(body, _limit(runtime, body))
     own = sampling.constraint
     form = None if use is None else use.form(own)
+    salt = namespace_of(body.cache_salt, body.extra_key)
+    scope = None if caller is None else runtime.scope(caller, salt, adapter)
     prompt = await prompt_of(
         runtime, body.messages, use, _variables(body), body.add_generation_prompt,
-        bool(body.continue_final_message), fits,
+        bool(body.continue_final_message), Tokenizing(fits, scope),
     )  # fmt: skip
     inside = _inside(runtime, body, prompt)
     constraint, behind = own, False
@@ -152,13 +169,12 @@ async def read_chat(runtime: EngineRuntime, body: ChatRequest, fits: bool = True
         constraint=constraint,
         skip_special_tokens=sampling.skip_special_tokens and not _shown(runtime, use, thinking),
     )
-    rid, salt = body.rid or "", namespace_of(body.cache_salt, body.extra_key)
     whole = body.choices_scoring == "whole"
     request = CompletionRequest(
-        prompt.ids, sampling, _logprobs(body), rid, body.priority or 0, salt,
-        score_choices=whole, media=prompt.media, adapter=adapter,
+        prompt.ids, sampling, _logprobs(body), body.rid or "", body.priority or 0, salt,
+        score_choices=whole, media=prompt.media, adapter=adapter, resumed=prompt.resumed,
     )  # fmt: skip
-    return ChatCall(request, use, thinking)
+    return ChatCall(request, use, thinking, prompt.source)
 
 
 def _verify(body: ChatRequest) -> None:

@@ -14,6 +14,7 @@ from sglang.srt.core.ints import Ints
 from sglang.srt.core.media_marks import Medias
 from sglang.srt.requests.completion.completion_request import verify_length
 from sglang.srt.requests.completion.encoder import bytes_of
+from sglang.srt.requests.completion.held_context import Resumption
 from sglang.srt.requests.media_input.media_loading import Expanded
 from sglang.srt.requests.media_input.sources import MediaSource
 from sglang.srt.requests.request_error import RequestError
@@ -26,6 +27,8 @@ from sglang.srt.runtime.conversations.message_parts import (
 from sglang.srt.runtime.conversations.tool_use import ToolUse, with_tools
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.offload import LONG, offload
+from sglang.srt.runtime.parking.matched_prompt import matched
+from sglang.srt.runtime.parking.parked_store import Scope
 from sglang.srt.tokenizer.jinja_chat_template import SECONDS, ChatTemplateError, SlowTemplateError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -39,17 +42,37 @@ QUICK = 0.005  # seconds for which a template may hold the event loop up
 @dataclass(frozen=True)
 class ChatPrompt:
     """``text`` is what the template wrote; ``begun`` what the model has said already; ``media`` the
-    images and videos among the ids."""
+    images and videos among the ids.
+
+    Attributes:
+        source: the text with marks in control tokens that the template did not write.
+        resumed: the parked context that it goes on with.
+    """
 
     ids: Ints
     text: str
     begun: str = ""
     media: Medias = ()
+    source: str = ""
+    resumed: Resumption | None = None
 
     @property
     def tail(self) -> str:
         """The end of the text."""
         return self.text[-1024:]
+
+
+@dataclass(frozen=True)
+class Tokenizing:
+    """How a rendered conversation becomes ids.
+
+    Attributes:
+        fits: what is too long for the model is refused.
+        scope: of parked contexts that the prompt may go on with; None: of none.
+    """
+
+    fits: bool = True
+    scope: Scope | None = None
 
 
 async def prompt_of(
@@ -59,7 +82,7 @@ async def prompt_of(
     variables: Mapping[str, Any],
     generation: bool | None,
     go_on: bool,
-    fits: bool = True,
+    tokenizing: Tokenizing = Tokenizing(),
 ) -> ChatPrompt:
     """The conversation as the model's own template writes it. Raises RequestError.
 
@@ -70,9 +93,9 @@ async def prompt_of(
         variables: further ones of the template.
         generation: False leaves out what opens the reply. go_on: the reply goes on with the last
             message.
-        fits: what is too long for the model is refused.
     """
     tokenizer, escaper, count = runtime.tokenizer, runtime.tokenizer.control_tokens, len(messages)
+    fits = tokenizing.fits
     if not messages:
         raise RequestError("messages is empty; give at least one.", "messages")
     turns, begun, named, sources = await offload(
@@ -94,6 +117,12 @@ async def prompt_of(
         raise RequestError(f"{escaper.unescape(str(error))}.", "messages") from error
     if sources:
         text = marked(text, runtime.placeholders)
+    source = text
+    if tokenizing.scope is not None and not sources:
+        found = await matched(runtime, tokenizing.scope, text)
+        if found is not None:
+            text = escaper.unescape(text)
+            return ChatPrompt(found.tokens, text, begun, (), source, found.resumed)
     if escaper.must_encode(text):
         ids, text = await _encoded(runtime, text, fits), escaper.unescape(text)
     else:
@@ -101,7 +130,7 @@ async def prompt_of(
         encode = completion.encode_prompt if fits else completion.encoder.encode
         ids = await encode(text, False)
     if not sources:
-        return ChatPrompt(ids, text, begun)
+        return ChatPrompt(ids, text, begun, (), source)
     seen = await _seen(runtime, ids, sources, fits)
     return ChatPrompt(seen.tokens, text, begun, seen.media)
 

@@ -32,10 +32,13 @@ class ReplyReader:
     """Reads one completion, and knows what was sent of it.
 
     ``called``: there are calls, and the last one is whole.
+
+    Attributes:
+        tool: name of the function that the last call is of.
     """
 
     def __init__(self, use: ToolUse | None, thinking: ThoughtReading | None = None) -> None:
-        self.sent, self._calls = StreamProgress(), 0
+        self.sent, self._calls, self.tool = StreamProgress(), 0, ""
         self._required = use is not None and use.required
         self._parser = None if use is None else use.parser()
         self._thinking, self._kept = thinking, ""
@@ -70,7 +73,9 @@ class ReplyReader:
             rest = self._parser.finish(cut)
             # Where only calls may be, what is left is a part of one.
             deltas += [d for d in rest if not (self._required and isinstance(d, AnswerWords))]
-        self._calls += sum(isinstance(delta, Begin) for delta in deltas)
+        for delta in deltas:
+            if isinstance(delta, Begin):
+                self._calls, self.tool = self._calls + 1, delta.name
         return deltas
 
     def thought_tokens(self, output: Output, table: Sequence[bytes], hidden: frozenset[int]) -> int:

@@ -21,8 +21,10 @@ from sglang.srt.requests.completion.completion_request import (
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.completion_fields import CompletionFields, hidden_of, sampling_of
+from sglang.srt.runtime.parking.matched_prompt import matched
 from sglang.srt.runtime.prompts import places, prompts_of, read_prompt
 from sglang.srt.runtime.stream_progress import StreamProgress
+from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
 from sglang.srt.web.exchange.event_stream import Template, respond, unless_gone
 from sglang.srt.web.exchange.json_body import read_body
@@ -95,13 +97,21 @@ async def _requests(
     whole = body.choices_scoring == "whole"
     adapter = state.runtime.adapters.of(body.model, body.lora_path)
     special = body.add_special_tokens is not False
+    scope = state.runtime.scope(CALLER.get(), salt, adapter)
     requests, echoes = [], []
     for name, prompt in zip(places("prompt", prompts), prompts):
-        ids = await read_prompt(state.runtime, prompt, name, special)
+        found = None
+        if isinstance(prompt, str) and not (body.echo and logprobs):
+            found = await matched(state.runtime, scope, prompt, special)
+        if found is None:
+            ids = await read_prompt(state.runtime, prompt, name, special)
+        else:
+            ids = found.tokens
         request = CompletionRequest(
             ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole
         )
-        requests.append(replace(request, adapter=adapter))
+        resumed = None if found is None else found.resumed
+        requests.append(replace(request, adapter=adapter, resumed=resumed))
         text = prompt if isinstance(prompt, str) else state.runtime.tokenizer.decode(ids)
         echoes.append(text if body.echo else "")
     return requests, echoes

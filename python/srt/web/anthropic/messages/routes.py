@@ -17,6 +17,7 @@ from sglang.srt.runtime.conversations.chat_request import (
     thought_tokens,
 )
 from sglang.srt.runtime.offload import offload
+from sglang.srt.runtime.parking.call_parking import park_at_call
 from sglang.srt.web.anthropic.messages.messages_body import MessagesBody
 from sglang.srt.web.anthropic.messages.messages_chat import chat_of, spelled
 from sglang.srt.web.anthropic.messages.messages_reply import (
@@ -26,6 +27,7 @@ from sglang.srt.web.anthropic.messages.messages_reply import (
     stopping,
     usage,
 )
+from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import anthropic_body, json_response
 from sglang.srt.web.exchange.event_stream import EventForm, respond, typed_event, unless_gone
 from sglang.srt.web.exchange.json_body import read_body
@@ -50,6 +52,7 @@ async def messages(state: ServerState, request: Request) -> Response:
             ((output,),) = await unless_gone(request, state.finish([call.request]))
     reader, blocks = call.reader(), _blocks(body)
     events = [*blocks.add(reader.take(output, True)[0]), *blocks.end()]
+    park_at_call(state.runtime, call, output, reader, CALLER.get())
     stop = stopping(output, reader.called, body.max_tokens)
     counts = _counts(state, call, output, reader)
     reply = {"content": content_of(events, not reader.called), **stop, "usage": counts}
@@ -69,7 +72,7 @@ async def _call(state: ServerState, body: MessagesBody, fits: bool = True) -> Ch
     count = sum(1 if isinstance(m.content, str) else len(m.content) for m in body.messages)
     chat = await offload(count, chat_of, body)
     if body.max_tokens != 0:
-        return await read_chat(state.runtime, chat, fits)
+        return await read_chat(state.runtime, chat, fits, CALLER.get() if fits else None)
     call = await read_chat(state.runtime, msgspec.structs.replace(chat, max_tokens=1), fits)
     sampling = replace(call.request.sampling, max_new_tokens=0, min_new_tokens=0)
     return replace(call, request=replace(call.request, sampling=sampling))
@@ -92,6 +95,7 @@ async def _events(
                 for event in blocks.add(reader.take(output, finished)[0]):
                     yield event
             if finished:
+                park_at_call(state.runtime, call, output, reader, CALLER.get())
                 for event in blocks.end():
                     yield event
                 stop = stopping(output, reader.called, body.max_tokens or 0)

@@ -17,6 +17,8 @@ from sglang.srt.runtime.conversations.chat_request import (
     thought_tokens,
 )
 from sglang.srt.runtime.conversations.toolbox_turns import toolbox_turns, with_earlier_calls
+from sglang.srt.runtime.parking.call_parking import park_at_call
+from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
 from sglang.srt.web.exchange.event_stream import Template, respond, unless_gone
 from sglang.srt.web.exchange.json_body import read_body
@@ -48,7 +50,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         if body.stream:
             return await respond(request, events(state, reply, turns))
         return json_response(await unless_gone(request, whole_reply(state, reply, turns)))
-    call = await read_chat(state.runtime, body)
+    call = await read_chat(state.runtime, body, caller=CALLER.get())
     reply = new_reply(state, body, "chatcmpl")
     call = replace(call, request=replace(call.request, rid=reply.id))
     with call.named():
@@ -64,6 +66,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
             choice["logprobs"] = logprobs_of(state, output, range(output.released))
         choices.append({**choice, **finish_of(call, output, reader)})
         thoughts += thought_tokens(state.runtime, call, output, reader)
+        park_at_call(state.runtime, call, output, reader, CALLER.get())
     counts = counts_of(call, usage(results), thoughts)
     return json_response({**reply.head(KIND), "choices": choices, "usage": counts})
 
@@ -112,6 +115,7 @@ async def _events(
                     more = {}
             if finished:
                 thoughts += thought_tokens(state.runtime, call, output, reader)
+                park_at_call(state.runtime, call, output, reader, CALLER.get())
                 yield chunk(output.index, CLOSING, **finish_of(call, output, reader))
     if counted:
         yield {**head, "choices": [], "usage": counts_of(call, collected.usage(), thoughts)}

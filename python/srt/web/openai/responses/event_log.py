@@ -9,6 +9,8 @@ from contextlib import aclosing
 import msgspec
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.chat_request import ChatCall, thought_tokens
+from sglang.srt.runtime.parking.call_parking import park_at_call
+from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import describe
 from sglang.srt.web.exchange.event_stream import EventForm, typed_event
 from sglang.srt.web.openai.responses.answer import Answer
@@ -52,6 +54,7 @@ async def written(
                         for event in answer.writer.write(piece.deltas, piece.logprobs):
                             yield event
                 if finished:
+                    park_at_call(state.runtime, call, output, pieces.reader, CALLER.get())
                     thoughts = thought_tokens(state.runtime, call, output, pieces.reader)
                     for event in answer.end(output, pieces.reader.called, thoughts):
                         yield event

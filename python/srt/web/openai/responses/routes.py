@@ -96,7 +96,8 @@ async def _read(
     items = await offload(count, read_items, body.input, name, before, past.item)
     chat = chat_of(body, await offload(count, messages_of, body.instructions, [*before, *items]))
     with in_own_words():
-        return items, await read_chat(state.runtime, chat, fits)
+        caller = CALLER.get() if fits else None
+        return items, await read_chat(state.runtime, chat, fits, caller)
 
 
 async def _all(events: AsyncGenerator[Any, None]) -> None:
