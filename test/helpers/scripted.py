@@ -45,7 +45,7 @@ class Scripted:
         self.requests: list[CompletionRequest] = []
         self.prompts: list[str] = []
         self.pending, self.lost = 0, None
-        self.client = Client(self.info, lambda verbs: None)  # what is parked is dropped
+        self.client = Client(self.info, lambda verbs: None)  # drops all verbs
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
         self.prompts.append(text)

@@ -32,7 +32,7 @@ from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.explanations import ExplainedPrompts, Explanations
 from sglang.srt.runtime.fair_queue import FairQueue, TurnAborted
 from sglang.srt.runtime.loaded_adapters import LoadedAdapters
-from sglang.srt.runtime.parking.parked_store import ParkedStore, Scope
+from sglang.srt.runtime.parking.parked_store import ParkedStore, ParkingScope
 from sglang.srt.runtime.parking.resumable import Handles
 from sglang.srt.runtime.sessions import Sessions
 from sglang.srt.runtime.tenants import Tenants
@@ -178,9 +178,9 @@ class EngineRuntime:
             self.parked.close(adapter=name)
         await self.adapters.unload(name)
 
-    def scope(self, caller: Caller, namespace: str, adapter: str) -> Scope:
-        """What a prompt of this caller, salt and adapter shares with contexts it may go on with."""
-        return Scope(caller.tenant, f"{caller.namespace}{namespace}", adapter)
+    def scope(self, caller: Caller, namespace: str, adapter: str) -> ParkingScope:
+        """The scope of parked contexts for a prompt of this caller, salt and adapter."""
+        return ParkingScope(caller.tenant, f"{caller.namespace}{namespace}", adapter)
 
     async def control(self, op: str, limit: int = 0) -> Reply:
         """The engine's answer to a Control. Raises EngineLost, and RequestError ``engine_lost``

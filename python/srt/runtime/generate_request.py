@@ -30,7 +30,7 @@ from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.hidden_states import verify_states
-from sglang.srt.runtime.parking.matched_prompt import matched
+from sglang.srt.runtime.matched_prompt import matched
 from sglang.srt.runtime.parking.resumable import ParkOptions, Run
 from sglang.srt.runtime.sessions import SessionParams
 

@@ -30,7 +30,7 @@ from sglang.srt.runtime.generated import (
     Spans,
 )
 from sglang.srt.runtime.hidden_states import states_of
-from sglang.srt.runtime.parking.resumed_request import read_call
+from sglang.srt.runtime.resumed_request import read_call
 
 TOKEN_BYTES = 16 << 10  # bytes of cumulative items for each generated token
 ENTRY_BYTES = 32  # bytes of one log-probability with its token id in JSON, about

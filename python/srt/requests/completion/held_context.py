@@ -17,7 +17,7 @@ from sglang.srt.engine.client import Client, EngineLost
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the engine learns of a wait.
+    """Facts about a wait, for the engine.
 
     Attributes:
         tool: name of the tool.
@@ -69,7 +69,7 @@ class HeldContext:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """How a request goes on with a context that was parked.
+    """Link from a request to the parked context that it goes on with.
 
     Attributes:
         number: of the parked context, in the server's store.

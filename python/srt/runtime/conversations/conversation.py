@@ -26,9 +26,9 @@ from sglang.srt.runtime.conversations.message_parts import (
 )
 from sglang.srt.runtime.conversations.tool_use import ToolUse, with_tools
 from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.matched_prompt import matched
 from sglang.srt.runtime.offload import LONG, offload
-from sglang.srt.runtime.parking.matched_prompt import matched
-from sglang.srt.runtime.parking.parked_store import Scope
+from sglang.srt.runtime.parking.parked_store import ParkingScope
 from sglang.srt.tokenizer.jinja_chat_template import SECONDS, ChatTemplateError, SlowTemplateError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -64,7 +64,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """How a rendered conversation becomes ids.
+    """Options for turning a rendered conversation into ids.
 
     Attributes:
         fits: what is too long for the model is refused.
@@ -72,7 +72,7 @@ class Tokenizing:
     """
 
     fits: bool = True
-    scope: Scope | None = None
+    scope: ParkingScope | None = None
 
 
 async def prompt_of(

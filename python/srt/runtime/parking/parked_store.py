@@ -27,17 +27,17 @@ from sglang.srt.requests.completion.held_context import Claim, HeldContext, Resu
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.parking.text_index import ContextText, TextIndex
 
-ENTRY_BYTES = 1024  # of a parked context beside its tokens, about
+ENTRY_BYTES = 1024  # size of a parked context without its tokens, about
 TOKEN_BYTES = 4
-DEADLINE = 600.0  # seconds after which a context that nobody resumes is closed
+DEADLINE = 600.0  # seconds after which a parked context is closed, by default
 MOST_DEADLINE = 86400.0
 SLACK = 64  # deadlines of contexts that are gone, beside as many as there are contexts
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """What a prompt must share with a parked context to go on with it. ``namespace``: the salt, the
-    tenant's own before it."""
+class ParkingScope:
+    """Facts that a prompt shares with a parked context that it goes on with. ``namespace``: the
+    salt, the tenant's own before it."""
 
     tenant: str
     namespace: str = ""
@@ -46,7 +46,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class ParkFacts:
-    """What a request leaves for those that go on with its context.
+    """Facts about a request that later requests on its context need.
 
     Attributes:
         rid: its name.
@@ -64,7 +64,7 @@ class ParkedContext:
     """One context. ``expires``: by the store's clock. ``held``: in the engine, if there is one."""
 
     number: int
-    scope: Scope
+    scope: ParkingScope
     tokens: Ints
     text: ContextText
     facts: ParkFacts
@@ -89,7 +89,7 @@ def size_of(tokens: int) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Tenancy:
+class TenantContexts:
     """The parked contexts of one tenant, those that give way first at the beginning.
 
     Attributes:
@@ -97,7 +97,7 @@ class Tenancy:
     """
 
     contexts: OrderedDict[int, ParkedContext] = field(default_factory=OrderedDict)
-    texts: dict[Scope, TextIndex[ParkedContext]] = field(default_factory=dict)
+    texts: dict[ParkingScope, TextIndex[ParkedContext]] = field(default_factory=dict)
     bytes: int = 0
     reserved: int = 0
     reserved_bytes: int = 0
@@ -136,7 +136,7 @@ class ParkedStore:
     ) -> None:
         self._completion, self._most, self._most_bytes = completion, most, most_bytes
         self._clock, self._later = clock, later
-        self._tenants: dict[str, Tenancy] = {}
+        self._tenants: dict[str, TenantContexts] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # with number and tenant
         self._timer: Timer | None = None
         self._numbers = itertools.count(1)
@@ -156,7 +156,7 @@ class ParkedStore:
         """Room for a context of ``tokens`` that a request will park by name. Contexts without a
         handle give way. Raises RequestError ``queue_full``."""
         size = size_of(tokens)
-        owned = self._tenants.get(tenant) or Tenancy()
+        owned = self._tenants.get(tenant) or TenantContexts()
         if not self._make_room(owned, size):
             self._refuse(owned, size)
         self._tenants[tenant] = owned
@@ -166,7 +166,7 @@ class ParkedStore:
 
     def park(
         self,
-        scope: Scope,
+        scope: ParkingScope,
         tokens: Ints,
         text: ContextText,
         facts: ParkFacts,
@@ -174,7 +174,7 @@ class ParkedStore:
     ) -> ParkedContext | None:
         """Keep a context, and open it in the engine with a claim. None where there is no room for
         one without a handle; one with a handle (``ended``) has its reservation."""
-        owned = self._tenants.get(scope.tenant) or Tenancy()
+        owned = self._tenants.get(scope.tenant) or TenantContexts()
         size = size_of(len(tokens))
         if ended is None and not self._make_room(owned, size):
             return None
@@ -198,7 +198,7 @@ class ParkedStore:
                 scope.namespace, scope.adapter,
             )  # fmt: skip
 
-    def _make_room(self, owned: Tenancy, size: int) -> bool:
+    def _make_room(self, owned: TenantContexts, size: int) -> bool:
         """Close contexts without a handle, the used and the oldest first, until one of ``size``
         fits; False where it does not."""
         while not self._fits(owned, size):
@@ -208,11 +208,11 @@ class ParkedStore:
             self._remove(victim)
         return True
 
-    def _fits(self, owned: Tenancy, size: int) -> bool:
+    def _fits(self, owned: TenantContexts, size: int) -> bool:
         count, held = len(owned.contexts) + owned.reserved, owned.bytes + owned.reserved_bytes
         return count < self._most and held + size <= self._most_bytes
 
-    def _refuse(self, owned: Tenancy, size: int) -> None:
+    def _refuse(self, owned: TenantContexts, size: int) -> None:
         """Raise RequestError: there is no room for a context of ``size``."""
         count, held = len(owned.contexts) + owned.reserved, owned.bytes + owned.reserved_bytes
         reason = (
@@ -228,7 +228,7 @@ class ParkedStore:
 
     # -- going on ---------------------------------------------------------------------------------
 
-    def match(self, scope: Scope, text: str) -> tuple[ParkedContext, str] | None:
+    def match(self, scope: ParkingScope, text: str) -> tuple[ParkedContext, str] | None:
         """The context with the longest text that ``text`` begins with, and the rest of ``text``.
         One that still waits is preferred to one that was used."""
         owned = self._tenants.get(scope.tenant)
@@ -264,7 +264,7 @@ class ParkedStore:
     # -- ends -------------------------------------------------------------------------------------
 
     def drop(self, context: ParkedContext) -> None:
-        """Forget a context that has gone on, or was never answered with. Its end is not told."""
+        """Forget a context that has gone on, without calling its ``ended``."""
         if self._find(context.scope.tenant, context.number) is context:
             self._remove(context)
 

@@ -33,8 +33,9 @@ from sglang.srt.runtime.parking.parked_store import (
     ParkedContext,
     ParkedStore,
     ParkFacts,
+    ParkingScope,
     Reservation,
-    Scope,
+    size_of,
 )
 from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
 
@@ -42,8 +43,8 @@ Outputs: TypeAlias = AsyncGenerator[tuple[int, Output], None]
 Run: TypeAlias = Callable[[], Outputs]
 
 MAX_TOOL_NAME = 256
-MOST_HANDLES = 1024  # of one tenant that have gone on or ended; older ones are unknown
-ENTRY_BYTES = 64  # of an answer for each of its tokens and log-probabilities, about
+MOST_HANDLES = 1024  # handles of one tenant that are over and still known
+ENTRY_BYTES = 64  # size of an answer, for each of its tokens and log-probabilities, about
 PARKING_ENDS = ("stop", "length")
 
 
@@ -70,7 +71,7 @@ class ParkOptions(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class PausedGeneration:
     """One generation over its pauses.
 
     Attributes:
@@ -99,7 +100,7 @@ class Handle:
 
     name: str
     tenant: str
-    generation: Generation
+    generation: PausedGeneration
     context: ParkedContext | None = None
     running: bool = False
     resumed: bool = False
@@ -157,7 +158,7 @@ class Handles:
         self._handles: dict[str, Handle] = {}
         self._past: dict[str, OrderedDict[str, int]] = {}  # by tenant: names, bytes of answers
 
-    def new(self, tenant: str, generation: Generation) -> Handle:
+    def new(self, tenant: str, generation: PausedGeneration) -> Handle:
         handle = Handle(secrets.token_urlsafe(24), tenant, generation)
         self._handles[handle.name] = handle
         return handle
@@ -181,8 +182,8 @@ class Handles:
         return handle
 
     def leave(self, handle: Handle, size: int = 0) -> None:
-        """Keep what later requests must be told of a handle that is over. ``size``: bytes of the
-        answer that is kept."""
+        """Keep a handle that is over, for the error or answer of later requests. ``size``: bytes
+        of the answer that is kept."""
         past = self._past.setdefault(handle.tenant, OrderedDict())
         past[handle.name] = size
         while len(past) > MOST_HANDLES:
@@ -213,7 +214,7 @@ class SharedWork:
     def __init__(self, request: CompletionRequest, outputs: Outputs) -> None:
         self.request = request
         self._output: Output | None = None
-        self._count = 0  # of items so far
+        self._count = 0  # number of items so far
         self._error: Exception | None = None
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._drive(outputs))
@@ -276,8 +277,8 @@ class ParkedTurn:
 
     handles: Handles
     request: CompletionRequest
-    scope: Scope
-    generation: Generation
+    scope: ParkingScope
+    generation: PausedGeneration
     options: ParkOptions | None
     resumed: Handle | None = None
     room: Reservation | None = None
@@ -320,7 +321,8 @@ class ParkedTurn:
             if handle.context is not None:
                 self.handles.store.drop(handle.context)
             handle.running, handle.resumed, handle.context = False, True, None
-            self.handles.leave(handle, 0 if handle.work is None else _size(output))
+            kept = 0 if handle.work is None else _size(output) + size_of(len(self.request.prompt))
+            self.handles.leave(handle, kept)
         if self.options is not None:
             self._release()
             output.resume = self._park(output, self.options)
@@ -346,7 +348,7 @@ class ParkedTurn:
         if handle is None:
             return
         handle.running, handle.key, handle.body, handle.work = False, "", b"", None
-        if handle.context is None:  # its deadline has passed meanwhile
+        if handle.context is None:  # expired or closed during the request
             self.handles.leave(handle)
         elif handle.context.held is None or not handle.context.held.open:
             self.handles.store.hold(handle.context)

@@ -50,7 +50,7 @@ class TextIndex(Generic[T]):
 
     def __init__(self) -> None:
         self._values: dict[tuple[int, bytes], list[T]] = {}
-        self._lengths: list[int] = []  # of each different text, in order
+        self._lengths: list[int] = []  # sorted, one for each different text
 
     def __len__(self) -> int:
         return sum(map(len, self._values.values()))

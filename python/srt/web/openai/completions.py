@@ -21,7 +21,7 @@ from sglang.srt.requests.completion.completion_request import (
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.completion_fields import CompletionFields, hidden_of, sampling_of
-from sglang.srt.runtime.parking.matched_prompt import matched
+from sglang.srt.runtime.matched_prompt import matched
 from sglang.srt.runtime.prompts import places, prompts_of, read_prompt
 from sglang.srt.runtime.stream_progress import StreamProgress
 from sglang.srt.web.exchange.current_caller import CALLER

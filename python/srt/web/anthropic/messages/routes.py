@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.conversations.call_parking import park_at_call
 from sglang.srt.runtime.conversations.chat_request import (
     ChatCall,
     ReplyReader,
@@ -17,7 +18,6 @@ from sglang.srt.runtime.conversations.chat_request import (
     thought_tokens,
 )
 from sglang.srt.runtime.offload import offload
-from sglang.srt.runtime.parking.call_parking import park_at_call
 from sglang.srt.web.anthropic.messages.messages_body import MessagesBody
 from sglang.srt.web.anthropic.messages.messages_chat import chat_of, spelled
 from sglang.srt.web.anthropic.messages.messages_reply import (

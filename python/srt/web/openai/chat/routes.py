@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.srt.requests.replies.deltas import AnswerWords, Delta, Thought
+from sglang.srt.runtime.conversations.call_parking import park_at_call
 from sglang.srt.runtime.conversations.chat_request import (
     ChatCall,
     ChatRequest,
@@ -17,7 +18,6 @@ from sglang.srt.runtime.conversations.chat_request import (
     thought_tokens,
 )
 from sglang.srt.runtime.conversations.toolbox_turns import toolbox_turns, with_earlier_calls
-from sglang.srt.runtime.parking.call_parking import park_at_call
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
 from sglang.srt.web.exchange.event_stream import Template, respond, unless_gone

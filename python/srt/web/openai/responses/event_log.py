@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 import msgspec
 from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.conversations.call_parking import park_at_call
 from sglang.srt.runtime.conversations.chat_request import ChatCall, thought_tokens
-from sglang.srt.runtime.parking.call_parking import park_at_call
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import describe
 from sglang.srt.web.exchange.event_stream import EventForm, typed_event

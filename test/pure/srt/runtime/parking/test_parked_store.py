@@ -22,12 +22,12 @@ from sglang.srt.runtime.parking.parked_store import (
     ParkedContext,
     ParkedStore,
     ParkFacts,
-    Scope,
+    ParkingScope,
     size_of,
 )
 from sglang.srt.runtime.parking.text_index import ContextText
 
-MINE, YOURS = Scope("mine"), Scope("yours")
+MINE, YOURS = ParkingScope("mine"), ParkingScope("yours")
 
 
 class Engine:
@@ -75,7 +75,7 @@ class Shelf:
         return timer
 
     def park(
-        self, text: str, scope: Scope = MINE, name: str = "", deadline: float = 600.0
+        self, text: str, scope: ParkingScope = MINE, name: str = "", deadline: float = 600.0
     ) -> ParkedContext | None:
         facts = ParkFacts(text, self.clock.now(), Claim("tool", scope.tenant, 2.0, deadline))
         ended = (lambda: self.ended.append(name)) if name else None
@@ -89,7 +89,7 @@ class Shelf:
                 timer.cancel()
                 timer.call()
 
-    def texts(self, prompt: str, scope: Scope = MINE) -> tuple[str, str] | None:
+    def texts(self, prompt: str, scope: ParkingScope = MINE) -> tuple[str, str] | None:
         found = self.store.match(scope, prompt)
         return None if found is None else (found[0].facts.rid, found[1])
 
@@ -106,7 +106,7 @@ def test_park_opens_a_context_with_a_claim(shelf: Shelf) -> None:
     assert park == Park(number, "tool", "mine", 2.0, 600.0)
     assert shelf.texts("abcde") == ("abc", "de")
     assert shelf.texts("abcde", YOURS) is None
-    assert shelf.texts("abcde", Scope("mine", "salt")) is None
+    assert shelf.texts("abcde", ParkingScope("mine", "salt")) is None
     assert shelf.texts("abd") is None
     assert shelf.store.counts() == {
         "parked": 1, "parked_bytes": size_of(3), "resumed": 0, "expired": 0,
@@ -198,7 +198,7 @@ def test_deadlines_close_contexts(shelf: Shelf) -> None:
 def test_close_ends_by_name_tenant_or_adapter(shelf: Shelf) -> None:
     shelf.park("a", name="a")
     shelf.park("a", YOURS)
-    shelf.park("b", Scope("mine", "", "lora"))
+    shelf.park("b", ParkingScope("mine", "", "lora"))
     assert shelf.store.close("a", "mine") == 1
     assert shelf.ended == ["a"]
     assert shelf.store.close("a", "mine") == 0
@@ -236,7 +236,7 @@ def test_forgotten_deadlines_are_dropped(shelf: Shelf) -> None:
 
 
 class Histories(RuleBasedStateMachine):
-    """Whatever happens, the books balance and the engine has what the store holds."""
+    """Random histories: the books balance, and the engine has the contexts of the store."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ import pytest
 from helpers.http_server import Served, is_error, serve_text
 from sglang.srt.config import Config
 from sglang.srt.runtime.parking import resumable
-from sglang.srt.runtime.parking.resumed_request import laid_over
+from sglang.srt.runtime.resumed_request import laid_over
 
 PROMPT = "the lazy dog"
 
@@ -156,7 +156,7 @@ def test_one_key_gets_one_answer_while_it_runs(served: Served) -> None:
     gone = served.open(body)
     running(served)
     assert "is being resumed" in error(served, 409, resume=handle)["message"]
-    gone.close()  # its work goes on
+    gone.close()  # the request runs on
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(answer, served, **body) for _ in range(3)]
         with served.client.stream("POST", "/generate", json={**body, "stream": True}) as reply:

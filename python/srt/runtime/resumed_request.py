@@ -25,12 +25,12 @@ from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.generate_request import GenerateCall, GenerateRequest, logprobs_of
 from sglang.srt.runtime.generate_request import read_call as read_new
-from sglang.srt.runtime.parking.matched_prompt import framed_text
+from sglang.srt.runtime.matched_prompt import framed_text
 from sglang.srt.runtime.parking.resumable import (
-    Generation,
     Handle,
     ParkedTurn,
     ParkOptions,
+    PausedGeneration,
     SharedWork,
 )
 from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
@@ -68,7 +68,7 @@ def _parked(call: GenerateCall, body: GenerateRequest, options: ParkOptions) -> 
         else bytes_of(runtime.tokenizer.token_bytes, request.prompt)
     )
     resumed, settings = request.resumed, body.sampling_params or {}
-    generation = Generation(
+    generation = PausedGeneration(
         settings[0] if isinstance(settings, list) else settings,
         len(request.prompt),
         runtime.parked.now() if resumed is None else resumed.arrived,
@@ -107,7 +107,7 @@ async def _read_resumed(
     work = handle.answered(key, digest)
     if work is None:
         behind = await _behind(runtime, body)
-        handle = runtime.handles.find(name, caller.tenant)  # it may have ended meanwhile
+        handle = runtime.handles.find(name, caller.tenant)  # a second look, after the await
         work = handle.answered(key, digest)
     call = GenerateCall(
         runtime, caller, [], True, bool(body.return_text_in_logprobs), received, [False]
@@ -134,7 +134,7 @@ def _turn(
     assert context is not None
     scope = context.scope
     if scope.adapter:
-        runtime.adapters.of(lora_path=scope.adapter)  # it may be gone, or not be restored yet
+        runtime.adapters.of(lora_path=scope.adapter)  # raises if unloaded, or not restored yet
     given = body.sampling_params or {}
     settings, fresh = laid_over(before.settings, given if isinstance(given, dict) else {})
     prompt = context.tokens + behind
@@ -212,7 +212,7 @@ async def _behind(runtime: EngineRuntime, body: GenerateRequest) -> Ints:
 
 
 def _digest(body: GenerateRequest) -> bytes:
-    """Of all that decides the answer."""
+    """Digest of the fields that decide the answer."""
     said = (body.text, body.input_ids, body.sampling_params, body.park, body.return_logprob,
             body.logprob_start_len, body.top_logprobs_num, body.token_ids_logprob,
             body.masked_logprobs)  # fmt: skip

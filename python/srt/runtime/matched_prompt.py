@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sglang.srt.core.ints import Ints
 from sglang.srt.requests.completion.held_context import Resumption
 from sglang.srt.runtime.engine_runtime import EngineRuntime
-from sglang.srt.runtime.parking.parked_store import Scope
+from sglang.srt.runtime.parking.parked_store import ParkingScope
 from sglang.srt.tokenizer import Tokenizer
 
 
@@ -30,7 +30,7 @@ def framed_text(tokenizer: Tokenizer, text: str) -> str:
 
 
 async def matched(
-    runtime: EngineRuntime, scope: Scope, text: str, special: bool = False
+    runtime: EngineRuntime, scope: ParkingScope, text: str, special: bool = False
 ) -> MatchedPrompt | None:
     """The prompt of a text, by the parked context whose text it begins with; None where there is
     none, or where its own tokens and the rest are too many. ``special``: the tokenizer's own tokens
