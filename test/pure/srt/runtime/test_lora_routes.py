@@ -154,6 +154,17 @@ def test_a_batch_has_an_adapter_for_each_prompt(http: Client, loading: Loading) 
     assert is_error(generated(http, text=["a", "b"], lora_path=["poet"]), 400, "lora_path")
 
 
+def test_unloading_closes_what_is_parked(http: Client, loading: Loading) -> None:
+    """A context that waits for a tool does not keep its adapter loaded."""
+    load(http, "poet", "one")
+    found = generated(http, lora_path="poet", park={}).json()
+    handle = found["meta_info"]["finish_reason"]["resume"]
+    other = generated(http, park={}).json()["meta_info"]["finish_reason"]["resume"]
+    assert http.post("/unload_lora_adapter", json={"lora_name": "poet"}).status_code == 200
+    assert is_error(http.post("/generate", json={"resume": handle}), 410, "resume")
+    assert http.post("/generate", json={"resume": other}).status_code == 200
+
+
 def test_models_are_listed_with_their_parent(http: Client, loading: Loading) -> None:
     load(http, "poet", "one")
     cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
