@@ -337,6 +337,8 @@ class ParkedTurn:
             if not handle.running:
                 handles.leave(handle)
 
+        if self.resumed is None and self.request.resumed is not None:
+            handles.store.supersede(self.request.resumed, tenant)
         facts = ParkFacts(self.request.rid, self.generation.arrived, options.claim(tenant))
         tokens = self.request.prompt + ints(output.tokens)
         handle.context = handles.store.park(self.scope, tokens, text, facts, ended)
