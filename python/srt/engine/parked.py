@@ -5,7 +5,7 @@
     (ended)     the request was admitted, the context was closed, or the deadline has passed
 
 A claim locks nothing. It takes the leaves of its path out of the least recently used order, and the
-policy (``schedule/parking``) says when they go. Contexts without a claim cost nothing here.
+policy (``schedule/park_policies``) says when they go. Contexts without a claim cost nothing here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang.srt.engine.durations import Durations
 from sglang.srt.memory.radix import RadixNode
 from sglang.srt.memory.store import Store, Transfer
 from sglang.srt.schedule.costs import Costs
-from sglang.srt.schedule.parking import (
+from sglang.srt.schedule.park_policies import (
     POLICIES,
     ParkedItem,
     ParkingView,
@@ -36,7 +36,7 @@ GROWTH = 0.1  # growth of the elapsed time at which a prediction is made anew
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class PathClaim:
     """One context's claim.
 
     Attributes:
@@ -82,11 +82,11 @@ class Parked:
         self.durations = Durations()
         self.expired = self.yielded = 0
         self.seconds = 0.0
-        self._claims: dict[int, Claim] = {}  # by context id
+        self._claims: dict[int, PathClaim] = {}  # by context id
         self._numbers = itertools.count()
-        self._deadlines: list[tuple[float, int, Claim]] = []  # a heap; claims may have ended
+        self._deadlines: list[tuple[float, int, PathClaim]] = []  # a heap; claims may have ended
         self._held = 0  # sum of the claims' ``pages``
-        self._order: list[Claim] = []  # the first to go at the end
+        self._order: list[PathClaim] = []  # the first to go at the end
         self._ordered_at = self._acted_at = -math.inf
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class Parked:
         if node is None:
             return
         now = self._clock.now()
-        claim = self._claims[context.id] = Claim(context, verb, node, now, now + verb.deadline)
+        claim = self._claims[context.id] = PathClaim(context, verb, node, now, now + verb.deadline)
         claim.pages = self._exclusive(claim)
         self._held += claim.pages
         heapq.heappush(self._deadlines, (claim.ends, next(self._numbers), claim))
@@ -156,7 +156,7 @@ class Parked:
                 self.expired += 1
                 self.end(number)
 
-    def _learn(self, claim: Claim) -> None:
+    def _learn(self, claim: PathClaim) -> None:
         seconds = self._clock.now() - claim.began
         self.seconds += seconds
         self.durations.add(claim.verb.owner, claim.verb.tool, seconds)
@@ -205,13 +205,13 @@ class Parked:
         items = [self._item(claim, now) for claim in self._claims.values() if not claim.returned]
         return [item for item in items if item.tokens]
 
-    def _item(self, claim: Claim, now: float) -> ParkedItem:
+    def _item(self, claim: PathClaim, now: float) -> ParkedItem:
         tokens = self._exclusive(claim) * self._store.page_size
         return ParkedItem(
             claim.context.id, tokens, claim.copied, now - claim.began, self._remaining(claim, now)
         )
 
-    def _remaining(self, claim: Claim, now: float) -> float:
+    def _remaining(self, claim: PathClaim, now: float) -> float:
         """Predicted seconds until the tool answers."""
         elapsed = now - claim.began
         if elapsed - (claim.predicted - claim.began) > GROWTH * elapsed:
@@ -222,13 +222,13 @@ class Parked:
             claim.predicted = now
         return max(claim.remaining - (now - claim.predicted), 0.0)
 
-    def _copy(self, claim: Claim) -> None:
+    def _copy(self, claim: PathClaim) -> None:
         """Have the planned pass copy the claim's path to host memory."""
         leaf = self._leaf(claim)
         if leaf is not None:
             claim.copied = self._store.copy(leaf, unbounded=self.policy.synchronous)
 
-    def _give_up(self, claim: Claim) -> None:
+    def _give_up(self, claim: PathClaim) -> None:
         """Free the pages that only this context needs."""
         tree = self._store.tree
         while (leaf := self._leaf(claim)) is not None and leaf.claims == 1:
@@ -251,7 +251,7 @@ class Parked:
         self.yielded += 1
         return leaf
 
-    def _gives_way(self, claim: Claim, oldest: RadixNode) -> bool:
+    def _gives_way(self, claim: PathClaim, oldest: RadixNode) -> bool:
         """Whether the KV of a claim is worth less than that of a leaf without one."""
         if claim.returned:
             return False
@@ -259,7 +259,7 @@ class Parked:
         value = self.policy.value(self._item(claim, now), costs)
         return value < unclaimed_value(now - oldest.at, self._store.tree.reuse, costs)
 
-    def _first(self) -> tuple[Claim | None, RadixNode | None]:
+    def _first(self) -> tuple[PathClaim | None, RadixNode | None]:
         """The claim that goes first, with the leaf that it gives up."""
         for fresh in (False, True):
             if fresh or self._clock.now() - self._ordered_at > REFRESH:
@@ -286,7 +286,7 @@ class Parked:
         }
         self._order = sorted(values, key=values.__getitem__, reverse=True)
 
-    def _leaf(self, claim: Claim) -> RadixNode | None:
+    def _leaf(self, claim: PathClaim) -> RadixNode | None:
         """The evictable leaf at the end of a claim's path, None where there is none."""
         node = claim.node
         while not node.pages:  # evicted
@@ -295,7 +295,7 @@ class Parked:
             node = node.parent
         return node if not node.locks and not node.children else None
 
-    def _exclusive(self, claim: Claim) -> int:
+    def _exclusive(self, claim: PathClaim) -> int:
         """Pages that only this context needs: pages that others share cost a claim nothing."""
         node, pages = self._leaf(claim), 0
         while node is not None and node.parent and node.claims == 1 and not node.locks:

@@ -117,7 +117,8 @@ class KernelTrial:
         got = moe.fused_moe(x, gate_up, down, weights, chosen, act)
         parts = [F.linear(gated(F.linear(x, a), act), b) for a, b in zip(gate_up, down)]
         share = torch.zeros_like(weights).scatter_(1, chosen.long(), weights)
-        _compare(got, sum(part * share[:, e : e + 1] for e, part in enumerate(parts)))
+        shares = [part * share[:, e : e + 1] for e, part in enumerate(parts)]
+        _compare(got, torch.stack(shares).sum(0))
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator).to(self.device, self.dtype)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.config.sections import PARK_POLICIES
 from sglang.srt.schedule.costs import Costs, LineFit
-from sglang.srt.schedule.parking import (
+from sglang.srt.schedule.park_policies import (
     POLICIES,
     ParkedItem,
     ParkingDecision,
