@@ -19,6 +19,7 @@ from sglang.srt.config import (
     ScheduleConfig,
     ServerConfig,
     SpeculationConfig,
+    ToolboxConfig,
     add_arguments,
     from_arguments,
 )
@@ -26,7 +27,7 @@ from sglang.srt.config.command_line import ELSEWHERE, Parser, keys_from_environm
 
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
-    MediaConfig, ServerConfig, EdgeConfig, OperationsConfig,
+    MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
