@@ -1,4 +1,4 @@
-"""Claim: where three times as many programs are alive as the KV memory holds, a gate for programs
+"""Claim: where six times as many programs are alive as the KV memory holds, a gate for programs
 (``schedule/gate``) answers at least four times as many tokens a second in time as first come, first
 served does without one.
 
@@ -62,8 +62,8 @@ BASES = {
 GATE = "+gate"
 CHOICES = [name + gate for name in BASES for gate in ("", GATE)]
 # The gate's: share of the memory, seconds of a quantum, seconds in which a call's weight halves.
-SHARE, QUANTUM, HALF_LIFE = 0.85, 30.0, 2.0
-CLAIMED_LOAD, CLAIMED_SECONDS, CLAIM = 3.0, 240.0, 4.0
+SHARE, QUANTUM, HALF_LIFE = 0.95, 20.0, 2.0
+CLAIMED_LOAD, CLAIMED_SECONDS, CLAIM = 6.0, 240.0, 4.0
 COLUMNS = (
     "done/min", "goodput", "all", "p50", "p90", "longest", "prefill", "live", "hits", "inf.",
     "Belady",
