@@ -52,6 +52,8 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
         raise RequestError(
             "idempotency_key is given without resume; leave it out.", "idempotency_key"
         )
+    if body.park is not None and body.session_params is not None:
+        raise _refused("session_params")  # before its session has the request
     call = await read_new(runtime, body, caller)
     return call if body.park is None else _parked(call, body, body.park)
 
@@ -59,8 +61,8 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
 def _parked(call: GenerateCall, body: GenerateRequest, options: ParkOptions) -> GenerateCall:
     """A call whose context is parked at its end."""
     runtime, [request, *others] = call.runtime, call.requests
-    if others or not call.single or call.turn is not None:
-        raise _refused("several prompts, n above 1, or session_params")
+    if others or not call.single:
+        raise _refused("several prompts, or n above 1")
     _verify_parkable(request, call.states[0])
     text = (
         framed_text(runtime.tokenizer, body.text).encode("utf-8", "surrogatepass")

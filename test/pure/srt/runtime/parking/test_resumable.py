@@ -246,6 +246,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"text": "a", "park": {}, "sampling_params": {"n": 2}}, 400, "one prompt"),
     ({"text": "a", "park": {}, "sampling_params": {"max_new_tokens": 0}}, 400, "max_new_tokens"),
     ({"parts": ["a", ["b", "c"]], "park": {}}, 400, "parts"),
+    ({"text": "a", "park": {}, "session_params": {"id": "s"}}, 400, "session_params"),
     ({"text": "a", "park": {}, "return_hidden_states": True}, 400, "return_hidden_states"),
     ({"text": "a", "park": {"deadline_seconds": 0}}, 400, "park.deadline_seconds is 0"),
     ({"text": "a", "park": {"expected_seconds": -1}}, 400, "park.expected_seconds is -1"),
