@@ -56,15 +56,18 @@ def reference(x: Tensor, weight: Float8) -> Tensor:
 
 def by_torch(x: Tensor, weight: Float8) -> Tensor:
     """``torch._scaled_mm``, whose result on a GPU is bfloat16."""
-    if x.is_cuda:
-        from sgl_kernel.triton import scaled
+    transposed = weight.values.t()
+    if not x.is_cuda:  # torch 2.11 has scales of rows on a GPU alone
+        q, one = quantised(x, weight.group), torch.ones(())
+        y = torch._scaled_mm(
+            q.values, transposed, scale_a=one, scale_b=one, out_dtype=torch.float32
+        )
+        return (y * q.scales * weight.scales.t()).to(x.dtype)
+    from sgl_kernel.triton import scaled
 
-        values, scales = scaled.quantise(x, weight.group)
-    else:
-        q = quantised(x, weight.group)
-        values, scales = q.values, q.scales
+    values, scales = scaled.quantise(x, weight.group)
     return torch._scaled_mm(
-        values, weight.values.t(), scale_a=scales, scale_b=weight.scales.t(), out_dtype=x.dtype
+        values, transposed, scale_a=scales, scale_b=weight.scales.t(), out_dtype=x.dtype
     )
 
 

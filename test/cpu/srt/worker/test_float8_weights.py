@@ -96,7 +96,7 @@ def test_torchs_products_give_the_emulated_logits(made: Made) -> None:
         patch.setitem(float8_product.PRODUCTS, "torch", by_reference)
         _, want = run(made.path, fp8_gemm_backend="torch")
     for a, b in zip(found, want):
-        assert (a - b).norm() < 0.02 * b.norm(), "the order of sums may move a value in float8"
+        assert (a - b).norm() < 0.03 * b.norm(), "the order of sums may move a value in float8"
 
 
 def test_weights_take_a_byte_each(made: Made, emulated: None) -> None:
