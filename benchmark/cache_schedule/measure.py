@@ -24,6 +24,8 @@ VOCAB = 1 << 24
 class Counter:
     """A worker that samples token 0, which no prompt contains."""
 
+    disk = None
+
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         result = StepResult(batch.id, [RowOutput(token=0) for _ in batch.rows])
         return lambda: result

@@ -111,6 +111,8 @@ class VirtualWorker:
         last_again: of these, those of the last pass.
     """
 
+    disk = None
+
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.ms = self.forward_ms = self.stall_ms = 0.0

@@ -67,6 +67,7 @@ class Instant:
     clock: Clock
     drawn: torch.Tensor | None = None
     outputs: list[RowOutput] = field(default_factory=list)
+    disk = None
 
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         self.clock.timed("inputs", self._read)(batch)

@@ -31,6 +31,7 @@ from sglang.srt.core.batch import (
     Sample,
     StepResult,
 )
+from sglang.srt.core.disk_jobs import Disk
 from sglang.srt.core.ints import ints
 from sglang.srt.core.matcher import POSTPONED
 from sglang.srt.core.segments import Segments
@@ -191,6 +192,7 @@ class FakeWorker:
         blind: keys of media that cannot be encoded; what is computed in their place is wrong.
         salted: contexts under a cache salt.
         loaded: adapters by number; gate: while it is closed, no adapter is loaded.
+        disk: below ``host`` (``helpers/fake_disk``).
     """
 
     def __init__(self, page_size: int, fail_at: set[int] | None = None,
@@ -203,6 +205,7 @@ class FakeWorker:
         self.break_at = break_at or set()
         self.blind: set[bytes] = set()
         self.host: dict[int, list[tuple[int, int]]] = {}  # states and what is shown, by host page
+        self.disk: Disk | None = None
         self.salted: set[int] = set()
         self.loaded: dict[int, str] = {}
         self.gate = threading.Event()

@@ -45,6 +45,8 @@ class TextWorker:
     A row reads its context through its page table alone, as a real one does.
     """
 
+    disk = None
+
     def __init__(self, vocab: int, page_size: int = 1, seconds: float = 0.0) -> None:
         self.vocab, self.page_size, self.seconds = vocab, page_size, seconds
         self.tables = Tables(page_size)

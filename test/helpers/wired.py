@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from sglang.srt.core.batch import Batch, StepResult, decode_batch, decode_result, encode
+from sglang.srt.core.disk_jobs import Disk
 from sglang.srt.core.workers import NO_MASKS, Finish, Mask, Masks, Worker
 
 
@@ -43,6 +44,10 @@ class Wired:
             return result
 
         return wait
+
+    @property
+    def disk(self) -> Disk | None:
+        return self.worker.disk
 
     def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
         return self.worker.load_adapter(number, path, pinned)

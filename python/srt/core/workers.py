@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.disk_jobs import Disk
 
 Finish: TypeAlias = Callable[[], StepResult]
 
@@ -46,6 +47,11 @@ NO_MASKS = NoMasks()
 
 class Worker(Protocol):
     """Computes batches in the order they are given and changes none of them."""
+
+    @property
+    def disk(self) -> Disk | None:
+        """Storage below its host memory; None where there is none."""
+        ...
 
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         """Start a batch. The returned function waits for the outputs of every row and returns them.

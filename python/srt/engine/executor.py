@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.disk_jobs import Disk
 from sglang.srt.core.messages import AdapterInfo
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks, Worker
 from sglang.srt.engine.info import FIRST_ADAPTER, EngineInfo
@@ -35,6 +36,11 @@ class Executor(Protocol):
 
     @property
     def depth(self) -> int: ...
+    @property
+    def disk(self) -> Disk | None:
+        """The worker's (``Worker.disk``)."""
+        ...
+
     def submit(self, batch: Batch, masks: Masks = NO_MASKS) -> None:
         """Queue a batch and return at once. ``masks``: of its samples, made while it is
         computed."""
@@ -64,9 +70,13 @@ class _Submitted(NamedTuple):
 
 
 class _Adapts:
-    """An executor's adapters are its worker's."""
+    """An executor's adapters and disk are its worker's."""
 
     worker: Worker
+
+    @property
+    def disk(self) -> Disk | None:
+        return self.worker.disk
 
     def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
         return self.worker.load_adapter(number, path, pinned)

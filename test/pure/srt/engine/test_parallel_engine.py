@@ -51,6 +51,8 @@ class DeepWorker:
     """Two layers of KV, each written for all rows before any row reads it. Only rows that ask for a
     token or a score get one."""
 
+    disk = None
+
     def __init__(self) -> None:
         self.first: dict[int, tuple[int, int]] = {}
         self.second: dict[int, int] = {}
