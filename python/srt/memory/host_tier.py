@@ -7,17 +7,51 @@ are computed. Passes run in the order they are planned. So a page of the device 
 row of the very pass that saves it, and what a pass saves may be loaded by the same pass.
 
 A page that a planned pass writes or reads is locked until the plan is complete. What a pass writes
-is ``unsure`` until the pass is collected: a failed pass has copied nothing.
+is *unsure* until the pass is collected: a failed pass has copied nothing.
+
+Below it may be a lower tier (``memory/disk_tier``), which is told of every path once it is here.
+The threads of that tier copy beside the passes: it locks what they read, and takes what they write
+out of the pool (``lent``).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 from sglang.srt.core.batch import PageMoves
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
-from sglang.srt.core.ints import Ints
+from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixNode, RadixTree
+
+
+class LowerTier(Protocol):
+    """What is below host memory (``memory/disk_tier``)."""
+
+    def note(self, tokens: Ints, namespace: Namespace) -> None:
+        """Take note that host memory has all of this path."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything."""
+        ...
+
+    def check(self) -> None:
+        """Raise AssertionError on any inconsistency."""
+        ...
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counters and gauges by name."""
+        ...
+
+
+class PassCopies(NamedTuple):
+    """Host pages that a pass writes, and the paths that it completes with them."""
+
+    pages: Ints
+    paths: list[tuple[Ints, Namespace]]
 
 
 class HostTier:
@@ -31,15 +65,20 @@ class HostTier:
         tree: prefix -> host pages.
         saved: pages that plans since the start have copied from the device, those of failed passes
             included.
+        below: the lower tier; None where there is none.
+        lent: pages that are in no tree, because the lower tier fills them.
     """
 
     def __init__(self, pages: int, page_size: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self.page_size = page_size
         self.tree = RadixTree(PagePool(pages), page_size, clock)
         self.saved = 0
+        self.below: LowerTier | None = None
+        self.lent: set[int] = set()
         self._moves = PageMoves()
+        self._paths: list[tuple[Ints, Namespace]] = []  # that the plan completes
         self._locked: list[RadixNode] = []
-        self._unsure: dict[int, Ints] = {}  # host pages by the id of the pass that writes them
+        self._flying: dict[int, PassCopies] = {}  # by the id of a pass that is not collected
 
     # -- one plan --------------------------------------------------------------------------------
 
@@ -66,6 +105,8 @@ class HostTier:
             self._moves.stores += pages[first : first + count]
             self._moves.stored += own
             self.saved += count
+            if self.below is not None:
+                self._paths.append((tokens[: (first + count) * self.page_size], namespace))
         self._locked.append(node)
         return max(count, 0)
 
@@ -90,20 +131,46 @@ class HostTier:
         if not moves.stores and not moves.loads:
             return None
         self._moves = PageMoves()
-        if moves.stores:
-            self._unsure[number] = moves.stored
+        self._flying[number] = PassCopies(moves.stored, self._paths)
+        self._paths = []
         return moves
 
     def collected(self, number: int) -> None:
         """Note that a pass has been computed, and its copies made."""
-        self._unsure.pop(number, None)
+        copies = self._flying.pop(number, None)
+        if copies is not None and self.below is not None:
+            for tokens, namespace in copies.paths:
+                self.below.note(tokens, namespace)
 
     def failed(self) -> None:
         """Forget what passes that are not collected were to write. None is in flight any more."""
-        unsure = {page for pages in self._unsure.values() for page in pages}
-        self._unsure.clear()
+        unsure = self._unsure
+        self._flying.clear()
         if unsure:
             self.tree.prune(unsure)
+
+    # -- the lower tier --------------------------------------------------------------------------
+
+    @property
+    def last_pass(self) -> int:
+        """Id of the last pass in flight that copies host pages; 0: there is none."""
+        return max(self._flying, default=0)
+
+    def passed(self, number: int) -> bool:
+        """Whether no pass up to ``number`` reads or writes host pages any more."""
+        return all(flying > number for flying in self._flying)
+
+    def copies(self, tokens: Ints, limit: int, namespace: Namespace) -> Ints:
+        """Return the host pages with the KV of ``tokens[:limit]``, as far as it has arrived."""
+        found, unsure = ints(), self._unsure
+        for node, length in self.tree.walk(tokens, limit, namespace):
+            found += node.pages[: length // self.page_size]
+        sure = next((i for i, page in enumerate(found) if page in unsure), len(found))
+        return found[:sure]
+
+    @property
+    def _unsure(self) -> set[int]:
+        return {page for copies in self._flying.values() for page in copies.pages}
 
     # -- the cache -------------------------------------------------------------------------------
 
@@ -112,7 +179,9 @@ class HostTier:
         return self.tree.match(tokens, limit, namespace)[0]
 
     def clear(self) -> int:
-        """Forget everything. Returns the number of pages."""
+        """Forget everything, in the lower tier too. Returns the number of pages."""
+        if self.below is not None:
+            self.below.clear()
         return self.tree.clear()
 
     def drop_adapter(self, number: int) -> None:
@@ -123,5 +192,10 @@ class HostTier:
     def check(self) -> None:
         """Raise AssertionError where a page is lost or a lock is left behind."""
         assert not self._locked, "a plan was not ended"
-        assert not self.tree.protected, "host pages are locked between plans"
-        assert self.tree.check() == self.tree.pool.owned(), "a host page is lost"
+        owned = self.tree.check()
+        assert not owned & self.lent, "a page that is being filled is in the tree"
+        assert owned | self.lent == self.tree.pool.owned(), "a host page is lost"
+        if self.below is not None:
+            self.below.check()
+        else:
+            assert not self.tree.protected, "host pages are locked between plans"

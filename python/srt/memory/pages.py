@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sglang.srt.core.ints import Ints, ints
 
 
@@ -28,6 +30,11 @@ class PagePool:
         taken = self._free[-count:]
         del self._free[-count:]
         return taken
+
+    def claim(self, pages: Collection[int]) -> None:
+        """Take these pages, all of which are free. Linear in the pool."""
+        wanted = set(pages)
+        self._free = ints(page for page in self._free if page not in wanted)
 
     def give(self, pages: Ints) -> None:
         """Return pages taken before."""

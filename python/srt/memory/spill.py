@@ -1,0 +1,72 @@
+"""Spill: copies of what the device alone has, made while nothing is computed.
+
+A device that has room evicts nothing, so host memory and the disk below it would not have what was
+computed last. While the engine is idle, passes without rows copy it, most recently used first.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from sglang.srt.core.namespace import Namespace
+from sglang.srt.memory.disk_tier import kept
+from sglang.srt.memory.host_tier import HostTier
+from sglang.srt.memory.radix import RadixNode, RadixTree
+
+_used = attrgetter("used")
+
+
+class Spill:
+    """Leaves of a device's tree that are to be copied to host memory."""
+
+    def __init__(self, device: RadixTree, host: HostTier) -> None:
+        self._device, self._host = device, host
+        self._leaves: list[RadixNode] = []  # most recently used last
+        self._version = -1  # of the tree at the last look
+        self._seen = 0  # greatest ``used`` at the last look
+        self._room = 0  # pages that may be copied until the next look
+
+    @property
+    def owed(self) -> bool:
+        """Whether a pass is to copy something."""
+        return bool(self._leaves)
+
+    def look(self) -> None:
+        """Find what was used since the last look and has no copy. To be called while nothing is
+        computed."""
+        if self._device.version == self._version:
+            return
+        self._version, self._room = self._device.version, self._host.tree.pool.size // 2
+        found = [n for n in self._device.nodes() if n.used > self._seen and not n.children]
+        self._leaves = sorted((n for n in found if self._lacks(n)), key=_used)
+        self._seen = max((n.used for n in found), default=self._seen)
+
+    def save(self, most: int) -> int:
+        """Plan copies of at most ``most`` pages. The pass must have no rows: all that the tree has
+        was computed by passes before it. Returns the number of pages."""
+        saved = 0
+        if self._device.version != self._version or most < 1:  # something was computed since
+            self._leaves.clear()
+        while self._leaves and saved < min(most, self._room):
+            node = self._leaves[-1]
+            tokens, pages = self._device.path(node)
+            tokens = kept(tokens, self._device.namespace(node), self._device.page_size)
+            count = self._host.save(
+                tokens,
+                pages[: len(tokens) // self._device.page_size],
+                self._device.namespace(node),
+                min(most, self._room) - saved,
+            )
+            saved += count
+            if count == 0 or not self._lacks(node):
+                self._leaves.pop()
+        self._room -= saved
+        if self._room <= 0:
+            self._leaves.clear()
+        return saved
+
+    def _lacks(self, node: RadixNode) -> bool:
+        """Whether host memory lacks a part of the path to a leaf that the disk may keep."""
+        namespace: Namespace = self._device.namespace(node)
+        tokens = kept(self._device.path(node)[0], namespace, self._device.page_size)
+        return self._host.match(tokens, len(tokens), namespace) < len(tokens)
