@@ -164,6 +164,7 @@ class Scheduling:
         drafted: whether a drafter may propose tokens for it (``engine/drafts``).
         cost: processor seconds of its grammar's last step.
         postponed: passes that the next sample has waited for the budget of the grammars.
+        from_disk: tokens ``[start, end)`` of its prompt that were read from disk for it.
     """
 
     arrival: int = 0
@@ -171,6 +172,11 @@ class Scheduling:
     drafted: bool = False
     cost: float = UNKNOWN_COST
     postponed: int = 0
+    from_disk: tuple[int, int] = (0, 0)
+
+    def disk_tokens(self, start: int, end: int) -> int:
+        """Return how many of the tokens ``[start, end)`` were read from disk for the request."""
+        return max(min(end, self.from_disk[1]) - max(start, self.from_disk[0]), 0)
 
 
 @dataclass(slots=True, eq=False)

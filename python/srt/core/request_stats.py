@@ -59,6 +59,7 @@ class RequestCounts(msgspec.Struct, omit_defaults=True):
         cached_tokens: prompt tokens whose KV was in the cache. This is their only count: the
             planner sets it on first admission and raises it while the prompt is computed.
         loaded_tokens: of these, the tokens whose KV was copied from host memory.
+        disk_tokens: of these, the tokens whose KV was read from disk for this request.
         forward_passes: passes that the request took part in.
         forced_tokens: generated tokens that the grammar allowed no alternative to.
         drafted_tokens: tokens proposed ahead of sampling.
@@ -69,6 +70,7 @@ class RequestCounts(msgspec.Struct, omit_defaults=True):
     completion_tokens: Count = 0
     cached_tokens: Count = 0
     loaded_tokens: Count = 0
+    disk_tokens: Count = 0
     forward_passes: Count = 0
     forced_tokens: Count = 0
     drafted_tokens: Count = 0
@@ -113,7 +115,9 @@ class RequestStats(RequestCounts, omit_defaults=True):
         return total
 
 
-_OF_PROMPT = ("prompt_tokens", "cached_tokens", "loaded_tokens", "queue_seconds", "miss")
+_OF_PROMPT = (
+    "prompt_tokens", "cached_tokens", "loaded_tokens", "disk_tokens", "queue_seconds", "miss",
+)  # fmt: skip
 _ADDED = tuple(
     field.name
     for field in msgspec.structs.fields(RequestStats)

@@ -49,6 +49,7 @@ from sglang.srt.engine import admission
 from sglang.srt.engine.adapter_registry import AdapterRegistry
 from sglang.srt.engine.admission import Compiling, Grammars
 from sglang.srt.engine.collect import Collector
+from sglang.srt.engine.disk_waits import DiskWaits
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.executor import MOST_DEPTH, Executor
@@ -108,6 +109,7 @@ class EngineCore:
         self.progress = progress or NOWHERE
         self._drafts = drafts or Drafts(jumps)
         self.planner = Planner(info, schedule, self.store, self.stats, self._drafts, clock)
+        self.disk = DiskWaits(executor.disk, self.planner, clock)
         self.paused = False  # no pass is planned; set by a Control
         self.lost = ""  # why the device computes nothing any more; "" while it does
         self._requests: dict[int, Request] = {}  # by context id
@@ -147,6 +149,7 @@ class EngineCore:
         self.progress.at(MESSAGES)
         if not any(planned.waits for planned in self._in_flight):
             self._compiled(events)
+        self.disk.turn(bool(self._in_flight))
         if self.adapters.pending:
             events += self.adapters.settle()
         return events
@@ -195,11 +198,12 @@ class EngineCore:
 
     def _accept(self, verb: Advance, events: list[Event]) -> None:
         context = self.store.contexts[verb.context]
-        held = (self.waiting, self.running, self.planner.draining, self._compiling)
+        held = (self.waiting, self.running, self.planner.draining, self._compiling, self.disk)
         if any(verb.request in requests for requests in held):
             self.stats.bad_verbs += 1  # an event would end the request that has this number
             return
-        queued, limit = len(self.waiting) + len(self._compiling), self.schedule.max_queued_requests
+        queued = len(self.waiting) + len(self._compiling) + len(self.disk)
+        limit = self.schedule.max_queued_requests
         if queued >= limit:
             message = (
                 f"{queued} requests are waiting and {limit} may (--max-queued-requests); "
@@ -222,7 +226,7 @@ class EngineCore:
         self._requests[context.id] = request
         self.planner.parked.returned(context.id)
         if constraint is None:
-            self.planner.put(request)
+            self.disk.put(request)
 
     def _compiled(self, events: list[Event]) -> None:
         """Queue the requests whose grammar is ready, unless they end at once; fail those whose
@@ -242,7 +246,7 @@ class EngineCore:
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
             else:
-                self.planner.put(request)
+                self.disk.put(request)
 
     def _request(self, verb: Advance, context: Context) -> Request:
         admission.verify(verb.goal, context, self.info)
@@ -261,13 +265,12 @@ class EngineCore:
 
     @property
     def busy(self) -> bool:
-        return bool(self._in_flight or (not self.paused and (self.waiting or self.running)))
+        return bool(self._in_flight or (not self.paused and self.disk.work))
 
     @property
     def compiling(self) -> int:
-        """Number of requests that wait for their grammar, and of adapters that are being loaded or
-        unloaded; ``handle`` looks whether they are ready."""
-        return len(self._compiling) + self.adapters.pending
+        """Number of grammars, adapters and disk copies in flight, which ``handle`` looks after."""
+        return len(self._compiling) + self.adapters.pending + self.disk.pending
 
     def step(self) -> list[Event]:
         """Plan and start a pass, then collect the oldest one if no more may be in flight, or none
@@ -290,11 +293,13 @@ class EngineCore:
             passes.append(planned)
         if passes and (not planned.parts or len(passes) == self.executor.depth):
             events += self._finish()
+        self.disk.turn(bool(self._in_flight))
         return events
 
     def close(self) -> None:
-        """Stop the executor and the adapters' thread."""
+        """Stop the executor, the disk's threads and the adapters' thread."""
         self.executor.close()
+        self.disk.close()
         self.adapters.close()
 
     def _finish(self) -> list[Event]:
@@ -428,6 +433,7 @@ class EngineCore:
         context = request.context
         self.planner.drop(request)
         self._compiling.drop(request.id)
+        self.disk.drop(request.id)
         del self._requests[context.id]
         self.store.truncate(context, request.known)  # without drafts and placeholders
         if context.active:
@@ -468,6 +474,7 @@ class EngineCore:
             "evicted_tokens": store.tree.evicted * size,
             **store.host_counts(),
             **self.planner.parked.counts,
+            **self.disk.counts,
         }
 
     def _control(self, verb: Control | LoadAdapter | UnloadAdapter) -> Reply | None:

@@ -31,6 +31,7 @@ from sglang.srt.engine.masks import GrammarBudget, PassMasks, by_cost
 from sglang.srt.engine.parked import Parked
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.engine.waiting_queue import WaitingQueue
+from sglang.srt.memory.spill import Spill
 from sglang.srt.memory.store import Match, Store
 from sglang.srt.schedule.costs import Costs
 from sglang.srt.schedule.scheduler import AGING, Reserve, plan
@@ -92,6 +93,7 @@ class Planner:
         costs: of passes and copies, learnt from the results.
         parked: contexts that wait for a tool.
         movable: most tokens whose KV a pass may copy to host memory, and most from it.
+        spill: what passes copy to host memory while nothing is computed; None copies nothing.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Planner:
         self._transfer: TransferBudget | None = None  # the planned pass has one
         self._acted = False  # parked contexts were treated for the planned pass
         self.movable = STEP_MOVES
+        self.spill: Spill | None = None
         self._admitted = 0  # tokens of the requests that this step has admitted
         self._numbers = 0  # log-probabilities of prompts that this step may still report
         self._postponed = 0  # rows postponed until the last plan (``EngineStats.postponed_rows``)
@@ -192,6 +195,8 @@ class Planner:
             budget -= used
             if len(planned.parts) == before or not (decision.retract or saved):
                 break
+        if self.spill is not None and not (self.running or self.waiting or planned.parts):
+            self.spill.save(self.movable // self.info.page_size)
         planned.batch.moves = self.store.moves(planned.batch.id)
         if planned.needed:
             planned.batch.dropped = self.store.dropped()
@@ -454,6 +459,7 @@ class Planner:
             planned.loaded.add(request.id)
         if not request.stats.retractions:  # else it may have computed them itself
             request.stats.loaded_tokens += min(loaded, max(request.spec.prompt - before, 0))
+            request.stats.disk_tokens += request.scheduling.disk_tokens(before, before + loaded)
         return loaded
 
     def _load_instead(self, request: Request, count: int, planned: PlannedPass) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 FORGET = 0.99  # weight of all passes before, at each pass
 LINK = 25.0  # tokens a millisecond, before any copy was measured
+DISK = 100.0  # tokens a millisecond that a disk reads, likewise: it is tried
 RECOVERY = 0.01  # share of the way back to ``LINK`` with each pass
 
 
@@ -52,10 +53,12 @@ class Costs:
     Attributes:
         forward: of a pass, by its tokens.
         copy: of the copies of a pass between the device and host memory, by their tokens.
+        disk: of a read from disk, by its tokens.
     """
 
     forward: LineFit = field(default_factory=lambda: LineFit(10.0, 0.05))
     copy: LineFit = field(default_factory=lambda: LineFit(0.0, 1 / LINK))
+    disk: LineFit = field(default_factory=lambda: LineFit(0.0, 1 / DISK))
 
     @property
     def link(self) -> float:
@@ -84,3 +87,23 @@ class Costs:
         """Learn from the copies of a pass, of ``tokens`` tokens in both directions."""
         if 0 < seconds < math.inf:
             self.copy.add(tokens, 1e3 * seconds)
+
+    def computing(self, tokens: int, chunk: int) -> float:
+        """Return the milliseconds of computing ``tokens`` tokens in passes of ``chunk``."""
+        passes = math.ceil(tokens / chunk) if chunk > 0 else 1
+        return passes * self.forward.a + tokens * self.forward.b
+
+    def read_sooner(self, tokens: int, instead: int, chunk: int) -> bool:
+        """Whether reading ``tokens`` tokens from disk takes less time than computing ``instead``
+        tokens in passes of ``chunk``. A disk is trusted a little more with each no, so that it is
+        tried again."""
+        sooner = self.disk.at(tokens) + self.copy.at(instead) < self.computing(instead, chunk)
+        if not sooner:
+            self.disk.a *= 1 - RECOVERY
+            self.disk.b *= 1 - RECOVERY
+        return sooner
+
+    def was_read(self, tokens: int, seconds: float) -> None:
+        """Learn from a read from disk."""
+        if tokens and 0 < seconds < math.inf:
+            self.disk.add(tokens, 1e3 * seconds)

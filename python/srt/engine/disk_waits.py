@@ -1,0 +1,192 @@
+"""DiskWaits: the wait for a prefix that is on disk, the step of a request before the queue.
+
+A request whose prompt the disk has more of than the device and host memory waits outside the queue
+until that is read to host memory, where the prefix is found when the request is admitted. No other
+request waits for it. It does not wait where computing is predicted to be faster, nor longer than
+``PATIENCE`` times as long as computing would take, or ``LEAST_WAIT``: then it is queued, and
+computes what is not there yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang.srt.core.clock import Clock
+from sglang.srt.core.disk_jobs import Disk
+from sglang.srt.core.request import Request
+from sglang.srt.engine.planner import Planner
+from sglang.srt.memory.disk_tier import DiskTier
+from sglang.srt.memory.spill import Spill
+
+PATIENCE = 2.0
+LEAST_WAIT = 1.0  # seconds
+COUNTS = dict.fromkeys(
+    (
+        "disk_tokens", "disk_total_tokens", "disk_written_bytes", "disk_read_bytes",
+        "disk_faults", "disk_dropped_tokens",
+    ), 0,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class DiskWait:
+    """A request that waits.
+
+    Attributes:
+        since, deadline: moments.
+        have: prompt tokens that the device and host memory had.
+        job: number of the read in flight, 0 for none.
+    """
+
+    request: Request
+    since: float
+    deadline: float
+    have: int
+    job: int = 0
+
+
+@dataclass(slots=True)
+class WaitCounts:
+    """Requests that waited for the disk, their seconds, and those that waited in vain for a part:
+    the read failed or was late."""
+
+    disk_waits: int = 0
+    disk_wait_seconds: float = 0.0
+    disk_late: int = 0
+
+
+class DiskWaits:
+    """Requests that wait for the disk, and the turns of its tier. Without a disk no request waits.
+
+    Args:
+        disk: None where there is none.
+        planner: has the queue, the memory and the costs.
+    """
+
+    def __init__(self, disk: Disk | None, planner: Planner, clock: Clock) -> None:
+        self.store, self.costs = planner.store, planner.costs
+        self.chunk = planner.schedule.chunked_prefill_size
+        self.tier: DiskTier | None = None
+        self.counted = WaitCounts()
+        self._planner, self._clock = planner, clock
+        self._waiting: dict[int, DiskWait] = {}  # by request id
+        host = self.store.host
+        if disk is not None and host is not None:
+            self.tier = host.below = DiskTier(disk, host, clock)
+            planner.spill = Spill(self.store.tree, host)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._waiting
+
+    @property
+    def pending(self) -> int:
+        """Number of requests that wait and of jobs in flight; ``turn`` looks after them."""
+        return len(self._waiting) + (self.tier.pending if self.tier is not None else 0)
+
+    @property
+    def work(self) -> bool:
+        """Whether there is anything to plan a pass for: requests, or what the device alone has."""
+        planner = self._planner
+        owed = planner.spill is not None and planner.spill.owed
+        return owed or bool(planner.waiting or planner.running)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Counters and gauges by name."""
+        waits = self.counted
+        return {
+            **(COUNTS if self.tier is None else self.tier.counts),
+            "disk_waits": waits.disk_waits,
+            "disk_wait_seconds": waits.disk_wait_seconds,
+            "disk_late": waits.disk_late,
+        }
+
+    def put(self, request: Request) -> None:
+        """Queue a request, or let it wait before if what it lacks comes sooner from disk."""
+        if not self._waits(request):
+            self._planner.put(request)
+
+    def _waits(self, request: Request) -> bool:
+        """Let a request wait if what it lacks comes sooner from disk. Return whether it does."""
+        if self.tier is None or self.tier.off:
+            return False
+        context, limit = request.context, request.match_limit
+        key, space = context.key, context.namespace
+        found = self.tier.match(key, limit, space)
+        match = self.store.match(context, limit) if found else None
+        have = 0 if match is None else match.tokens + match.host
+        if found - have < self.tier.tree.page_size:
+            return False
+        before = sum(
+            len(wait.request.context.tokens) - wait.have for wait in self._waiting.values()
+        )
+        reads = self.tier.lacking(key, limit, space)
+        if not self.costs.read_sooner(before + reads, found - have, self.chunk):
+            return False
+        now = self._clock.now()
+        seconds = PATIENCE * self.costs.computing(found - have, self.chunk) / 1e3
+        wait = DiskWait(request, now, now + max(seconds, LEAST_WAIT), have)
+        if not self._more(wait):
+            return False
+        self._waiting[request.id] = wait
+        return True
+
+    def drop(self, request: int) -> None:
+        """Let a request wait no longer. What is being read for it is kept."""
+        self._waiting.pop(request, None)
+
+    def turn(self, computing: bool) -> None:
+        """Take in what was read and written, and begin more. Queue the requests that need not wait
+        any longer. While nothing is computed, look for what the device alone has."""
+        planner = self._planner
+        if self.tier is None or planner.spill is None:
+            return
+        for request in self._ready(self.tier):
+            planner.put(request)
+        if self.tier.writes and not (computing or planner.running or planner.waiting):
+            planner.spill.look()
+
+    def _ready(self, tier: DiskTier) -> list[Request]:
+        """Take in what was read and written. Return the requests that have waited."""
+        results = {result.number: result for result in tier.turn()}
+        for result in results.values():
+            self.costs.was_read(result.copied * tier.tree.page_size, result.seconds)
+        now, found = self._clock.now(), list[Request]()
+        for wait in list(self._waiting.values()):
+            ended = results.get(wait.job) if wait.job else None
+            wait.job = 0 if ended is not None else wait.job
+            failed = ended is not None and bool(ended.error)
+            late = now >= wait.deadline
+            if failed or late:
+                self.counted.disk_late += 1
+            if failed or late or not (wait.job or self._more(wait)):
+                found.append(self._end(wait, now))
+        return found
+
+    def _more(self, wait: DiskWait) -> bool:
+        """Begin to read what a request still lacks. Return whether there is reason to wait: this
+        read, or others in flight behind which it may begin."""
+        assert self.tier is not None
+        context, limit = wait.request.context, wait.request.match_limit
+        if not self.tier.lacking(context.key, limit, context.namespace):
+            return False
+        wait.job = self.tier.read(context.key, limit, context.namespace)
+        return bool(wait.job or self.tier.reading)
+
+    def _end(self, wait: DiskWait, now: float) -> Request:
+        """Note what was read for a request, which then has waited."""
+        request = wait.request
+        del self._waiting[request.id]
+        match = self.store.match(request.context, request.match_limit)
+        request.scheduling.from_disk = (wait.have, match.tokens + match.host)
+        self.counted.disk_waits += 1
+        self.counted.disk_wait_seconds += now - wait.since
+        return request
+
+    def close(self) -> None:
+        """Stop the disk's threads."""
+        if self.tier is not None:
+            self.tier.disk.close()
