@@ -82,9 +82,12 @@ class Desk:
     def run(self, most: int = 10_000) -> None:
         """Step until the engine is idle. The books are audited after every step."""
         for _ in range(most):
-            if not self.engine.busy:
+            if self.engine.busy:
+                self.step()
+            elif self.engine.disk.pending:
+                self.send()
+            else:
                 return
-            self.step()
             self.engine.store.check()
         raise AssertionError(f"busy after {most} steps")
 

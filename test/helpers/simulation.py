@@ -23,6 +23,7 @@ import msgspec
 from helpers import reference
 from helpers.desk import joined
 from helpers.either import Either
+from helpers.fake_disk import FakeDisk
 from helpers.fake_worker import Corrupt, FakeWorker, Guesser, fake_info
 from helpers.reference import Known, Text, expected
 from helpers.toy_grammar import ToyGrammars
@@ -172,6 +173,7 @@ class History:
             fail_at={s for s in steps if r.random() < 0.1},
             break_at={s for s in steps if r.random() < 0.05},
         )
+        self._attach_disk(seed)
         share = r.random() < 0.9
         jumps = r.choice(["exact", "exact", "off"])
         drafts = self._drafts(jumps, share)
@@ -215,6 +217,21 @@ class History:
         self.most_overtaken = 0
         self.bound = 0  # most passes, were nothing shared and nothing batched
 
+    def _attach_disk(self, seed: int) -> None:
+        """A disk below host memory, in most histories that have some; it may fail or be slow."""
+        r = self.disk_random = random.Random(f"disk {seed}")
+        size = self.kind.page_size
+        if not self.kind.host or r.random() < 0.3:
+            return
+        size *= r.choice([1, 2, 4])
+        slots = r.choice([2, self.kind.host, 10 * self.kind.host]) // size + 1
+        looks = r.choice([0, 1, 4, 30])
+        disk = FakeDisk(slots, size, self.worker.host, delay=lambda: r.randint(0, looks))
+        if r.random() < 0.5:
+            disk.fail_reads = {n for n in range(500) if r.random() < 0.1}
+            disk.fail_writes = {n for n in range(500) if r.random() < 0.1}
+        self.worker.disk = disk
+
     def _drafts(self, jumps: str, share: bool) -> Drafts:
         """Source of drafts: now and then a draft model, whose memory may be much too small."""
         r = self.random
@@ -254,6 +271,7 @@ class History:
                 self._park()
             if r.random() < 0.04:
                 self._flush()
+            self._forget_above_disk()
             if self.kind.adapters and r.random() < (0.15 if self.loaded else 0.9):
                 self._change_adapters()
             if self.kind.blind and r.random() < 0.2:
@@ -265,6 +283,7 @@ class History:
         engine = self.engine
         oldest = min(engine.running.values(), key=lambda q: q.scheduling.arrival, default=None)
         waiting = list(engine.waiting.values())
+        self.bound += not (engine.running or waiting)  # a pass that copies what is idle
         busy, before, failed = engine.busy, self._progress(), engine.stats.failed_passes
         events = engine.step()
         self._take(events)
@@ -281,9 +300,10 @@ class History:
             self.model.store.check()
         self._check_matches()
 
-    def _progress(self) -> tuple[int, int]:
-        """State that a step changes: passes planned, passes in flight."""
-        return self.engine.planner.step_number, len(self.engine._in_flight)
+    def _progress(self) -> tuple[int, int, bool]:
+        """State that a step changes: passes planned, passes in flight, idle copies owed."""
+        engine = self.engine
+        return engine.planner.step_number, len(engine._in_flight), engine.disk.work
 
     # -- the client ------------------------------------------------------------------------------
 
@@ -386,7 +406,8 @@ class History:
         asked = self.asked[request] = Asked(
             request, context, goal, known.copy(), close, now, min(arrived * now, now) or now
         )
-        queued = len(self.engine.waiting) + self.engine.compile_counts["compiling"]
+        engine = self.engine
+        queued = len(engine.waiting) + engine.compile_counts["compiling"] + len(engine.disk)
         if queued >= self.kind.queue:
             asked.refusal = "busy"
         elif reference.refused(known, goal, self.kind.limit):
@@ -425,6 +446,21 @@ class History:
         assert reply is not None
         assert reply.ok is not busy, "only an idle engine can be flushed"
         self.seen["flushes"] += reply.ok
+
+    def _forget_above_disk(self) -> None:
+        """Now and then let all requests end and all be written; then empty the device and host
+        memory, as a restart does."""
+        engine, host = self.engine, self.engine.store.host
+        if engine.disk.tier is None or self.disk_random.random() > 0.1:
+            return
+        while self.asked or engine.busy or engine.disk.pending:
+            self.grammars.pass_time()
+            self._handle()
+            self._step()
+        assert host is not None
+        engine.store.tree.clear("evicted")
+        host.tree.clear()
+        self.seen["restarts with a warm disk"] += engine.disk.counts["disk_tokens"] > 0
 
     # -- adapters --------------------------------------------------------------------------------
 
@@ -554,6 +590,9 @@ class History:
             self.seen.update(f"retracted with {feature}" for feature in asked.features)
         if event.stats.loaded_tokens:
             self.seen.update(f"loaded with {feature}" for feature in asked.features)
+        self.seen["tokens read from disk"] += event.stats.disk_tokens
+        if event.stats.disk_tokens:
+            self.seen.update(f"read from disk with {feature}" for feature in asked.features)
         if event.stats.cached_tokens:
             self.seen.update(f"cached with {feature}" for feature in asked.features)
         if event.stats.accepted_tokens:
@@ -647,10 +686,15 @@ class History:
         self._finish_adapters()
         self._check_tables()
         store.check()
+        while engine.disk.pending:
+            self._handle()
+        store.check()
         store.flush()
         assert store.pool.free == store.pool.size, "pages lost"
         host = store.host
         assert host is None or host.tree.pool.free == host.tree.pool.size, "host pages lost"
+        tier = engine.disk.tier
+        assert tier is None or tier.tree.pool.free == tier.tree.pool.size, "slots lost"
         assert s.received == s.finished + s.aborted + s.failed
         assert s.plan_misses == 0, "the plan counted on memory that was not there"
         assert s.bad_verbs == self.refused_parks
@@ -664,6 +708,8 @@ class History:
         )
         self.seen["tokens stored in host memory"] += store.host_counts()["stored_tokens"]
         self.seen["tokens loaded from host memory"] += s.loaded_tokens
+        self.seen["faults of disks"] += engine.disk.counts["disk_faults"]
+        self.seen["requests that waited for a disk"] += engine.disk.counts["disk_waits"]
         self.seen["failed passes"] += s.failed_passes
         self.seen["failed requests"] += s.failed
         self.seen["cached tokens"] += s.cached_tokens
