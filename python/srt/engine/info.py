@@ -18,6 +18,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         capacity: KV cache size in tokens; no request may need more at once.
         host_capacity: tokens of KV that host memory may hold for the device.
+        disk_capacity: tokens of KV that the disk may hold.
         context_length: longest sequence, prompt and generation together.
         eos: ids that end a generation.
         hidden_size: numbers of an embedding.
@@ -48,6 +49,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int
     eos: tuple[int, ...]
     host_capacity: int = 0
+    disk_capacity: int = 0
     parameters: int = 0
     kv_bytes_per_token: int = 0
     hidden_size: int = 0

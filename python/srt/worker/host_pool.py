@@ -5,10 +5,13 @@ of all layers. On a GPU the pages travel through pinned staging memory, in the o
 Copies out are gathered on the device and reach the pool when it is next read or written. The
 launching thread waits for them then: a pass that copies both ways is launched only when the passes
 before it have ended.
+
+Other threads may read and write pages that no pass uses meanwhile (``worker/disk_pool``).
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +39,9 @@ class HostPool:
         pool: the device's.
         pages: size of this one.
 
+    Attributes:
+        page_bytes: of a page in all layers.
+
     Raises MemoryError where the machine cannot give it.
     """
 
@@ -44,7 +50,8 @@ class HostPool:
         self._device = [_by_page(tensor, pool) for tensor in _tensors(pool)]
         self._cuda = pool.keys[0].device.type == "cuda"
         self._arriving: Arriving | None = None
-        width = sum(part.shape[1] for part in self._device)
+        self._settling = threading.Lock()
+        width = self.page_bytes = sum(part.shape[1] for part in self._device)
         try:
             self._host = [
                 torch.empty((pages, part.shape[1]), dtype=torch.uint8) for part in self._device
@@ -63,6 +70,21 @@ class HostPool:
             self._store(moves.stores, moves.stored)
         if moves.loads:
             self._load(moves.loads, moves.loaded)
+
+    @torch.inference_mode()
+    def read_pages(self, pages: Ints) -> Tensor:
+        """Return the bytes of pages that have been stored, uint8 [pages, page_bytes]."""
+        self._settle()
+        index = _index(pages)
+        return torch.cat([host.index_select(0, index) for host in self._host], 1)
+
+    @torch.inference_mode()
+    def write_pages(self, pages: Ints, rows: Tensor) -> None:
+        """Copy ``rows``, uint8 [pages, page_bytes], to pages."""
+        index, first = _index(pages), 0
+        for host in self._host:
+            host.index_copy_(0, index, rows[:, first : first + host.shape[1]])
+            first += host.shape[1]
 
     def _store(self, pages: Ints, into: Ints) -> None:
         source, target = _index(pages), _index(into)
@@ -95,11 +117,12 @@ class HostPool:
 
     def _settle(self) -> None:
         """Put what has arrived from the device into the pool, waiting for it if need be."""
-        arriving, self._arriving = self._arriving, None
-        if arriving is not None:
-            arriving.event.synchronize()
-            for host, part in zip(self._host, arriving.staged):
-                host.index_copy_(0, arriving.into, part)
+        with self._settling:
+            arriving, self._arriving = self._arriving, None
+            if arriving is not None:
+                arriving.event.synchronize()
+                for host, part in zip(self._host, arriving.staged):
+                    host.index_copy_(0, arriving.into, part)
 
 
 def host_pages(memory: MemoryConfig, pages: int, token_bytes: int, device: torch.device) -> int:

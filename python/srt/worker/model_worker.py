@@ -17,6 +17,7 @@ from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.files.location import locate
 from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.model_spec import json_whitespace
+from sglang.srt.worker.disk_pool import DiskPool, disk_pool
 from sglang.srt.worker.features import Features
 from sglang.srt.worker.forward import Forward
 from sglang.srt.worker.forward_choice import (
@@ -29,6 +30,7 @@ from sglang.srt.worker.graphs import CudaRecorder
 from sglang.srt.worker.host_pool import HostPool, host_pages
 from sglang.srt.worker.inputs import InputReader
 from sglang.srt.worker.kv import KVPool, bytes_per_token, measured, pool_pages
+from sglang.srt.worker.kv_fingerprint import fingerprint
 from sglang.srt.worker.model_loading import ModelPlan, load_model, memory_use, plan_of
 from sglang.srt.worker.page_tables import PageTables
 from sglang.srt.worker.pass_timer import PassTimer
@@ -98,6 +100,7 @@ class ModelWorker:
         )
         self.runner = runner_of(chosen.forward)
         self.host = HostPool(pool, host) if host else None
+        self.disk = disk_of(plan, config, chosen, self.host)
         self.info: dict[str, Any] = {
             "model_path": settings.model_path or plan.directory.name,
             "architecture": plan.architecture,
@@ -112,6 +115,7 @@ class ModelWorker:
             "context_length": plan.length,
             "capacity": pool.capacity,
             "host_capacity": host * pool.page_size,
+            "disk_capacity": self.disk.slots * self.disk.slot_tokens if self.disk else 0,
             "page_size": pool.page_size,
             "eos": spec.eos,
             "parameters": storage.parameters,
@@ -175,6 +179,16 @@ def _compiled(finish: Finish, count: int) -> StepResult:
     result = finish()
     result.compiled = count
     return result
+
+
+def disk_of(
+    plan: ModelPlan, config: Config, chosen: ForwardChoice, host: HostPool | None
+) -> DiskPool | None:
+    """The disk below host memory; None where there is none. Raises ValueError, OSError."""
+    if host is None:
+        return None
+    kernels, width = f"{chosen.kernels} {chosen.attention}", host.page_bytes
+    return disk_pool(config.memory, host, lambda: fingerprint(plan, config, kernels, width))
 
 
 class Threads:

@@ -1,0 +1,150 @@
+"""DiskPool: the threads that copy KV between host memory and a file, one for each direction.
+
+A job's slots are copied in runs of neighbours, through a buffer of ``RUN_BYTES``. A job ends at its
+first fault, with the slots before it copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from sglang.srt.config import MemoryConfig
+from sglang.srt.core.disk_jobs import DiskRead, DiskResult, DiskWrite, SlotRecord
+from sglang.srt.worker.host_pool import HostPool
+from sglang.srt.worker.slot_file import RUN_BYTES, SlotFile, runs
+
+log = logging.getLogger("sglang.srt.worker")
+SLOT_TOKENS = 16  # at least, in whole pages
+CLOSE_SECONDS = 2.0
+Job = TypeVar("Job", DiskRead, DiskWrite)
+
+
+class DiskPool:
+    """Implements ``core.disk_jobs.Disk`` over a SlotFile."""
+
+    def __init__(self, file: SlotFile, host: HostPool) -> None:
+        self.slots, self.slot_tokens = file.slots, file.slot_tokens
+        self._file, self._host = file, host
+        self._records = file.records()
+        self._reads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[DiskResult] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_work, args=(jobs,), name=f"srt-disk-{name}", daemon=True)
+            for name, jobs in (("read", self._reads), ("write", self._writes))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def records(self) -> Sequence[SlotRecord]:
+        """See ``Disk.records``. The records are not kept."""
+        found, self._records = self._records, []
+        return found
+
+    def write(self, job: DiskWrite) -> None:
+        self._writes.put(partial(self._run, job, self._write_run))
+
+    def read(self, job: DiskRead) -> None:
+        self._reads.put(partial(self._run, job, self._read_run))
+
+    def clear(self) -> None:
+        self._writes.put(self._clear)
+
+    def results(self) -> Sequence[DiskResult]:
+        found: list[DiskResult] = []
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._results.get_nowait())
+        return found
+
+    def close(self) -> None:
+        """See ``Disk.close``. A file that does not answer is left open."""
+        for jobs in (self._reads, self._writes):
+            with suppress(queue.Empty):
+                while True:
+                    jobs.get_nowait()
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join(CLOSE_SECONDS)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._file.close()
+
+    def _run(self, job: Job, copy: Callable[[Job, int, int], int]) -> None:
+        """Copy the runs of a job with ``copy``, which returns how many slots of a run were copied;
+        put the result where the engine finds it."""
+        started, done, error = time.perf_counter(), 0, ""
+        try:
+            for first, end in runs(job.slots, max(RUN_BYTES // self._file.slot_bytes, 1)):
+                count = copy(job, first, end)
+                done += count
+                if count < end - first:
+                    error = f"slot {job.slots[done]} of kv.data is damaged"
+                    break
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        seconds = time.perf_counter() - started
+        size = done * self._file.slot_bytes
+        self._results.put(DiskResult(job.number, done, error, size, seconds))
+
+    def _write_run(self, job: DiskWrite, first: int, end: int) -> int:
+        each = len(job.pages) // len(job.slots)
+        rows = self._host.read_pages(job.pages[first * each : end * each])
+        self._file.write(job.slots[first:end], job.keys[first:end], rows.numpy().data.cast("B"))
+        return end - first
+
+    def _read_run(self, job: DiskRead, first: int, end: int) -> int:
+        each = len(job.pages) // len(job.slots)
+        pages = job.pages[first * each : end * each]
+        rows = torch.empty((len(pages), self._host.page_bytes), dtype=torch.uint8)
+        into = rows.numpy().data.cast("B")
+        count = self._file.read(job.slots[first:end], job.digests[first:end], into)
+        if count:
+            self._host.write_pages(pages[: count * each], rows[: count * each])
+        return count
+
+    def _clear(self) -> None:
+        try:
+            self._file.clear()
+        except OSError as error:
+            log.error("the KV on disk could not be forgotten: %s", error)
+
+
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    """Do jobs until there is None."""
+    torch.set_num_threads(1)
+    while (job := jobs.get()) is not None:
+        job()
+
+
+def disk_pool(
+    memory: MemoryConfig, host: HostPool, fingerprint: Callable[[], bytes]
+) -> DiskPool | None:
+    """The disk that a configuration wants below host memory, None where it wants none.
+
+    ``fingerprint``: of all that KV depends on, 32 bytes. Raises ValueError where the directory or
+    the size cannot be.
+    """
+    if not memory.hicache_storage_dir:
+        return None
+    pages = -(-SLOT_TOKENS // memory.page_size)
+    slot_bytes = pages * host.page_bytes
+    slots = int(memory.hicache_storage_size * 1e9) // slot_bytes
+    if slots < 1:
+        raise ValueError(
+            f"--hicache-storage-size {memory.hicache_storage_size:g} leaves no room for a slot of "
+            f"{slot_bytes / 1e6:.2g} MB; raise it."
+        )
+    directory = Path(memory.hicache_storage_dir).expanduser()
+    tokens = pages * memory.page_size
+    pool = DiskPool(SlotFile(directory, fingerprint(), slots, slot_bytes, tokens), host)
+    log.info("KV on disk: %s, %d tokens", directory, slots * tokens)
+    return pool
