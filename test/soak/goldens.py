@@ -62,8 +62,8 @@ GOLDENS: list[tuple[str, Json]] = [
 # Fields that may differ: names, times, and the way in which the tokens were computed.
 _VOLATILE = {
     "id", "created", "created_at", "completed_at", "call_id", "usage", "e2e_latency",
-    "cached_tokens", "loaded_tokens", "forward_passes", "forced_tokens", "drafted_tokens",
-    "accepted_tokens",
+    "cached_tokens", "loaded_tokens", "disk_tokens", "forward_passes", "forced_tokens",
+    "drafted_tokens", "accepted_tokens",
 }  # fmt: skip
 
 

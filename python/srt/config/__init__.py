@@ -141,6 +141,8 @@ class Config:
              0 < self.memory.hicache_ratio <= 1e9, "above 0, and at most 1e9"),
             ("hicache_size", self.memory.hicache_size,
              0 <= self.memory.hicache_size <= 1e9, "from 0 to 1e9"),
+            ("hicache_storage_size", self.memory.hicache_storage_size,
+             0 <= self.memory.hicache_storage_size <= 1e9, "from 0 to 1e9"),
             ("context_length", self.model.context_length,
              self.model.context_length >= 0, "0 or more"),
             ("random_seed", self.model.random_seed,

@@ -113,6 +113,10 @@ class MemoryConfig:
         2.0, "host memory for KV, as a multiple of the device's KV cache", type=float
     )
     hicache_size: float = flag(0.0, "the same in GB; 0: by --hicache-ratio", type=float)
+    hicache_storage_dir: str = flag(
+        "", "directory, of this server alone, for KV that outlives it; needs host memory"
+    )
+    hicache_storage_size: float = flag(0.0, "GB of KV in --hicache-storage-dir", type=float)
 
     def verify(self) -> None:
         """Raise ValueError for settings that exclude each other."""
@@ -120,6 +124,17 @@ class MemoryConfig:
             raise ValueError(
                 "--enable-hierarchical-cache keeps KV between requests and --disable-radix-cache "
                 "keeps none; leave one of them out."
+            )
+        if self.hicache_storage_dir and not self.enable_hierarchical_cache:
+            raise ValueError(
+                "--hicache-storage-dir keeps what host memory holds; add "
+                "--enable-hierarchical-cache."
+            )
+        if bool(self.hicache_storage_dir) != bool(self.hicache_storage_size):
+            raise ValueError(
+                f"--hicache-storage-dir is {self.hicache_storage_dir!r} and "
+                f"--hicache-storage-size is {self.hicache_storage_size:g}; KV on disk needs a "
+                "directory and a size above 0."
             )
 
 

@@ -201,10 +201,11 @@ ABSENT = (
         "disaggregation-decode-enable-offload-kvcache disaggregation-decode-polling-interval= "
         "encoder-only language-only encoder-transfer-backend= encoder-urls* "
         "enable-mm-global-cache enable-pdmux pdmux-config-path= sm-group-num="),
-    FlagRow("KV on disk or in other machines' memory",
+    FlagRow("KV in another store, or in other machines' memory",
         "hicache-write-policy= hicache-io-backend= hicache-mem-layout= hicache-storage-backend= "
         "hicache-storage-prefetch-policy= hicache-storage-backend-extra-config= enable-lmcache "
-        "hierarchical-sparse-attention-extra-config= kv-events-config="),
+        "hierarchical-sparse-attention-extra-config= kv-events-config=",
+        "for KV on disk see --hicache-storage-dir"),
     FlagRow("offloading of weights",
         "cpu-offload-gb=0 offload-group-size= offload-num-in-group= offload-prefetch-step= "
         "offload-mode= kt-weight-path= kt-method= kt-cpuinfer= kt-threadpool-count= "

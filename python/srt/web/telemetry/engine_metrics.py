@@ -22,6 +22,8 @@ _GAUGES = {
     "host_tokens": ("num_host_tokens", "KV tokens in host memory"),
     "parked_tokens": ("num_parked_tokens", "KV tokens on the device that only these had"),
     "host_total_tokens": ("max_host_num_tokens", "host memory for KV, in tokens"),
+    "disk_tokens": ("num_disk_tokens", "KV tokens on disk"),
+    "disk_total_tokens": ("max_disk_num_tokens", "disk for KV, in tokens"),
 }
 # Counters, likewise.
 _COUNTERS = {
@@ -37,6 +39,13 @@ _COUNTERS = {
     "evicted_tokens": ("evicted_tokens_total", "KV tokens evicted from the prefix cache"),
     "stored_tokens": ("stored_tokens_total", "KV tokens copied to host memory"),
     "loaded_tokens": ("loaded_tokens_total", "KV tokens copied from host memory"),
+    "disk_read_bytes": ("disk_read_bytes_total", "bytes of KV read from disk"),
+    "disk_written_bytes": ("disk_written_bytes_total", "bytes of KV written to disk"),
+    "disk_faults": ("disk_faults_total", "copies from or to disk that failed"),
+    "disk_dropped_tokens": ("disk_dropped_tokens_total", "KV tokens not written to disk in time"),
+    "disk_waits": ("disk_waits_total", "requests that waited for a read from disk"),
+    "disk_wait_seconds": ("disk_wait_seconds_total", "seconds that they waited"),
+    "disk_late": ("disk_late_total", "of these, requests whose read failed or was late"),
     "parked_seconds": ("parked_seconds_total", "seconds of the calls that contexts waited for"),
     "parked_yielded": ("parked_yielded_total", "times that memory took KV of a waiting context"),
     "retractions": ("num_retractions_total", "running requests sent back to the queue"),

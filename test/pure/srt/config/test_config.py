@@ -57,11 +57,20 @@ def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     return [name, str(value)], value
 
 
+COMPANIONS: dict[str, dict[str, Any]] = {  # settings that one needs beside it
+    "hicache_storage_dir": {"enable_hierarchical_cache": True, "hicache_storage_size": 1.0},
+    "hicache_storage_size": {"enable_hierarchical_cache": True, "hicache_storage_dir": "kv"},
+}
+
+
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_every_field_is_a_flag_and_a_setting(f: dataclasses.Field[Any]) -> None:
     words, value = other(f)
+    more = COMPANIONS.get(f.name, {})
+    for name, companion in more.items():
+        words += ["--" + name.replace("_", "-"), *([] if companion is True else [str(companion)])]
     assert parse(*words).settings()[f.name] == value
-    assert parse(*words) == Config.of(**{f.name: value})
+    assert parse(*words) == Config.of(**{f.name: value}, **more)
     assert f.metadata["help"]
 
 
@@ -272,3 +281,19 @@ def test_an_unknown_name_of_a_list_is_refused_with_those_that_are_known(value: o
         Config.of(disable_fused_kernels=value)
     with pytest.raises(TypeError, match="it must be"):
         Config.of(disable_fused_kernels=[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hicache_storage_dir": "kv", "hicache_storage_size": 1.0}, "add --enable-hierarchical"),
+        ({"hicache_storage_dir": "kv", "enable_hierarchical_cache": True}, "a size above 0"),
+        ({"hicache_storage_size": 1.0, "enable_hierarchical_cache": True}, "needs a directory"),
+        ({"hicache_storage_size": -1.0}, "from 0 to 1e9"),
+    ],
+)
+def test_kv_on_disk_needs_host_memory_a_directory_and_a_size(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Config.of(**settings)

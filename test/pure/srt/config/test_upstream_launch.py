@@ -106,7 +106,7 @@ LINES: list[tuple[str, dict[str, Any] | re.Pattern[str]]] = [
     ("--enable-hierarchical-cache --hicache-ratio 3 --hicache-size 30",
      {"enable_hierarchical_cache": True, "hicache_ratio": 3.0, "hicache_size": 30.0}),
     ("--enable-hierarchical-cache --hicache-storage-backend file",
-     refused("KV on disk or in other machines' memory")),
+     refused("KV in another store, or in other machines' memory")),
     # Attention backends.
     ("--attention-backend flashinfer", {"attention_backend": "flashinfer"}),
     ("--attention-backend triton", {"attention_backend": "triton"}),

@@ -60,7 +60,7 @@ def test_generate(served: Served, http: httpx.Client) -> None:
     assert set(meta) == {
         "id", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "e2e_latency",
         "forward_passes", "forced_tokens", "drafted_tokens", "accepted_tokens",
-        "loaded_tokens",
+        "loaded_tokens", "disk_tokens",
     }  # fmt: skip
     assert meta["forward_passes"] == 6
     assert meta["id"] == "mine"
