@@ -314,7 +314,8 @@ class Planner:
                 count = work
             if work == 0:
                 self.filled.append(request)
-            if count == 0:
+            on = number in planned.loaded and self.store.more(context, request.match_limit)
+            if count == 0 or on:
                 continue
             if context.namespace.adapter and not self._adapts(planned, context):
                 continue

@@ -36,6 +36,8 @@ class Transfer(Protocol):
     def storable(self) -> int: ...
     @property
     def loadable(self) -> int: ...
+    @property
+    def cheap(self) -> bool: ...
     def store(self, pages: int) -> None: ...
     def load(self, pages: int) -> None: ...
 
@@ -212,6 +214,14 @@ class Store:
         context.saved = context.ready = start + count
         self._publish(context, context.saved, planned=True)
         return count
+
+    def more(self, context: Context, limit: int) -> bool:
+        """Whether to copy in later passes what follows ``saved`` instead of computing it in this
+        one: host memory has it, and copies cost far less."""
+        host, transfer = self.host, self.transfer
+        if host is None or transfer is None or not transfer.cheap:
+            return False
+        return host.match(context.key, limit, context.namespace) > context.saved
 
     def grow(self, context: Context, count: int) -> bool:
         """Get pages for ``count`` tokens behind ``saved``, evicting if need be. Return False where

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from sglang.srt.schedule.costs import Costs
 
+CHEAP = 0.25
+
 
 class TransferBudget:
     """Pages that the planned pass may still copy.
@@ -39,9 +41,17 @@ class TransferBudget:
     @property
     def loadable_instead(self) -> int:
         """Tokens that may still be copied from host memory where the pass would compute them
-        otherwise: without them it takes less time, and other copies have less."""
+        otherwise: without them it takes less time, and other copies have less. Where copies are
+        cheap, the pass takes less time than planned in any case."""
         line = self._costs
+        if self.cheap:
+            return self._room(self._loaded)
         return int(self._room(self._loaded) / (1 + line.link * line.forward.b))
+
+    @property
+    def cheap(self) -> bool:
+        """Whether copying a token takes less than ``CHEAP`` of computing it."""
+        return self._costs.copy.b < CHEAP * self._costs.forward.b
 
     def store(self, pages: int) -> None:
         """Note copies to host memory."""
