@@ -23,7 +23,8 @@ class Spill:
         self._device, self._host = device, host
         self._leaves: list[RadixNode] = []  # most recently used last
         self._version = -1  # of the tree at the last look
-        self._seen = 0  # greatest ``used`` at the last look
+        self._seen = 0  # greatest ``used`` of leaves that need no copy any more
+        self._looked = 0  # the same at the last look
         self._room = 0  # pages that may be copied until the next look
 
     @property
@@ -32,20 +33,24 @@ class Spill:
         return bool(self._leaves)
 
     def look(self) -> None:
-        """Find what was used since the last look and has no copy. To be called while nothing is
-        computed."""
+        """Find what has no copy: what was used since the last look, and what is left of that. To be
+        called while nothing is computed."""
         if self._device.version == self._version:
             return
+        if not self._leaves:
+            self._seen = self._looked
         self._version, self._room = self._device.version, self._host.tree.pool.size // 2
         found = [n for n in self._device.nodes() if n.used > self._seen and not n.children]
         self._leaves = sorted((n for n in found if self._lacks(n)), key=_used)
-        self._seen = max((n.used for n in found), default=self._seen)
+        self._looked = max((n.used for n in found), default=self._seen)
 
     def save(self, most: int) -> int:
         """Plan copies of at most ``most`` pages. The pass must have no rows: all that the tree has
         was computed by passes before it. Returns the number of pages."""
         saved = 0
-        if self._device.version != self._version or most < 1:  # something was computed since
+        if self._device.version != self._version:  # something was computed since
+            return 0
+        if most < 1:
             self._leaves.clear()
         while self._leaves and saved < min(most, self._room):
             node = self._leaves[-1]

@@ -380,3 +380,17 @@ def test_pages_of_a_pass_in_flight_are_not_read_into() -> None:
     assert [result.number for result in found] == [number]
     host.check()
     assert len(host.copies(ints([1, 2, 3, 4]), 4, BASE)) == 4
+
+
+def test_what_is_left_to_copy_is_copied_when_the_engine_is_idle_again() -> None:
+    file: File = {}
+    desk = desk_on(file)
+    desk.engine.planner.movable = 8
+    first = desk.ask(PROMPT, generate(4))
+    while desk.engine.running or desk.engine.waiting or not desk.engine.disk.work:
+        desk.step()
+    desk.step()
+    assert desk.done(first)
+    asked(desk, OTHER)
+    assert len(file) == 20, "both prompts are on disk"
+    finish(desk)
