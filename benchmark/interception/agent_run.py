@@ -19,10 +19,10 @@ from sglang.srt.core.messages import Advance, Append, Done, Generate, Open, Toke
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.schedule.gate import ProgramGate
 
 from benchmark.interception.agent_load import ALL, AgentTurn, Program
 from benchmark.interception.bounds import PageNumbers, Reading
+from benchmark.interception.gate import ProgramGate
 from benchmark.interception.virtual_engine import BIG, TOKEN, Arm, Machine, VirtualWorker
 
 PAGE = 16

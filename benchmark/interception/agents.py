@@ -1,6 +1,6 @@
 """Claim: where six times as many programs are alive as the KV memory holds, a gate for programs
-(``schedule/gate``) answers at least four times as many tokens a second in time as first come, first
-served does without one.
+(``benchmark/interception/gate``) answers at least four times as many tokens a second in time as
+first come, first served does without one.
 
     python -m benchmark.interception.agents [--loads 0.75,1.5,3,6] [--arms fcfs,fcfs+gate]
         [--trace FILE]
@@ -39,8 +39,6 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sglang.srt.schedule.gate import ProgramGate
-
 from benchmark.interception.__main__ import names
 from benchmark.interception.agent_load import (
     BLOCK,
@@ -52,6 +50,7 @@ from benchmark.interception.agent_load import (
 )
 from benchmark.interception.agent_run import PAGE, AgentOutcome, AgentRun, GatedRun
 from benchmark.interception.bounds import belady, infinite
+from benchmark.interception.gate import ProgramGate
 from benchmark.interception.virtual_engine import ARMS, Arm, Machine
 
 HOST = 96_000  # tokens of host memory of arm ``tiers``

@@ -706,7 +706,7 @@ class History:
             passes=s.passes,
             overtakes=self.most_overtaken,
         )
-        self.seen["tokens stored in host memory"] += store.host_counts()["stored_tokens"]
+        self.seen["tokens stored in host memory"] += store.counts.get("stored_tokens", 0)
         self.seen["tokens loaded from host memory"] += s.loaded_tokens
         self.seen["faults of disks"] += engine.disk.counts["disk_faults"]
         self.seen["requests that waited for a disk"] += engine.disk.counts["disk_waits"]

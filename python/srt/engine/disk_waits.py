@@ -9,7 +9,7 @@ computes what is not there yet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sglang.srt.core.clock import Clock
 from sglang.srt.core.disk_jobs import Disk
@@ -20,12 +20,6 @@ from sglang.srt.memory.spill import Spill
 
 PATIENCE = 2.0
 LEAST_WAIT = 1.0  # seconds
-COUNTS = dict.fromkeys(
-    (
-        "disk_tokens", "disk_total_tokens", "disk_written_bytes", "disk_read_bytes",
-        "disk_faults", "disk_dropped_tokens",
-    ), 0,
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -95,14 +89,8 @@ class DiskWaits:
 
     @property
     def counts(self) -> dict[str, float]:
-        """Counters and gauges by name."""
-        waits = self.counted
-        return {
-            **(COUNTS if self.tier is None else self.tier.counts),
-            "disk_waits": waits.disk_waits,
-            "disk_wait_seconds": waits.disk_wait_seconds,
-            "disk_late": waits.disk_late,
-        }
+        """Counters and gauges by name, none where there is no disk."""
+        return {} if self.tier is None else {**self.tier.counts, **asdict(self.counted)}
 
     def put(self, request: Request) -> None:
         """Queue a request, or let it wait before if what it lacks comes sooner from disk."""

@@ -456,7 +456,6 @@ class EngineCore:
 
     def stats_now(self) -> dict[str, float]:
         """Return counters since the start and gauges of this moment."""
-        store, size = self.store, self.info.page_size
         return {
             **self.stats.as_dict(),
             "running": len(self.running) + len(self.planner.draining),
@@ -466,13 +465,7 @@ class EngineCore:
             **self.adapters.counts,
             "graph_rows": self.info.graph_rows,
             "fallbacks": len(self.info.fallbacks),
-            "contexts": len(store.contexts),
-            "free_tokens": store.pool.free * size,
-            "evictable_tokens": store.tree.evictable * size,
-            "protected_tokens": store.protected * size,
-            "total_tokens": store.pool.size * size,
-            "evicted_tokens": store.tree.evicted * size,
-            **store.host_counts(),
+            **self.store.counts,
             **self.planner.parked.counts,
             **self.disk.counts,
         }

@@ -99,12 +99,10 @@ class Parked:
     def counts(self) -> dict[str, float]:
         """Gauges and counters, by name."""
         return {
-            "parked": len(self._claims),
-            "parked_tokens": self._held * self._store.page_size,
-            "parked_expired": self.expired,
-            "parked_yielded": self.yielded,
+            "parked": len(self._claims), "parked_tokens": self._held * self._store.page_size,
+            "parked_expired": self.expired, "parked_yielded": self.yielded,
             "parked_seconds": self.seconds,
-        }
+        }  # fmt: skip
 
     # -- the life of a claim ---------------------------------------------------------------------
 
@@ -309,12 +307,8 @@ class Parked:
         """Return at most ``limit`` claims as plain data, the oldest first."""
         now, found = self._clock.now(), []
         for claim in islice(self._claims.values(), limit):
-            item = self._item(claim, now)
-            found.append({
-                "context": item.id, "tool": claim.verb.tool, "seconds": item.elapsed,
-                "remaining": item.remaining, "tokens": item.tokens, "copied": item.copied,
-                "returned": claim.returned,
-            })  # fmt: skip
+            more = {"tool": claim.verb.tool, "returned": claim.returned}
+            found.append(self._item(claim, now)._asdict() | more)
         return found
 
     def check(self) -> None:

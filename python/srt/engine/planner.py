@@ -234,7 +234,8 @@ class Planner:
         waiting = [
             Item(r.id, r.scheduling.arrival, len(r.context.tokens), r.growth, 0, r.spec.priority,
                  r.scheduling.overtaken)
-            for r in (self._considered() if slots > 0 and budget > 0 else ())
+            for r in (self.queue.first(self.lookup - self._admitted, bool(self._admitted))
+                      if slots > 0 and budget > 0 else ())
             if not r.pending  # else its sample in flight must be collected first
         ]  # fmt: skip
         available = max(self.store.available - withheld, 0)
@@ -243,10 +244,6 @@ class Planner:
             self.reserve.share, self._match,
             lambda number: self.store.exclusive(self.running[number].context),
         )  # fmt: skip
-
-    def _considered(self) -> list[Request]:
-        """The waiting requests that this step can still look up and admit."""
-        return self.queue.first(self.lookup - self._admitted, bool(self._admitted))
 
     def _match(self, number: int) -> Match:
         """Return the cached prefix of a waiting request, looked up once a version of the tree.

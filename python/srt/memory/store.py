@@ -316,17 +316,29 @@ class Store:
         gone = [space for space in self.tree.namespaces if space.adapter == number]
         return sum(self.tree.drop(space) for space in gone) * self.page_size
 
-    def host_counts(self) -> dict[str, int]:
-        """Tokens in host memory, its size in tokens, and tokens copied to it, by name.
-        ``EngineStats.loaded_tokens`` has those copied from it."""
+    @property
+    def counts(self) -> dict[str, int]:
+        """Contexts, and tokens of the device's memory and of host memory, by name.
+        ``EngineStats.loaded_tokens`` has those copied from host memory."""
         host, size = self.host, self.page_size
-        if host is None:
-            return {"host_tokens": 0, "host_total_tokens": 0, "stored_tokens": 0}
-        return {
-            "host_tokens": host.tree.evictable * size,
-            "host_total_tokens": host.tree.pool.size * size,
-            "stored_tokens": host.saved * size,
+        counts = {
+            "contexts": len(self.contexts),
+            "free_tokens": self.pool.free * size,
+            "evictable_tokens": self.tree.evictable * size,
+            "protected_tokens": self.protected * size,
+            "total_tokens": self.pool.size * size,
+            "evicted_tokens": self.tree.evicted * size,
         }
+        return (
+            counts
+            if host is None
+            else counts
+            | {
+                "host_tokens": host.tree.evictable * size,
+                "host_total_tokens": host.tree.pool.size * size,
+                "stored_tokens": host.saved * size,
+            }
+        )
 
     # -- auditing --------------------------------------------------------------------------------
 
@@ -403,7 +415,9 @@ class Store:
         assert self.transfer is not None
         tokens, pages = self.tree.path(node)
         namespace = self.tree.namespace(node)
-        self.transfer.store(self.host.save(tokens, pages, namespace, most))
+        saved = self.host.save(tokens, pages, namespace, most)
+        self.transfer.store(saved)
+        self.tree.version += saved > 0  # a match counts what host memory has
         return self.host.match(tokens, len(tokens), namespace) == len(tokens)
 
     def _node(self, context: Context) -> RadixNode:

@@ -19,8 +19,8 @@ from typing import TypeVar
 import torch
 from sglang.srt.config import MemoryConfig
 from sglang.srt.core.disk_jobs import DiskRead, DiskResult, DiskWrite, SlotRecord
+from sglang.srt.files.slot_file import RUN_BYTES, SlotFile, runs
 from sglang.srt.worker.host_pool import HostPool
-from sglang.srt.worker.slot_file import RUN_BYTES, SlotFile, runs
 
 log = logging.getLogger("sglang.srt.worker")
 SLOT_TOKENS = 16  # at least, in whole pages

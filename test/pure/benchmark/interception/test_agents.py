@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from sglang.srt.schedule.gate import ProgramGate
 
 from benchmark.interception.agent_load import AgentTurn, Program, generated, mean_live
 from benchmark.interception.agent_run import PAGE, AgentRun, GatedRun
 from benchmark.interception.agents import main, play
+from benchmark.interception.gate import ProgramGate
 from benchmark.interception.virtual_engine import ARMS, Machine
 
 SMALL = Machine(capacity=16_000, host=32_000)

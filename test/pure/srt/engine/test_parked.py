@@ -190,6 +190,6 @@ def test_a_snapshot_shows_what_waits() -> None:
     (reply,) = desk.engine.handle([Control(1, "tree", 5)])
     assert isinstance(reply, Reply)
     (shown,) = reply.data["parked"]
-    assert (shown["context"], shown["tool"], shown["tokens"]) == (1, "search", 10)
-    assert shown["seconds"] == 1.0
+    assert (shown["id"], shown["tool"], shown["tokens"]) == (1, "search", 10)
+    assert shown["elapsed"] == 1.0
     assert desk.engine.stats_now()["parked_tokens"] == 10

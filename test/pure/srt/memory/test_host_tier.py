@@ -53,7 +53,7 @@ def test_a_path_in_host_memory_is_not_stored_again() -> None:
     for _ in range(4):
         asked(desk, FIRST)
         asked(desk, OTHER)
-    assert desk.engine.store.host_counts()["stored_tokens"] == 2 * 43
+    assert desk.engine.store.counts["stored_tokens"] == 2 * 43
     desk.finish()
 
 
@@ -110,7 +110,7 @@ def test_a_flush_empties_host_memory() -> None:
     asked(desk, OTHER)
     desk.send(Control(99, "flush"))
     assert desk.replies[-1].ok
-    assert desk.engine.store.host_counts()["host_tokens"] == 0
+    assert desk.engine.store.counts["host_tokens"] == 0
     assert asked(desk, FIRST) == (0, 0)
     desk.finish()
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.srt.schedule.gate import PATIENCE, ProgramGate
+
+from benchmark.interception.gate import PATIENCE, ProgramGate
 
 TICK = 0.25  # seconds between the moments at which time alone may change what the gate says
 
