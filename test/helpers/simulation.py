@@ -369,7 +369,7 @@ class History:
         refused = self.engine.stats.bad_verbs > bad
         self.refused_parks += refused
         assert refused is (busy or expected < 0), "only an idle context can be parked"
-        self.seen["contexts parked"] += context in parked
+        self.seen["contexts parked"] += context in parked._claims
         self.seen["claims that expired"] = parked.expired
 
     def _fork(self, parent: int, length: int) -> tuple[int, list[Verb]]:
@@ -460,7 +460,7 @@ class History:
         assert host is not None
         engine.store.tree.clear("evicted")
         host.tree.clear()
-        self.seen["restarts with a warm disk"] += engine.disk.counts["disk_tokens"] > 0
+        self.seen["restarts with a warm disk"] += engine.disk.counts.get("disk_tokens", 0) > 0
 
     # -- adapters --------------------------------------------------------------------------------
 
@@ -708,8 +708,8 @@ class History:
         )
         self.seen["tokens stored in host memory"] += store.counts.get("stored_tokens", 0)
         self.seen["tokens loaded from host memory"] += s.loaded_tokens
-        self.seen["faults of disks"] += engine.disk.counts["disk_faults"]
-        self.seen["requests that waited for a disk"] += engine.disk.counts["disk_waits"]
+        self.seen["faults of disks"] += engine.disk.counts.get("disk_faults", 0)
+        self.seen["requests that waited for a disk"] += engine.disk.counts.get("disk_waits", 0)
         self.seen["failed passes"] += s.failed_passes
         self.seen["failed requests"] += s.failed
         self.seen["cached tokens"] += s.cached_tokens
@@ -783,7 +783,7 @@ class History:
     def _check_matches(self) -> None:
         """Matches that the engine remembers and would use are those it would find."""
         engine = self.engine
-        if engine.planner._matched_at == engine.store.tree.version:
+        if engine.planner._matched_at == engine.store.version:
             for number, found in engine.planner._matches.items():
                 request = engine.waiting.get(number)
                 if request is not None:

@@ -92,9 +92,6 @@ class Parked:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def __contains__(self, context: int) -> bool:
-        return context in self._claims
-
     @property
     def counts(self) -> dict[str, float]:
         """Gauges and counters, by name."""

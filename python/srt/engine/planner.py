@@ -126,7 +126,7 @@ class Planner:
         self.draining: dict[int, Request] = {}
         self.filled: list[Request] = []
         self._matches: dict[int, Match] = {}  # by id of a waiting request, at ``_matched_at``
-        self._matched_at = -1  # version of the radix tree
+        self._matched_at = -1  # version of the store
         self._follows: dict[int, int] = {}  # by request id: the row that samples its last token
 
     # -- the queue -------------------------------------------------------------------------------
@@ -246,13 +246,10 @@ class Planner:
         )  # fmt: skip
 
     def _match(self, number: int) -> Match:
-        """Return the cached prefix of a waiting request, looked up once a version of the tree.
-
-        Host memory has no version. It changes where the device evicts, which makes a new version,
-        and at a flush; a match from before a flush may order requests and shorten a chunk, no more.
-        """
-        if self._matched_at != self.store.tree.version:
-            self._matched_at = self.store.tree.version
+        """Return the cached prefix of a waiting request, looked up once a version of the store."""
+        version = self.store.version
+        if self._matched_at != version:
+            self._matched_at = version
             self._matches.clear()
         if number not in self._matches:
             request = self.waiting[number]
@@ -291,7 +288,7 @@ class Planner:
             tokens = sum(count for _, count in decided)
             self._transfer = TransferBudget(self.costs, tokens, self.info.page_size, self.movable)
             self.store.transfer = self._transfer
-        if self.parked and not self._acted:
+        if decided and self.parked and not self._acted:
             self._act(decided)
         proposed = self._proposed(decided)
         for number, count in decided:

@@ -29,8 +29,8 @@ class Spill:
 
     @property
     def owed(self) -> bool:
-        """Whether a pass is to copy something."""
-        return bool(self._leaves)
+        """Whether a pass is to copy something: nothing was computed since the last look."""
+        return bool(self._leaves) and self._device.version == self._version
 
     def look(self) -> None:
         """Find what has no copy: what was used since the last look, and what is left of that. To be

@@ -158,6 +158,11 @@ class Store:
     # -- memory ----------------------------------------------------------------------------------
 
     @property
+    def version(self) -> int:
+        """A number that grows whenever a match may change."""
+        return self.tree.version + (0 if self.host is None else self.host.tree.version)
+
+    @property
     def available(self) -> int:
         """Pages that can be had now, by taking or by evicting."""
         return self.pool.free + self.tree.evictable
@@ -415,9 +420,7 @@ class Store:
         assert self.transfer is not None
         tokens, pages = self.tree.path(node)
         namespace = self.tree.namespace(node)
-        saved = self.host.save(tokens, pages, namespace, most)
-        self.transfer.store(saved)
-        self.tree.version += saved > 0  # a match counts what host memory has
+        self.transfer.store(self.host.save(tokens, pages, namespace, most))
         return self.host.match(tokens, len(tokens), namespace) == len(tokens)
 
     def _node(self, context: Context) -> RadixNode:
