@@ -102,10 +102,10 @@ async def _read_resumed(
     runtime: EngineRuntime, body: GenerateRequest, name: str, caller: Caller
 ) -> GenerateCall:
     received = time.monotonic() if body.return_spans else None
+    handle = runtime.handles.find(name, caller.tenant)
     _verify_resumed(body)
     runtime.admit(1, caller)
     key, digest = body.idempotency_key or "", _digest(body)
-    handle = runtime.handles.find(name, caller.tenant)
     work = handle.answered(key, digest)
     if work is None:
         behind = await _behind(runtime, body)

@@ -253,11 +253,6 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"text": "a", "park": {"tool": "t" * 300}}, 400, "park.tool has 300 characters"),
     ({"text": "a", "idempotency_key": "k"}, 400, "without resume"),
     ({"resume": "unknown"}, 404, "no parked context"),
-    ({"resume": "unknown", "text": ["a"]}, 400, "one text"),
-    ({"resume": "unknown", "text": "a", "input_ids": [1]}, 400, "not both"),
-    ({"resume": "unknown", "lora_path": "x"}, 400, "lora_path is given with resume"),
-    ({"resume": "unknown", "cache_salt": "x"}, 400, "cache_salt is given with resume"),
-    ({"resume": "unknown", "parts": ["a"]}, 400, "parts is given with resume"),
 ]  # fmt: skip
 
 
@@ -273,6 +268,15 @@ def test_a_resume_is_one_text(served: Served) -> None:
     for settings in ({"n": 2}, {"max_new_tokens": 0}):
         found = error(served, 400, resume=handle, sampling_params=settings)
         assert found["code"] == "unsupported"
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"text": ["a"]}, "one text"),
+        ({"text": "a", "input_ids": [1]}, "not both"),
+        ({"lora_path": "x"}, "lora_path is given with resume"),
+        ({"cache_salt": "x"}, "cache_salt is given with resume"),
+        ({"parts": ["a"]}, "parts is given with resume"),
+    ]
+    for fields, told in bad:
+        assert told in error(served, 400, resume=handle, **fields)["message"]
     assert answer(served, resume=handle)
 
 
