@@ -25,7 +25,7 @@ BETWEEN_FIELDS = re.compile(
     r"""ids\ are\ 0\ to|holds\ the\ token|maximum\ context\ length
     |entries\ for\ \d+\ prompts|give\ one,\ or\ as\ many
     |Only\ a\ response\ created
-    |\ needs\ |\ is\ given\ without\ |exclude\ one\ another|names\ of\ one\ thing
+    |\ needs\ |\ is\ given\ with(out)?\ |exclude\ one\ another|names\ of\ one\ thing
     |must\ be\ at\ least\ n,|^tool_choice|has\ no\ token\ that\ begins|is\ open\ already""",
     re.VERBOSE,
 )
