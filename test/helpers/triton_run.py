@@ -15,6 +15,7 @@ import traceback
 import warnings
 
 import torch
+from helpers.triton_interpreter import accept_numpy
 from helpers.triton_place import Place
 
 
@@ -33,6 +34,7 @@ def main(arguments: list[str]) -> None:
     # The interpreter computes lanes that masks leave out: logarithms of 0 and the like.
     warnings.simplefilter("ignore", RuntimeWarning)
     torch.set_num_threads(1)
+    accept_numpy()
     at = arguments.index("--half")
     single = {name: run(name, torch.float32) for name in arguments[:at]}
     half = {name: run(name, torch.float16) for name in arguments[at + 1 :]}
