@@ -19,7 +19,7 @@ from sglang.srt.core.namespace import Namespace
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.planner import PlannedPass
 from sglang.srt.memory.lost import checksum
-from sglang.srt.memory.radix import RadixNode, Save
+from sglang.srt.memory.radix import Choose, RadixNode, Save
 from sglang.srt.memory.store import Store
 
 from benchmark.harness.hooks.patch import patched
@@ -158,8 +158,10 @@ def _cutting(store: Store, table: _Table) -> Iterator[None]:
         cut.append((node, store.tree.namespace(node), node.depth, node.mark, node.tokens[:]))
         lose(node, why)
 
-    def evicted(count: int, why: str = "evicted", save: Save | None = None) -> int:
-        freed = evict(count, why, save)
+    def evicted(
+        count: int, why: str = "evicted", save: Save | None = None, choose: Choose | None = None
+    ) -> int:
+        freed = evict(count, why, save, choose)
         for node, namespace, depth, mark, tokens in cut:
             table.remove(namespace, depth, mark, tokens, len(node.tokens))
         cut.clear()

@@ -18,9 +18,9 @@ from helpers.paths import ROOT
 pytest.importorskip("torch")
 from sglang.srt.core.disk_jobs import SlotKey
 from sglang.srt.core.ints import ints
+from sglang.srt.files import slot_file
 from sglang.srt.files.slot_file import HEADER_BYTES, SlotFile, runs
 from sglang.srt.memory.disk_tier import digest_of
-from sglang.srt.worker import slot_file
 
 MODEL, OTHER_MODEL = b"m" * 32, b"o" * 32
 SLOTS, BYTES, TOKENS = 8, 100, 4

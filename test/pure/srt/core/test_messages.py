@@ -25,6 +25,8 @@ VERBS: list[Any] = [
     m.ForkContext(1, 4, 2),
     m.Append(1, ints([7]).tobytes()),
     m.Truncate(1, 0),
+    m.Park(1),
+    m.Park(1, "search", "key", 2.5, 60.0),
     m.Advance(1, 10, m.Fill()),
     m.Advance(1, 11, m.Generate(SAMPLING, top=2, score_from=0, probe=(4, 5)), 3, True),
     m.Advance(1, 12, m.Generate(SamplingParams(), interval=32)),

@@ -16,7 +16,7 @@ HISTORIES, CHUNK, FEW = 4000, 500, 50
 # Least counts in a chunk: about half of what is usual. Without them a change of the engine or of
 # the simulation could make it prove nothing.
 USUAL = {
-    "aborts of retracted requests": 20,
+    "aborts of retracted requests": 12,
     "aborts of running requests": 100,
     "aborts of waiting requests": 100,
     "aborts that tell what was drawn": 40,
@@ -46,7 +46,10 @@ USUAL = {
     "cached with log-probabilities": 100,
     "cached with parts": 80,
     "cached with penalties": 200,
+    "claims that expired": 50,
+    "claims that gave way": 60,
     "compactions of the heap": 4,
+    "contexts parked": 400,
     "dead ends": 60,
     "drafted with a bias": 30,
     "drafted with a cut distribution": 40,

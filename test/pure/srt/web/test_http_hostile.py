@@ -257,7 +257,8 @@ def test_odd_values_never_break_the_server(http: httpx.Client, path: str) -> Non
     for body in draw.sample(bodies, min(120, len(bodies))):
         reply = http.post(path, json=body)
         if reply.status_code != 200:
-            assert reply.status_code in (400, 403, 429), (body, reply.text)
+            unknown = {404} if "resume" in body else set()
+            assert reply.status_code in {400, 403, 429} | unknown, (body, reply.text)
             is_error(reply, reply.status_code)
 
 
@@ -477,6 +478,7 @@ def test_flush_is_refused_under_traffic(served: Served, http: httpx.Client) -> N
 
 def test_abort_by_rid_and_all(served: Served, http: httpx.Client) -> None:
     served.worker.seconds = 0.01
+    http.post("/abort_request", json={"abort_all": True})  # contexts that other tests have parked
 
     def ask(rid: str, stream: bool = False) -> dict[str, Any]:
         body = {"text": rid, "rid": rid, "sampling_params": LONG, "stream": stream}
