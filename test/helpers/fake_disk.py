@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from helpers.tables import Corrupt
 from sglang.srt.core.disk_jobs import DiskRead, DiskResult, DiskWrite, SlotKey, SlotRecord
 
 Page = list[tuple[int, int]]  # one page in the fake worker's host memory
 File = dict[int, tuple[SlotRecord, list[Page]]]  # by slot
-
-
-class Changed(BaseException):
-    """A host page that a job needs was changed: a bug of the engine, which must not hide it."""
 
 
 class FakeDisk:
@@ -89,7 +86,7 @@ class FakeDisk:
         each = len(job.pages) // len(job.slots)
         now = [self.host.get(page) for page in job.pages]
         if now != before:
-            raise Changed("a host page was changed while it was written to disk")
+            raise Corrupt("a host page was changed while it was written to disk")
         for index, (slot, key) in enumerate(zip(job.slots, job.keys)):
             self.wrote += 1
             self.file.pop(slot, None)
@@ -109,7 +106,7 @@ class FakeDisk:
                 return DiskResult(job.number, index, "a wrong checksum")
             for page, content in zip(job.pages[index * each : (index + 1) * each], held[1]):
                 if page in self.host:
-                    raise Changed("a host page was written while it was read into")
+                    raise Corrupt("a host page was written while it was read into")
                 self.host[page] = content
         return DiskResult(job.number, len(job.slots), "", 100 * len(job.slots), 0.001)
 

@@ -22,8 +22,8 @@ from sglang.srt.config import Config, MemoryConfig
 from sglang.srt.core.batch import PageMoves
 from sglang.srt.core.disk_jobs import DiskRead, DiskResult, DiskWrite
 from sglang.srt.core.ints import ints
+from sglang.srt.files import slot_file
 from sglang.srt.memory.disk_tier import keys_of
-from sglang.srt.worker import slot_file
 from sglang.srt.worker.disk_pool import DiskPool, disk_pool
 from sglang.srt.worker.host_pool import HostPool
 from sglang.srt.worker.kv import KVPool
@@ -175,7 +175,7 @@ def test_a_second_process_reads_what_the_first_computed(tmp_path: Path) -> None:
     assert (cached, disk) == (0, 0)
     again = asked(tmp_path, TEXT)
     assert again[:2] == (text, logprobs)
-    assert again[3] == again[4] == (tokens - 1) // 16 * 16
+    assert tokens > again[3] >= again[4] > 100, "the rest was computed before it was loaded"
     changed = asked(tmp_path, TEXT, kv_cache_dtype="fp8")
     assert changed[3:] == (0, 0), "KV of another layout"
 

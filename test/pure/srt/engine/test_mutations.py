@@ -30,6 +30,8 @@ from sglang.srt.engine.masks import DraftMasks
 from sglang.srt.engine.parked import Parked
 from sglang.srt.engine.planner import Planner
 from sglang.srt.engine.waiting_queue import WaitingQueue
+from sglang.srt.memory import disk_tier
+from sglang.srt.memory.disk_tier import DiskTier
 from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
@@ -333,6 +335,15 @@ MUTATIONS = {
     "copies of a failed pass are believed": [
         Mutation(HostTier, "failed", "_.prune(_)", drop),
     ],
+    "the disk knows no namespaces": [
+        Mutation(disk_tier, "space_of", "_.salt", constant("")),
+    ],
+    "KV of an adapter is kept on disk": [
+        Mutation(disk_tier, "kept", "_.adapter", constant(0)),
+    ],
+    "a slot counts though its job failed": [
+        Mutation(DiskTier, "_was_read", "_.copied * _", become("len(job.pages)")),
+    ],
     "host memory knows no namespaces": [
         Mutation(Store, "_copy", "_.namespace(_)", become("BASE")),
         Mutation(Store, "load", "_.namespace", become("BASE")),
@@ -378,9 +389,6 @@ MUTATIONS = {
     ],
     "a claim gives up the middle of a path": [
         Mutation(Parked, "_leaf", "not _.children", drop),
-    ],
-    "a flush leaves what has claims": [
-        Mutation(RadixTree, "_oldest", "_._offer(_)", drop),
     ],
     "claims are dropped where all leaves have them": [
         Mutation(Parked, "_choose", "return X", become("oldest"), 3),
