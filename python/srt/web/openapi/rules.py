@@ -49,17 +49,7 @@ NEEDED_AT: dict[str, Schema] = {
 # Groups of fields of which one is given whole, and nothing of the others; None is the field's own
 # schema, without null. A prompt is not empty: of a query and an item behind it, one is not.
 GROUPS: dict[str, Sequence[dict[str, Schema | None]]] = {
-    "GenerateRequest": (
-        {"text": None},
-        {"input_ids": None},
-        {"parts": None},
-        {"resume": STRING},
-        {"resume": STRING, "text": STRING},
-        {"resume": STRING, "input_ids": ANY_IDS},
-        {"resume": STRING, "idempotency_key": None},
-        {"resume": STRING, "idempotency_key": None, "text": STRING},
-        {"resume": STRING, "idempotency_key": None, "input_ids": ANY_IDS},
-    ),
+    "GenerateRequest": ({"text": None}, {"input_ids": None}, {"parts": None}),
     "EncodeRequest": ({"text": None}, {"input_ids": None}),
     "TokenizeBody": ({"prompt": None}, {"text": None}, {"content": None}, {"messages": None}),
     "ScoreRequest": (
