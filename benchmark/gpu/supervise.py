@@ -100,12 +100,13 @@ class Supervisor:
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         ) as child:  # fmt: skip
             reader = threading.Thread(target=self._follow, args=(child, path, stage.name))
-            reader.start()
             try:
+                reader.start()
                 status, detail = _wait(child, limit)
             finally:
                 end_session(child.pid)  # also what the stage left behind
-                reader.join(GRACE)
+                if reader.is_alive():
+                    reader.join(GRACE)
         return Outcome(stage.name, mode, status, time.monotonic() - began, detail)
 
     def _follow(self, child: subprocess.Popen[str], path: Path, name: str) -> None:
