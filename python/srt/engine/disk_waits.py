@@ -3,7 +3,7 @@
 A request whose prompt the disk has more of than the device and host memory waits outside the queue
 until that is read to host memory, where the prefix is found when the request is admitted. No other
 request waits for it. It does not wait where computing is predicted to be faster, nor longer than
-``PATIENCE`` times as long as computing would take, or ``LEAST_WAIT``: then it is queued, and
+``PATIENCE`` times as long as computing would take (at least ``LEAST_WAIT``): then it is queued, and
 computes what is not there yet.
 """
 

@@ -43,9 +43,9 @@ class PathClaim:
         node: last node of its path when it was parked.
         began: moment of the call.
         ends: the deadline.
-        pages: pages that only this context needed when it was parked.
+        pages: pages that only this context needed when that was last looked at.
         returned: whether the tool has answered.
-        copied: whether host memory was given a copy of all its KV.
+        copied: whether host memory was given a copy of all its KV, which it may have dropped since.
         remaining: predicted seconds left, as of moment ``predicted``.
     """
 
@@ -163,7 +163,7 @@ class Parked:
         """Pages that nothing may use while anything can go on without them."""
         if self.policy.soft:
             return 0
-        return sum(self._exclusive(claim) for claim in self._claims.values())
+        return sum(self._exclusive(c) for c in self._claims.values() if not c.returned)
 
     def act(self, transfer: Transfer | None, others: int, chunk: int, taken: int) -> None:
         """Do with the KV of parked contexts what the policy decides for the planned pass, which has
@@ -175,7 +175,6 @@ class Parked:
             chunk: tokens that the pass has room for beside one of each running context.
             taken: tokens that the pass takes.
         """
-        self.expire()
         now, size = self._clock.now(), self._store.page_size
         if self.policy.soft and now - self._acted_at < REFRESH:
             return
@@ -201,10 +200,13 @@ class Parked:
         return [item for item in items if item.tokens]
 
     def _item(self, claim: PathClaim, now: float) -> ParkedItem:
-        tokens = self._exclusive(claim) * self._store.page_size
+        pages = self._exclusive(claim)
+        self._held += pages - claim.pages
+        claim.pages = pages
         return ParkedItem(
-            claim.context.id, tokens, claim.copied, now - claim.began, self._remaining(claim, now)
-        )
+            claim.context.id, pages * self._store.page_size, claim.copied, now - claim.began,
+            self._remaining(claim, now),
+        )  # fmt: skip
 
     def _remaining(self, claim: PathClaim, now: float) -> float:
         """Predicted seconds until the tool answers."""
@@ -236,7 +238,7 @@ class Parked:
         of a claim (``memory.radix.Choose``)."""
         if oldest is not None and not self.policy.soft:
             return oldest
-        claim, leaf = self._first()
+        claim, leaf = self._first(must=oldest is None)
         if (
             claim is None
             or leaf is None
@@ -254,10 +256,10 @@ class Parked:
         value = self.policy.value(self._item(claim, now), costs)
         return value < unclaimed_value(now - oldest.at, self._store.tree.reuse, costs)
 
-    def _first(self) -> tuple[PathClaim | None, RadixNode | None]:
+    def _first(self, must: bool) -> tuple[PathClaim | None, RadixNode | None]:
         """The claim that goes first, with the leaf that it gives up."""
-        for fresh in (False, True):
-            if fresh or self._clock.now() - self._ordered_at > REFRESH:
+        for again in (False, True):
+            if again or self._clock.now() - self._ordered_at > REFRESH:
                 self._sort()
             while self._order:
                 claim = self._order[-1]
@@ -266,6 +268,8 @@ class Parked:
                 if leaf is not None:
                     return claim, leaf
                 self._order.pop()
+            if not must:  # no claim has a leaf, as far as is known
+                break
         return None, None
 
     def _sort(self) -> None:
@@ -278,6 +282,7 @@ class Parked:
             if claim.returned
             else (0, self.policy.value(self._item(claim, now), costs))
             for claim in self._claims.values()
+            if claim.pages or self._leaf(claim) is not None
         }
         self._order = sorted(values, key=values.__getitem__, reverse=True)
 

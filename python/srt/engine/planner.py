@@ -178,6 +178,8 @@ class Planner:
         budget = self.schedule.chunked_prefill_size
         budget = budget if budget > 0 else 1 << 30
         retracted = False
+        if self.parked:
+            self.parked.expire()
         withheld = self.parked.withheld if self.parked else 0
         for _ in range(ROUNDS):
             # A request that was just retracted is not admitted again at once.

@@ -12,7 +12,8 @@ The file outlives numbers that are the engine's alone. A namespace is known by a
 KV of adapters is not kept, nor that from the first token of an image or video on: their numbers
 are other ones after a restart.
 
-A job that fails costs the slot at which it failed, no more: what was there is computed again. After
+A read that fails costs the slot at which it failed, and a write the rest of its path: what was
+there is computed again. After
 ``MOST_FAULTS`` writes in a row that failed nothing is written any more; after as many reads the
 tier is off.
 """
@@ -201,6 +202,8 @@ class DiskTier:
 
     def match(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
         """Return how many of ``tokens[:limit]`` have a copy, changing nothing."""
+        if any(flight.void for flight in self._flights.values()):
+            return 0  # the tree may still have what was forgotten, where a job holds it
         tokens = kept(tokens[:limit], namespace, self.tree.page_size)
         return self.tree.match(tokens, len(tokens), space_of(namespace))[0] if tokens else 0
 

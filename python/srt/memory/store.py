@@ -243,6 +243,7 @@ class Store:
             else:  # several at once: each walks the path to a leaf
                 room = self.transfer.storable if self.transfer is not None else 0
                 ahead = min(AHEAD // self.page_size, self.tree.evictable // 8, room)
+                ahead = ahead if self.choose is None else 0  # claims give what is needed
                 self.tree.evict(max(need - free, ahead), save=self._save, choose=self.choose)
         try:
             context.pages.extend(self.pool.take(need))

@@ -39,7 +39,7 @@ class ParkedItem(NamedTuple):
     Attributes:
         id: of the context.
         tokens: those of its KV on the device that no other context needs.
-        copied: whether they have a copy in host memory.
+        copied: whether host memory was given a copy of them.
         elapsed, remaining: seconds that the call has taken, and that it will probably still take.
     """
 

@@ -38,6 +38,7 @@ class DiskPool:
         self._reads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[DiskResult] = queue.SimpleQueue()
+        self._unclear = threading.Event()  # the file is still to be cleared
         self._threads = [
             threading.Thread(target=_work, args=(jobs,), name=f"srt-disk-{name}", daemon=True)
             for name, jobs in (("read", self._reads), ("write", self._writes))
@@ -57,6 +58,7 @@ class DiskPool:
         self._reads.put(partial(self._run, job, self._read_run))
 
     def clear(self) -> None:
+        self._unclear.set()
         self._writes.put(self._clear)
 
     def results(self) -> Sequence[DiskResult]:
@@ -76,6 +78,8 @@ class DiskPool:
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
         if not any(thread.is_alive() for thread in self._threads):
+            if self._unclear.is_set():
+                self._clear()
             self._file.close()
 
     def _run(self, job: Job, copy: Callable[[Job, int, int], int]) -> None:
@@ -112,6 +116,7 @@ class DiskPool:
         return count
 
     def _clear(self) -> None:
+        self._unclear.clear()
         try:
             self._file.clear()
         except OSError as error:

@@ -80,7 +80,9 @@ class HostPool:
 
     @torch.inference_mode()
     def write_pages(self, pages: Ints, rows: Tensor) -> None:
-        """Copy ``rows``, uint8 [pages, page_bytes], to pages."""
+        """Copy ``rows``, uint8 [pages, page_bytes], to pages. What is on its way from the device is
+        put in before: an earlier pass may have sent it to the same pages."""
+        self._settle()
         index, first = _index(pages), 0
         for host in self._host:
             host.index_copy_(0, index, rows[:, first : first + host.shape[1]])

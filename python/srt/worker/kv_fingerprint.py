@@ -1,23 +1,18 @@
 """The fingerprint of a KV cache: all that its bytes depend on besides the tokens.
 
 Two servers with one fingerprint compute the same keys and values for the same tokens, in the same
-layout. Weights are known by their files' names, sizes and times, and by samples of their bytes:
-reading all of them would take as long as loading the model.
+layout. Weights are known by samples of their files (``files/file_digests``).
 """
 
 from __future__ import annotations
 
 import json
 from hashlib import sha256
-from pathlib import Path
 
 from sglang.srt.config import Config
 from sglang.srt.core.version import __version__
+from sglang.srt.files.file_digests import model_files, sampled
 from sglang.srt.worker.model_loading import ModelPlan
-
-SAMPLES = 16  # parts of a file that are read
-SAMPLE_BYTES = 1 << 14
-WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 
 
 def fingerprint(plan: ModelPlan, config: Config, kernels: str, page_bytes: int) -> bytes:
@@ -40,25 +35,6 @@ def fingerprint(plan: ModelPlan, config: Config, kernels: str, page_bytes: int) 
     if plan.checkpoint is None:
         facts["dummy"] = settings.random_seed
     digest = sha256(json.dumps(facts, sort_keys=True).encode())
-    for path in files_of(plan):
+    for path in model_files(plan.directory, plan.checkpoint is not None):
         digest.update(sampled(path))
-    return digest.digest()
-
-
-def files_of(plan: ModelPlan) -> list[Path]:
-    """The files that describe the model, and its weights, in order."""
-    if plan.directory.is_file():
-        return [plan.directory]
-    wanted = ("config.json",) if plan.checkpoint is None else ("config.json", *WEIGHTS)
-    return sorted(path for path in plan.directory.iterdir() if path.name.endswith(wanted))
-
-
-def sampled(path: Path) -> bytes:
-    """Digest of a file's name, size and time, and of samples of its bytes. Raises OSError."""
-    about = path.stat()
-    digest = sha256(f"{path.name} {about.st_size} {about.st_mtime_ns}".encode())
-    with path.open("rb") as file:
-        for number in range(SAMPLES):
-            file.seek(about.st_size * number // SAMPLES)
-            digest.update(file.read(SAMPLE_BYTES))
     return digest.digest()

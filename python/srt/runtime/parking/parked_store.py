@@ -5,8 +5,8 @@
                 others that begin with the same text
     (gone)      at its deadline, by a close, or as newer contexts of its tenant need the room
 
-A context that a program parked by name has a handle (``resumable``), goes on through that handle
-alone, and gives way to nothing. All others are found by their text.
+A context that a program parked by name has a handle (``resumable``) and gives way to nothing. All
+contexts are found by their text; one with a handle goes on as itself through that handle alone.
 """
 
 from __future__ import annotations
@@ -101,6 +101,11 @@ class TenantContexts:
     bytes: int = 0
     reserved: int = 0
     reserved_bytes: int = 0
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Contexts and their bytes, those that will be parked too."""
+        return len(self.contexts) + self.reserved, self.bytes + self.reserved_bytes
 
 
 class Timer(Protocol):
@@ -200,21 +205,24 @@ class ParkedStore:
 
     def _make_room(self, owned: TenantContexts, size: int) -> bool:
         """Close contexts without a handle, the used and the oldest first, until one of ``size``
-        fits; False where it does not."""
-        while not self._fits(owned, size):
-            victim = next((one for one in owned.contexts.values() if not one.named), None)
-            if victim is None:
-                return False
+        fits. Where it cannot fit, close none and return False."""
+        count, held = owned.totals
+        victims: list[ParkedContext] = []
+        for one in owned.contexts.values():
+            if count < self._most and held + size <= self._most_bytes:
+                break
+            if not one.named:
+                victims.append(one)
+                count, held = count - 1, held - one.size
+        if count >= self._most or held + size > self._most_bytes:
+            return False
+        for victim in victims:
             self._remove(victim)
         return True
 
-    def _fits(self, owned: TenantContexts, size: int) -> bool:
-        count, held = len(owned.contexts) + owned.reserved, owned.bytes + owned.reserved_bytes
-        return count < self._most and held + size <= self._most_bytes
-
     def _refuse(self, owned: TenantContexts, size: int) -> None:
         """Raise RequestError: there is no room for a context of ``size``."""
-        count, held = len(owned.contexts) + owned.reserved, owned.bytes + owned.reserved_bytes
+        count, held = owned.totals
         reason = (
             f"{count} contexts are parked or about to be, and {self._most} may be "
             "(--max-parked-per-key)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from sglang.srt.config import MemoryConfig
 from sglang.srt.core.batch import PageMoves
 from sglang.srt.core.ints import ints
 from sglang.srt.worker import host_pool
-from sglang.srt.worker.host_pool import HostPool, host_pages
+from sglang.srt.worker.host_pool import Arriving, HostPool, host_pages
 from sglang.srt.worker.kv import KVPool
 
 PLAIN, SHARED = KVShape(2, 8, 8), KVShape(1, 12, 8, shared=True)
@@ -126,3 +127,16 @@ def test_answers_are_those_without_host_memory(kv: str, tmp_path: Path) -> None:
     ]
     assert sum(loaded for _, loaded, _ in tiered) > 500
     assert not any(loaded for _, loaded, _ in plain)
+
+
+def test_what_arrives_late_does_not_overwrite_what_was_read() -> None:
+    """Copies from a GPU are put into the pool later. A page that they are for may have another
+    owner by then, whose KV was read from disk."""
+    pool = KVPool(1, PLAIN, 2, 1, torch.float32, torch.device("cpu"))
+    host = HostPool(pool, 4)
+    late, read = (torch.full((1, host.page_bytes), n, dtype=torch.uint8) for n in (1, 2))
+    event = SimpleNamespace(synchronize=lambda: None)
+    parts = list(late.split([part.shape[1] for part in host._host], 1))
+    host._arriving = Arriving(event, parts, torch.tensor([3]))
+    host.write_pages(ints([3]), read)
+    assert torch.equal(host.read_pages(ints([3])), read)

@@ -194,3 +194,43 @@ def test_a_snapshot_shows_what_waits() -> None:
     assert (shown["id"], shown["tool"], shown["tokens"]) == (1, "search", 10)
     assert shown["elapsed"] == 1.0
     assert desk.engine.stats_now()["parked_tokens"] == 10
+
+
+def test_a_context_that_returns_is_not_kept_from_its_own_pages() -> None:
+    desk = Desk("preserve", capacity=35)
+    desk.compute(1, 2)
+    desk.engine.handle([Park(1, expected=1.0), Park(2, expected=1.0)])
+    assert desk.parked.withheld == 20
+    desk.engine.handle([Append(1, ints([3]).tobytes()), Advance(1, 7, GOAL, close=True)])
+    assert desk.parked.withheld == 10
+    (done,) = desk.run()
+    assert done.stats.cached_tokens == 10
+
+
+def test_the_gauge_follows_what_memory_takes() -> None:
+    desk = Desk(capacity=40)
+    desk.compute(1, 2, 3)
+    desk.engine.handle([Park(number, expected=500.0) for number in (1, 2, 3)])
+    assert desk.engine.stats_now()["parked_tokens"] == 30
+    for number in range(4, 9):
+        desk.compute(number, close=True)
+    assert desk.engine.stats_now()["parked_tokens"] <= sum(desk.cached(n) for n in (1, 2, 3)) + 10
+
+
+def test_claims_without_kv_are_not_sorted_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(capacity=40)
+    desk.compute(1, 2, 3)
+    desk.engine.handle([Park(number, expected=500.0) for number in (1, 2, 3)])
+    desk.compute(4, 5, 6, close=True)
+    desk.engine.store.flush()
+    sorts: list[float] = []
+    sort = desk.parked._sort
+
+    def counted() -> None:
+        sorts.append(desk.clock.now())
+        sort()
+
+    monkeypatch.setattr(desk.parked, "_sort", counted)
+    for number in range(10, 20):
+        desk.compute(number, close=True)
+    assert len(sorts) == len(set(sorts)), "claims were sorted twice at one moment"

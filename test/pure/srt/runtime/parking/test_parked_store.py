@@ -166,6 +166,15 @@ def test_named_contexts_give_way_to_nothing(shelf: Shelf) -> None:
     shelf.store.check()
 
 
+def test_what_cannot_fit_closes_nothing() -> None:
+    shelf = Shelf(most_bytes=3 * size_of(10))
+    assert shelf.park("a") is not None
+    with pytest.raises(RequestError, match=r"--max-parked-bytes"):
+        shelf.store.reserve("mine", 10_000)
+    assert shelf.texts("a") is not None
+    shelf.store.check()
+
+
 def test_bytes_are_bounded() -> None:
     shelf = Shelf(most_bytes=size_of(10))
     with pytest.raises(RequestError, match=r"--max-parked-bytes"):
