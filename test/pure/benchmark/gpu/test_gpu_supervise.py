@@ -71,7 +71,7 @@ def test_every_end_is_recorded_and_the_next_stage_runs(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_hangs_is_ended_and_others_have_their_time(tmp_path: Path) -> None:
-    made = supervisor(tmp_path, WORDS, total=3.0)
+    made = supervisor(tmp_path, WORDS, total=9.0)
     began = time.monotonic()
     made.run([stage("hangs"), stage("good", 2.0)])
     assert [o.status for o in made.outcomes] == ["over its limit", "good"]
