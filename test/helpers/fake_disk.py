@@ -25,6 +25,7 @@ class FakeDisk:
 
     Attributes:
         fail_writes, fail_reads: numbers of the slots, counted from 1, whose copy fails.
+        damaged: numbers of the read slots that are wrong.
         wrote, was_read: slots copied, failed ones included.
     """
 
@@ -40,6 +41,7 @@ class FakeDisk:
         self.host, self.file, self.delay = host, {} if file is None else file, delay
         self.fail_writes: Collection[int] = ()
         self.fail_reads: Collection[int] = ()
+        self.damaged: Collection[int] = ()
         self.wrote = self.was_read = 0
         self.closed = False
         self._serial = max((record.serial for record, _ in self.file.values()), default=0)
@@ -102,8 +104,10 @@ class FakeDisk:
         for index, (slot, digest) in enumerate(zip(job.slots, job.digests)):
             self.was_read += 1
             held = self.file.get(slot)
-            if self.was_read in self.fail_reads or held is None or held[0].key.digest != digest:
-                return DiskResult(job.number, index, "a wrong checksum")
+            if self.was_read in self.fail_reads:
+                return DiskResult(job.number, index, "input/output error")
+            if self.was_read in self.damaged or held is None or held[0].key.digest != digest:
+                return DiskResult(job.number, index, "a wrong checksum", damaged=True)
             for page, content in zip(job.pages[index * each : (index + 1) * each], held[1]):
                 if page in self.host:
                     raise Corrupt("a host page was written while it was read into")

@@ -68,6 +68,7 @@ class DiskResult(msgspec.Struct, frozen=True):
         error: why the next one was not, "" where all were.
         size: bytes copied.
         seconds: duration.
+        damaged: whether the next one was read and is wrong: the disk itself works.
     """
 
     number: int
@@ -75,6 +76,7 @@ class DiskResult(msgspec.Struct, frozen=True):
     error: str = ""
     size: int = 0
     seconds: float = 0.0
+    damaged: bool = False
 
 
 class Disk(Protocol):

@@ -83,9 +83,8 @@ class DiskWaits:
     @property
     def work(self) -> bool:
         """Whether there is anything to plan a pass for: requests, or what the device alone has."""
-        planner = self._planner
-        owed = planner.spill is not None and planner.spill.owed
-        return owed or bool(planner.waiting or planner.running)
+        planner, spill = self._planner, self._planner.spill
+        return bool(planner.waiting or planner.running or (spill is not None and spill.owed))
 
     @property
     def counts(self) -> dict[str, float]:
@@ -108,9 +107,7 @@ class DiskWaits:
         have = 0 if match is None else match.tokens + match.host
         if found - have < self.tier.tree.page_size:
             return False
-        before = sum(
-            len(wait.request.context.tokens) - wait.have for wait in self._waiting.values()
-        )
+        before = sum(len(w.request.context.tokens) - w.have for w in self._waiting.values())
         reads = self.tier.lacking(key, limit, space)
         if not self.costs.read_sooner(before + reads, found - have, self.chunk):
             return False

@@ -114,8 +114,7 @@ class SlotFile:
         if os.fstat(self._data).st_nlink == 0:
             raise OSError(errno.ESTALE, "kv.data was deleted")
         start, size, step = slots[0], self._record_bytes, self.slot_bytes
-        if any(self._sums.pop(slot, None) for slot in slots):
-            _write(self._index, bytes(len(slots) * size), HEADER_BYTES + start * size)
+        self._erase(start, len(slots))
         _write(self._data, data, start * step)
         records, sums = [], {}
         for number, (slot, key) in enumerate(zip(slots, keys)):
@@ -129,19 +128,25 @@ class SlotFile:
         self._sums.update(sums)
 
     def read(self, slots: Sequence[int], digests: Sequence[bytes], into: memoryview) -> int:
-        """Read slots that follow each other. Return how many are right, from the first on. Raises
-        OSError."""
+        """Read slots that follow each other. Return how many are right, from the first on. The
+        record of one that is wrong is erased, so that no later start finds it. Raises OSError."""
         step, done = self.slot_bytes, 0
         got = _read(self._data, into[: len(slots) * step], slots[0] * step)
         for slot, digest in zip(slots, digests):
             part = into[done * step : (done + 1) * step]
             held = self._sums.get(slot)
-            if (done + 1) * step > got or held is None or held[0] != digest:
-                break
-            if zlib.crc32(part, zlib.crc32(digest)) != held[1]:
+            whole = (done + 1) * step <= got
+            if not whole or held != (digest, zlib.crc32(part, zlib.crc32(digest))):
+                self._erase(slot, 1)
                 break
             done += 1
         return done
+
+    def _erase(self, start: int, count: int) -> None:
+        """Erase the records of slots that follow each other, where there are any."""
+        if [slot for slot in range(start, start + count) if self._sums.pop(slot, None)]:
+            size = self._record_bytes
+            _write(self._index, bytes(count * size), HEADER_BYTES + start * size)
 
     def clear(self) -> None:
         """Forget all slots. Raises OSError."""

@@ -323,6 +323,9 @@ class DiskTier:
             self._faults[kind] = 0
             return
         self.traffic.faults += 1
+        if result.damaged:
+            log.warning("%s; it will be computed again", result.error)
+            return
         self._faults[kind] += 1
         if self._faults[kind] == 1:
             verb = "written" if kind is DiskWrite else "read"

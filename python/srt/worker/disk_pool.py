@@ -85,19 +85,19 @@ class DiskPool:
     def _run(self, job: Job, copy: Callable[[Job, int, int], int]) -> None:
         """Copy the runs of a job with ``copy``, which returns how many slots of a run were copied;
         put the result where the engine finds it."""
-        started, done, error = time.perf_counter(), 0, ""
+        started, done, error, damaged = time.perf_counter(), 0, "", False
         try:
             for first, end in runs(job.slots, max(RUN_BYTES // self._file.slot_bytes, 1)):
                 count = copy(job, first, end)
                 done += count
                 if count < end - first:
-                    error = f"slot {job.slots[done]} of kv.data is damaged"
+                    error, damaged = f"slot {job.slots[done]} of kv.data is damaged", True
                     break
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"
         seconds = time.perf_counter() - started
         size = done * self._file.slot_bytes
-        self._results.put(DiskResult(job.number, done, error, size, seconds))
+        self._results.put(DiskResult(job.number, done, error, size, seconds, damaged))
 
     def _write_run(self, job: DiskWrite, first: int, end: int) -> int:
         each = len(job.pages) // len(job.slots)

@@ -82,6 +82,20 @@ def test_a_slot_under_another_key_is_not_read(tmp_path: Path) -> None:
     file.close()
 
 
+def test_the_record_of_a_damaged_slot_is_erased(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    write(file, 2, 3)
+    with (tmp_path / "kv.data").open("r+b") as data:
+        data.seek(2 * BYTES + 5)
+        data.write(b"XXXX")
+    assert read(file, 2, 3) == []
+    file.close()
+    file = opened(tmp_path)
+    assert [record.slot for record in file.records()] == [3]
+    assert read(file, 3) == [content(3)]
+    file.close()
+
+
 def test_another_models_slots_are_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -265,6 +265,20 @@ def test_many_reads_that_fail_turn_the_disk_off() -> None:
     assert desk.engine.disk.counts["disk_tokens"] == 0
 
 
+def test_damaged_slots_are_computed_again_and_the_disk_goes_on() -> None:
+    file: File = {}
+    desk = desk_on(file, slots=200)
+    prompts = [[k] * 40 for k in range(1, 10)]
+    for prompt in prompts:
+        asked(desk, prompt)
+    desk = desk_on(file, slots=200, damaged=range(1, 10))
+    for prompt in prompts:
+        assert asked(desk, prompt) == (0, 0)
+    assert not tier_of(desk).off
+    assert tier_of(desk).writes
+    finish(desk)
+
+
 def test_records_without_their_beginning_do_not_count() -> None:
     file: File = {}
     asked(desk_on(file), PROMPT)
