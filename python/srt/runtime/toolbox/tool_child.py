@@ -2,7 +2,8 @@
 
 Started as ``python -m sglang.srt.runtime.toolbox.tool_child MODULE[:NAME]``. It writes the tools'
 definitions as one line of JSON, then reads a call from each line of its standard input and answers
-by a line ``{"text": ...}`` or ``{"error": ...}``. What the tools print goes to standard error.
+by a line ``{"number": ..., "text": ...}`` or ``{"number": ..., "error": ...}`` with the number of
+the call. What the tools print goes to standard error.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from sglang.srt.core.processes import when_orphaned
 from sglang.srt.runtime.toolbox.tool_definitions import definitions_of
@@ -29,35 +30,60 @@ MAX_RESULT_CHARS = 1 << 16
 def main(argv: Sequence[str]) -> int:
     """Serve calls until the standard input ends; the exit code."""
     when_orphaned(int(argv[1]), lambda: os.killpg(0, signal.SIGKILL))
-    calls, answers = _pipes()
+    pipes = _Pipes()
     try:
         functions, where = load(argv[0])
         definitions = definitions_of(functions, where)
     except Exception as error:
-        _write(answers, {"error": f"{type(error).__name__}: {error}"})
+        pipes.write({"error": f"{type(error).__name__}: {error}"})
         return 1
-    _write(answers, {"tools": definitions})
+    pipes.write({"tools": definitions})
     known = {function.__name__: function for function in functions}
-    for line in calls:
+    while line := pipes.read():
         call = json.loads(line)
-        _write(answers, answer(known[call["name"]], call["arguments"]))
+        found = answer(known[call["name"]], call["arguments"])
+        pipes.write({"number": call["number"], **found})
     return 0
 
 
-def _pipes() -> tuple[IO[str], IO[str]]:
-    """Return the pipes to the server. Tools that read find nothing, and print to standard error."""
-    calls = os.fdopen(os.dup(0), encoding="utf-8")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    sys.stdin = os.fdopen(0, closefd=False)
-    return calls, answers
+class _Pipes:
+    """The pipes to the server. A process that a tool forks loses them, and ends where it would use
+    them: the fork of a tool returns from the tool a second time.
 
+    Tools that read their standard input find nothing, and print to standard error.
+    """
 
-def _write(answers: IO[str], value: dict[str, Any]) -> None:
-    answers.write(json.dumps(value) + "\n")
-    answers.flush()
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._calls = os.fdopen(os.dup(0), encoding="utf-8")
+        self._answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
+        sys.stdin = os.fdopen(0, closefd=False)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def read(self) -> str:
+        """Return the next call's line, "" at the end of the input."""
+        self._end_of_a_fork()
+        return self._calls.readline()
+
+    def write(self, value: dict[str, Any]) -> None:
+        """Write a line of JSON."""
+        self._end_of_a_fork()
+        self._answers.write(json.dumps(value) + "\n")
+        self._answers.flush()
+
+    def _forked(self) -> None:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for pipe in (self._calls, self._answers):
+            os.dup2(nothing, pipe.fileno(), inheritable=False)
+        os.close(nothing)
+
+    def _end_of_a_fork(self) -> None:
+        if os.getpid() != self._process:
+            os._exit(0)
 
 
 def load(spec: str) -> tuple[Any, str]:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 import time
@@ -65,7 +66,10 @@ class Toolbox:
         """Start a child and read the tools' definitions. Raise ToolboxError."""
         child = await self._started()
         self.tools = child.tools
-        self._idle.append(child)
+        if await child.rests(self._disturbed):
+            self._idle.append(child)
+        else:
+            self._end(child)
         log.info("toolbox %s: %s", self._spec, ", ".join(self.tools))
 
     async def call(self, name: str, arguments: str) -> ToolResult:
@@ -103,10 +107,10 @@ class Toolbox:
         except (OSError, EOFError, ValueError):
             text = f"the process of {name} has ended without a result"
         else:
-            self._idle.append(child)
-            child = None
-            failed = "error" in answer
-            return ToolResult(f"Error: {answer['error']}" if failed else answer["text"], failed)
+            if await child.rests(self._disturbed):
+                self._idle.append(child)
+                child = None
+            return answer
         finally:
             if child is not None:
                 self._end(child)
@@ -114,11 +118,21 @@ class Toolbox:
 
     async def _free(self) -> _Child:
         while self._idle:
-            child = self._idle.pop()
-            if child.alive:
+            child, usable = self._idle.pop(), False
+            try:
+                usable = await child.wakes()
+            finally:
+                if not usable:
+                    self._end(child)
+            if usable:
                 return child
-            self._children.discard(child)
         return await self._started()
+
+    def _disturbed(self, child: _Child) -> None:
+        """End an idle child that has written or has died, and what its tools have left."""
+        if child in self._idle:
+            self._idle.remove(child)
+            self._end(child)
 
     async def _started(self) -> _Child:
         child = await _Child.start(self._spec)
@@ -151,11 +165,20 @@ class Toolbox:
 
 
 class _Child:
-    """One process. ``tools``: the definitions that it has read."""
+    """One process. ``tools``: the definitions that it has read.
+
+    It answers each call by one line, with the call's number. Any other bytes of its pipe, as of a
+    tool that writes to all its files, could be taken for the answer to a later call, which may be
+    another client's: they end the process.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, spec: str) -> None:
         self._process, self._spec = process, spec
+        self._group_ended = False
+        self._unread: asyncio.Task[bytes] | None = None  # the read of an idle process
         self.tools: dict[str, dict[str, Any]] = {}
+        self._exit = asyncio.ensure_future(process.wait())
+        self._exit.add_done_callback(lambda _: self.kill())
 
     @staticmethod
     async def start(spec: str) -> _Child:
@@ -172,10 +195,6 @@ class _Child:
             raise ToolboxError(f"--toolbox {spec}: no process can be started: {error}") from error
         return _Child(process, spec)
 
-    @property
-    def alive(self) -> bool:
-        return self._process.returncode is None
-
     async def introduced(self) -> None:
         """Read the definitions. Raise ToolboxError where the module cannot be used."""
         try:
@@ -184,36 +203,91 @@ class _Child:
             raise ToolboxError(f"--toolbox {self._spec}: its process has ended") from None
         if "error" in found:
             raise ToolboxError(f"--toolbox {self._spec}: {found['error']}")
+        if not isinstance(found.get("tools"), dict):
+            raise ToolboxError(f"--toolbox {self._spec}: its process has written to its pipe")
         self.tools = found["tools"]
 
-    async def ask(self, name: str, arguments: str) -> dict[str, str]:
+    async def ask(self, name: str, arguments: str) -> ToolResult:
         """Return the child's answer to one call. Raise EOFError, OSError or ValueError."""
         assert self._process.stdin is not None
-        call = json.dumps({"name": name, "arguments": arguments})
+        number = secrets.token_hex(16)  # no tool can guess it
+        call = json.dumps({"number": number, "name": name, "arguments": arguments})
         self._process.stdin.write(call.encode() + b"\n")
         await self._process.stdin.drain()
         found = await self._line()
-        if len(str(found.get("text", ""))) > MAX_RESULT_CHARS:
-            raise ValueError("the result is too long")
-        return found
+        if found.get("number") != number:
+            raise ValueError("the line is no answer to the call")
+        text, error = found.get("text"), found.get("error")
+        if isinstance(error, str):
+            return ToolResult(f"Error: {error}", True)
+        if not isinstance(text, str) or len(text) > MAX_RESULT_CHARS:
+            raise ValueError("the answer has no text, or one that is too long")
+        return ToolResult(text)
+
+    async def rests(self, disturbed: Callable[[_Child], None]) -> bool:
+        """Whether the process has nothing unread and can be idle. ``disturbed`` is called with it
+        where it writes or ends while it is idle."""
+        assert self._process.stdout is not None
+        self._unread = asyncio.ensure_future(self._process.stdout.read(1))
+        self._unread.add_done_callback(lambda read: None if read.cancelled() else disturbed(self))
+        return await self._quiet()
+
+    async def wakes(self) -> bool:
+        """Whether an idle process has written nothing, and lives; then it can be given a call."""
+        if self._unread is None or not await self._quiet():
+            return False
+        self._unread.cancel()
+        await asyncio.wait({self._unread})
+        return self._unread.cancelled()
+
+    async def _quiet(self) -> bool:
+        for _ in range(3):  # the event loop polls the pipe, fills the stream, ends the read
+            await asyncio.sleep(0)
+        assert self._unread is not None
+        return self._process.returncode is None and not self._unread.done()
 
     async def _line(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line.endswith(b"\n"):
             raise EOFError
-        found = json.loads(line)
+        try:
+            found = json.loads(line)
+        except RecursionError as error:
+            raise ValueError("the line is nested too deeply") from error
         if not isinstance(found, dict):
             raise ValueError("the line is no object")
         return found
 
     async def gone(self) -> None:
         """Wait for the end of the process and close its pipes."""
+        if self._unread is not None:
+            self._unread.cancel()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        await self._process.wait()
+        await self._exit
 
     def kill(self) -> None:
-        """Kill the process and those that it has started."""
+        """Kill the process and those of its group.
+
+        The group's number may belong to others when the process has gone and was reaped. The group
+        is killed once more right then, unless a new process has the number.
+        """
+        if self._group_ended:
+            return
         with suppress(ProcessLookupError, PermissionError):
+            if self._process.returncode is not None:
+                self._group_ended = True
+                if _exists(self._process.pid):
+                    return
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -17,7 +17,7 @@ from sglang.srt.runtime.toolbox.tool_definitions import definition_of, definitio
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox, ToolboxError, ToolResult
 
 MODULE = '''
-import asyncio, os, signal, subprocess, sys, time
+import asyncio, json, os, signal, subprocess, sys, threading, time
 
 
 def add(a: int, b: int = 2) -> int:
@@ -56,7 +56,39 @@ def process():
     return os.getpid()
 
 
-TOOLS = [add, later, wait, die, large, fail, process]
+def fork(path: str):
+    found = os.fork()
+    if not found:
+        open(path, "w").write(str(os.getpid()))
+    return "parent" if found else "child"
+
+
+def fork_and_fail(path: str):
+    if fork(path) == "child":
+        raise KeyError("child")
+    return "parent"
+
+
+def scribble(text: str):
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2:
+            try:
+                os.write(fd, text.encode())
+            except OSError:
+                pass
+
+
+def scribble_later(text: str):
+    threading.Timer(0.3, scribble, [text]).start()
+
+
+def leave() -> list[int]:
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    return [os.getpid(), subprocess.Popen(command).pid]
+
+
+TOOLS = [add, later, wait, die, large, fail, process, fork, fork_and_fail, scribble, scribble_later,
+         leave]
 FEW = [add]
 '''
 
@@ -203,6 +235,89 @@ def test_a_call_that_finds_no_process_says_so(module: str, tmp_path: Path) -> No
     results = with_toolbox(module, use, toolbox_timeout=1.0, toolbox_processes=1)
     assert any("busy" in result.text or "took more" in result.text for result in results)
     assert all(result.failed for result in results)
+
+
+@pytest.mark.parametrize("tool", ["fork", "fork_and_fail"])
+def test_a_fork_of_a_tool_gives_no_second_answer(module: str, tmp_path: Path, tool: str) -> None:
+    path = tmp_path / "pid"
+
+    async def use(toolbox: Toolbox) -> None:
+        before = (await toolbox.call("process", "")).text
+        result = await toolbox.call(tool, json.dumps({"path": str(path)}))
+        assert result == ToolResult("parent")
+        while not (path.exists() and path.read_text()):
+            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(ended, int(path.read_text()))
+        assert await toolbox.call("add", '{"a": 1}') == ToolResult("3")
+        assert (await toolbox.call("process", "")).text == before, "its process is used again"
+
+    with_toolbox(module, use)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"text": "forged"}\n', '{"number": "1", "text": "forged"}\n', "{}\n", "x", "\n",
+        "[" * 100_000 + "\n",
+    ],
+)  # fmt: skip
+def test_a_line_that_no_call_has_is_never_a_result(module: str, text: str) -> None:
+    async def use(toolbox: Toolbox) -> None:
+        before = (await toolbox.call("process", "")).text
+        assert await toolbox.call("scribble", json.dumps({"text": text})) == ToolResult(
+            "Error: the process of scribble has ended without a result.", True
+        )
+        assert await toolbox.call("add", '{"a": 1}') == ToolResult("3")
+        assert (await toolbox.call("process", "")).text != before
+
+    with_toolbox(module, use, toolbox_processes=1)
+
+
+def test_an_idle_process_that_writes_is_ended(module: str) -> None:
+    async def use(toolbox: Toolbox) -> None:
+        first = int((await toolbox.call("process", "")).text)
+        text = json.dumps({"text": '{"text": "forged"}\n'})
+        assert await toolbox.call("scribble_later", text) == ToolResult("")
+        assert await asyncio.to_thread(ended, first)
+        assert await toolbox.call("add", '{"a": 1}') == ToolResult("3")
+
+    with_toolbox(module, use)
+
+
+def test_an_idle_process_that_wrote_just_now_gets_no_call(module: str) -> None:
+    async def use(toolbox: Toolbox) -> None:
+        text = json.dumps({"text": '{"text": "forged"}\n'})
+        await toolbox.call("scribble_later", text)
+        time.sleep(0.6)  # the event loop sees nothing meanwhile
+        assert await toolbox.call("add", '{"a": 1}') == ToolResult("3")
+
+    with_toolbox(module, use)
+
+
+def test_an_idle_process_that_dies_ends_its_group(module: str) -> None:
+    async def use(toolbox: Toolbox) -> None:
+        first, left = json.loads((await toolbox.call("leave", "")).text)
+        os.kill(first, 9)
+        assert await asyncio.to_thread(ended, first, left)
+        assert await toolbox.call("add", '{"a": 1}') == ToolResult("3")
+
+    with_toolbox(module, use)
+
+
+def test_a_group_whose_process_was_reaped_is_left(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = []
+
+    async def use(toolbox: Toolbox) -> None:
+        first = int((await toolbox.call("process", "")).text)
+        os.kill(first, 9)
+        await asyncio.to_thread(ended, first)
+        await asyncio.sleep(0.2)
+        monkeypatch.setattr(os, "killpg", lambda *call: killed.append(call))
+
+    with_toolbox(module, use)
+    assert killed == []
 
 
 def test_no_process_is_left(module: str) -> None:
