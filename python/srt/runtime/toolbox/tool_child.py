@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from sglang.srt.runtime.toolbox.tool_definitions import definitions_of
 
 LIST = "TOOLS"  # the list of a module whose name is given alone
 MAX_RESULT_CHARS = 1 << 16
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # UTF-8 cannot carry it; the model gets U+FFFD
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         functions, where = load(argv[0])
         definitions = definitions_of(functions, where)
     except Exception as error:
-        pipes.write({"error": f"{type(error).__name__}: {error}"})
+        pipes.write({"error": described(error)})
         return 1
     pipes.write({"tools": definitions})
     known = {function.__name__: function for function in functions}
@@ -107,27 +109,44 @@ def load(spec: str) -> tuple[Any, str]:
 
 def answer(function: Callable[..., Any], arguments: str) -> dict[str, str]:
     """Return what a call gives: its text, or what went wrong."""
+    kind, text = _answer(function, arguments)
+    if kind == "error":
+        text = text[:MAX_RESULT_CHARS]
+    elif len(text) > MAX_RESULT_CHARS:
+        kind, text = "error", f"the result has {len(text)} characters; at most {MAX_RESULT_CHARS}"
+    return {kind: LONE_SURROGATE.sub("\ufffd", text)}
+
+
+def _answer(function: Callable[..., Any], arguments: str) -> tuple[str, str]:
     try:
         values = json.loads(arguments or "{}")
         if not isinstance(values, dict):
-            return {"error": f"the arguments are {arguments:.80}; they must be a JSON object"}
+            return "error", f"the arguments are {arguments:.80}; they must be a JSON object"
         inspect.signature(function).bind(**values)
-    except (ValueError, TypeError) as error:
-        return {"error": f"the arguments do not fit: {error}"}
+    except (ValueError, TypeError, RecursionError) as error:
+        return "error", f"the arguments do not fit: {error}"
     try:
         value = function(**values)
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
-        text = value if isinstance(value, str) else _json(value)
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:MAX_RESULT_CHARS]}
-    if len(text) > MAX_RESULT_CHARS:
-        return {"error": f"the result has {len(text)} characters; at most {MAX_RESULT_CHARS}"}
-    return {"text": text}
+        return "error", described(error)
+    try:
+        return "text", value if isinstance(value, str) else _json(value)
+    except Exception as error:
+        return "error", f"the result cannot become JSON: {described(error)}"
+
+
+def described(error: Exception) -> str:
+    """Return the kind and the text of an exception; the kind alone where its text raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def _json(value: Any) -> str:
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
+    return "" if value is None else json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 if __name__ == "__main__":

@@ -87,8 +87,41 @@ def leave() -> list[int]:
     return [os.getpid(), subprocess.Popen(command).pid]
 
 
+def surrogate():
+    return "a\\ud800b"
+
+
+def surrogates():
+    return {"a\\udfff": 1}
+
+
+def raise_surrogate():
+    raise ValueError("a\\ud800b")
+
+
+def raise_long():
+    raise ValueError("x" * 200_000)
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def raise_mute():
+    raise Mute
+
+
+def infinite():
+    return [float("inf")]
+
+
+def no_json():
+    return {1, 2}
+
+
 TOOLS = [add, later, wait, die, large, fail, process, fork, fork_and_fail, scribble, scribble_later,
-         leave]
+         leave, surrogate, surrogates, raise_surrogate, raise_long, raise_mute, infinite, no_json]
 FEW = [add]
 '''
 
@@ -318,6 +351,24 @@ def test_a_group_whose_process_was_reaped_is_left(
 
     with_toolbox(module, use)
     assert killed == []
+
+
+def test_results_that_are_no_text_or_json_are_told(module: str) -> None:
+    async def use(toolbox: Toolbox) -> list[ToolResult]:
+        names = ("surrogate", "surrogates", "raise_surrogate", "raise_long", "raise_mute",
+                 "infinite", "no_json")  # fmt: skip
+        found = [await toolbox.call(name, "") for name in names]
+        return [*found, await toolbox.call("add", '{"a": 1, "\\ud800": 1}')]
+
+    text, data, raised, long, mute, infinite, no_json, unfit = with_toolbox(module, use)
+    assert text == ToolResult("a\ufffdb")
+    assert data == ToolResult('{"a\ufffd": 1}')
+    assert raised == ToolResult("Error: ValueError: a\ufffdb", True)
+    assert len(long.text) == len("Error: ") + MAX_RESULT_CHARS
+    assert mute == ToolResult("Error: Mute", True)
+    assert infinite.text.startswith("Error: the result cannot become JSON: ValueError: Out of ")
+    assert no_json.text.startswith("Error: the result cannot become JSON: TypeError: ")
+    assert unfit.text.startswith("Error: the arguments do not fit: got an unexpected")
 
 
 def test_no_process_is_left(module: str) -> None:
