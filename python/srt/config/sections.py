@@ -361,12 +361,15 @@ class ToolboxConfig:
 
     def verify(self) -> None:
         """Raise ValueError for a value out of range."""
+        if not 0 < self.toolbox_timeout <= 86400:
+            raise ValueError(
+                f"--toolbox-timeout is {self.toolbox_timeout}; it must be above 0, at most 86400"
+            )
         for name, value, least, most in (
-            ("timeout", self.toolbox_timeout, 0, 86400),
             ("processes", self.toolbox_processes, 1, 256),
             ("max-calls", self.toolbox_max_calls, 1, 128),
         ):
-            if not least <= value <= most or not value:
+            if not least <= value <= most:
                 raise ValueError(f"--toolbox-{name} is {value}; it must be from {least} to {most}")
 
 

@@ -130,11 +130,12 @@ def _free(choice: Any) -> Any:
 def with_earlier_calls(body: ChatRequest) -> ChatRequest:
     """Return the request with the calls that the server answered in earlier replies, which clients
     send back as a field of the assistant's messages, where they were made. Raise RequestError."""
-    if not any(message.get(FIELD) for message in body.messages):
+    if not any(message.get(FIELD) is not None for message in body.messages):
         return body
     messages = list[Message]()
     for i, message in enumerate(body.messages):
-        earlier = message.get(FIELD) or []
+        earlier = message.get(FIELD)
+        earlier = [] if earlier is None else earlier
         if not isinstance(earlier, list) or not all(isinstance(one, dict) for one in earlier):
             raise RequestError(f"messages[{i}].{FIELD} must be a list of messages.", "messages")
         messages += [*earlier, {key: value for key, value in message.items() if key != FIELD}]

@@ -470,9 +470,12 @@ def test_functions_that_no_call_fits_are_refused() -> None:
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    for settings in (
-        {"toolbox_timeout": 0.0}, {"toolbox_timeout": float("nan")}, {"toolbox_processes": 0},
-        {"toolbox_max_calls": 129},
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=r"--toolbox-\S+ is \S+; it must be from"):
+    for settings, said in (
+        ({"toolbox_timeout": 0.0}, "above 0, at most 86400"),
+        ({"toolbox_timeout": float("nan")}, "above 0, at most 86400"),
+        ({"toolbox_timeout": 86401.0}, "above 0, at most 86400"),
+        ({"toolbox_processes": 0}, "from 1 to 256"),
+        ({"toolbox_max_calls": 129}, "from 1 to 128"),
+    ):
+        with pytest.raises(ValueError, match=rf"--toolbox-\S+ is \S+; it must be {said}"):
             Config.of(**settings)

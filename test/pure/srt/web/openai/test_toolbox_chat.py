@@ -222,8 +222,14 @@ def test_earlier_calls_come_back_with_the_clients_message(tokenizer: Tokenizer) 
     assert model.prompts[2].startswith(model.prompts[1]), "the cache has the whole history"
     without, _ = asked(model, messages=messages, toolbox=False, tools=None)
     assert without.status_code == 200
-    bad = [{"role": "user", "content": "x", "toolbox_messages": "text"}]
-    response, _ = asked(model, messages=bad)
+    none = [{"role": "user", "content": "x", "toolbox_messages": None}]
+    assert asked(model, messages=none)[0].status_code == 200
+
+
+@pytest.mark.parametrize("value", ["text", 5, [1], {}, "", 0, False])
+def test_earlier_calls_are_a_list_of_messages(tokenizer: Tokenizer, value: Any) -> None:
+    messages = [{"role": "user", "content": "x", "toolbox_messages": value}]
+    response, _ = asked(Turns(tokenizer, "Yes."), messages=messages)
     assert is_error(response, 400)
     assert "messages[0].toolbox_messages must be a list" in response.text
 
