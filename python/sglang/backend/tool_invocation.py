@@ -20,6 +20,7 @@ from sglang.ir.nodes import ConstantText, RunTool, node_of
 
 # Threads of tools. The executors that wait for them are bounded, and so are these.
 TOOLS = Workers(limit=100_000)
+MAX_SECONDS = int(threading.TIMEOUT_MAX)  # longest wait of a thread
 
 
 class ToolAnswer(NamedTuple):
@@ -73,10 +74,9 @@ class ToolInvocation:
     def _waited(self) -> Any:
         inline = not WORKERS.own_thread() and self.node.timeout is None
         if inline and not is_async(self.function):
-            return self.function(*self.arguments)
-        job = self._in_a_loop if is_async(self.function) else self.function
-        arguments = () if is_async(self.function) else self.arguments
-        future, done = TOOLS.call(job, *arguments), threading.Event()
+            return self._called()
+        job = self._in_a_loop if is_async(self.function) else self._called
+        future, done = TOOLS.call(job), threading.Event()
         future.add_done_callback(lambda _: done.set())
         with aborted_by(done.set), WORKERS.released():
             in_time = done.wait(self.node.timeout)
@@ -86,19 +86,40 @@ class ToolInvocation:
             raise Cancelled(f"the run was cancelled while tool {self.node.tool!r} ran")
         return future.result()
 
+    def _called(self) -> Any:
+        """Call a plain function. In the main thread a KeyboardInterrupt is the user's and stays."""
+        try:
+            return self.function(*self.arguments)
+        except Exception:
+            raise
+        except BaseException as error:
+            interrupt = isinstance(error, KeyboardInterrupt)
+            if interrupt and threading.current_thread() is threading.main_thread():
+                raise
+            raise self._failure(error) from error
+
+    async def _called_in_a_loop(self) -> Any:
+        """Call an asynchronous function. An interrupt would end the event loop, not the call."""
+        try:
+            return await self.function(*self.arguments)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise self._failure(error) from error
+
     def _in_a_loop(self) -> Any:
         return asyncio.run(self._awaited())
 
     async def _awaited(self) -> Any:
         if is_async(self.function):
-            job: Awaitable[Any] = self.function(*self.arguments)
+            job: Awaitable[Any] = self._called_in_a_loop()
         else:
-            job = asyncio.wrap_future(TOOLS.call(self.function, *self.arguments))
+            job = asyncio.wrap_future(TOOLS.call(self._called))
         task = asyncio.ensure_future(job)
         try:
             done, _ = await asyncio.wait({task}, timeout=self.node.timeout)
             if not done:
                 raise self._overdue()
+            if task.cancelled():  # by the function: a cancelled run does not come here
+                raise self._failure(asyncio.CancelledError())
             return task.result()
         finally:
             task.cancel()
@@ -106,8 +127,8 @@ class ToolInvocation:
     def _overdue(self) -> ToolError:
         return ToolError(f"tool {self.node.tool!r} took more than timeout={self.node.timeout} s")
 
-    def _failure(self, error: Exception) -> ToolError:
-        kind, said = type(error).__name__, str(error)
+    def _failure(self, error: BaseException) -> ToolError:
+        kind, said = type(error).__name__, _shown(str, error)
         return ToolError(f"tool {self.node.tool!r} raised {kind}" + (f": {said}" if said else ""))
 
     def _answer(self, value: Any, begin: float) -> ToolAnswer:
@@ -115,12 +136,21 @@ class ToolInvocation:
         if value is None or isinstance(value, str):
             return ToolAnswer(value or "", seconds)
         try:
-            return ToolAnswer(json.dumps(value, ensure_ascii=False), seconds)
-        except (TypeError, ValueError) as error:
+            return ToolAnswer(json.dumps(value, ensure_ascii=False, allow_nan=False), seconds)
+        except Exception as error:
+            shown = _shown(repr, value) or type(value).__name__
             raise ToolError(
-                f"tool {self.node.tool!r} returned {value!r:.60}, which JSON cannot carry; it must "
-                "return a text, None, or numbers, lists and dicts"
+                f"tool {self.node.tool!r} returned {shown:.60}, which JSON cannot carry; it must "
+                "return a text, None, or finite numbers, lists and dicts"
             ) from error
+
+
+def _shown(show: Callable[[Any], str], value: Any) -> str:
+    """Return ``str`` or ``repr`` of a value of the user's, "" where that raises."""
+    try:
+        return show(value)
+    except Exception:
+        return ""
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -140,8 +170,10 @@ def verify_tool(name: Any, function: Any, of: Any, **seconds: Any) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"name is {name!r:.60}; give the name of the tool's variable")
     for what, value in seconds.items():
-        if value is not None and not (isinstance(value, (int, float)) and value > 0):
-            raise ValueError(f"{what} is {value!r:.60}; give seconds above 0")
+        if value is None or (isinstance(value, (int, float)) and 0 < value <= MAX_SECONDS):
+            continue
+        shown = _shown(repr, value) or "a number that is too long"
+        raise ValueError(f"{what} is {shown:.60}; give seconds above 0, at most {MAX_SECONDS}")
     _verify_function(function, of is not None)
     if of is None or isinstance(of, str):
         return

@@ -156,6 +156,48 @@ async def raising_async() -> None:
     raise KeyError("lost")
 
 
+def exiting() -> None:
+    raise SystemExit(3)
+
+
+async def exiting_async() -> None:
+    raise SystemExit(3)
+
+
+async def interrupting_async() -> None:
+    raise KeyboardInterrupt
+
+
+def cancelling() -> None:
+    raise asyncio.CancelledError
+
+
+async def cancelling_async() -> None:
+    raise asyncio.CancelledError
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Hidden:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def raising_mute() -> None:
+    raise Mute
+
+
+def not_a_number() -> list[float]:
+    return [float("nan")]
+
+
+def infinite() -> float:
+    return float("inf")
+
+
 def lasting() -> None:
     time.sleep(0.5)
 
@@ -176,6 +218,16 @@ async def lasting_async() -> None:
             "tool 'lasting_async' took more than timeout=0.05 s at ",
         ),
         (object, {}, "tool 'object' returned <object object"),
+        (Hidden, {}, "tool 'Hidden' returned Hidden, which JSON cannot carry"),
+        (not_a_number, {}, "tool 'not_a_number' returned [nan], which JSON cannot carry"),
+        (infinite, {}, "tool 'infinite' returned inf, which JSON cannot carry"),
+        (exiting, {}, "tool 'exiting' raised SystemExit: 3 at "),
+        (exiting, {"timeout": 5}, "tool 'exiting' raised SystemExit: 3 at "),
+        (exiting_async, {}, "tool 'exiting_async' raised SystemExit: 3 at "),
+        (interrupting_async, {}, "tool 'interrupting_async' raised KeyboardInterrupt at "),
+        (cancelling, {}, "tool 'cancelling' raised CancelledError at "),
+        (cancelling_async, {}, "tool 'cancelling_async' raised CancelledError at "),
+        (raising_mute, {}, "tool 'raising_mute' raised Mute at "),
         (calc, {"of": "missing"}, "is given variable 'missing', which this state does not have"),
     ],
 )
@@ -195,6 +247,53 @@ def test_a_failure_names_tool_and_line(function: Any, options: dict, said: str) 
         assert caught.value.filename == __file__
         if "missing" not in said:
             assert isinstance(caught.value.__cause__, sgl.ToolError)
+
+
+def interrupting() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_of_a_tools_thread_names_the_tool() -> None:
+    async def awaited() -> None:
+        await one.arun(interrupting, backend=mock())
+
+    runs = [
+        lambda: one.run(interrupting, backend=mock()),
+        lambda: one.run(interrupting, backend=mock(), use_thread=False, timeout=5),
+        lambda: asyncio.run(awaited()),
+    ]
+    for run in runs:
+        with pytest.raises(sgl.ProgramError, match="tool 'interrupting' raised KeyboardInterrupt"):
+            run()
+
+
+def test_an_interrupt_of_the_main_thread_stays_one() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        one.run(interrupting, backend=mock(), use_thread=False)
+
+
+def test_a_cancelled_task_with_a_tool_stays_cancelled() -> None:
+    ended = []
+
+    async def waits() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            ended.append(True)
+            raise
+
+    async def main() -> None:
+        task = asyncio.create_task(one.arun(waits, backend=mock()))
+        await asyncio.wait_for(begun.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.05)
+
+    begun = asyncio.Event()
+    asyncio.run(main())
+    assert ended == [True]
 
 
 def test_a_cancelled_run_does_not_wait_for_its_tool() -> None:
@@ -238,6 +337,10 @@ def test_a_tool_is_refused_where_it_is_written() -> None:
         (lambda: sgl.tool("x", calc), TypeError, "'calc' is called with no argument"),
         (lambda: sgl.tool("x", raising, of="y"), TypeError, "'raising' is called with one text"),
         (lambda: sgl.tool("x", calc, of="y", timeout=0), ValueError, "timeout is 0"),
+        (lambda: sgl.tool("x", raising, timeout=float("inf")), ValueError, "timeout is inf; give"),
+        (lambda: sgl.tool("x", raising, timeout=float("nan")), ValueError, "timeout is nan; give"),
+        (lambda: sgl.tool("x", raising, timeout=10**400), ValueError, "timeout is 1000"),
+        (lambda: sgl.tool("x", raising, timeout=10**5000), ValueError, "is a number that is too"),
         (lambda: sgl.tool("x", calc, of="y", expected_seconds="a"), ValueError, "expected_seconds"),
         (lambda: sgl.tool("x", calc, of=3), TypeError, "cannot append int 3"),
     ]
