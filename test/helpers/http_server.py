@@ -83,14 +83,17 @@ class Served:
     client: Client
     thread: threading.Thread
 
-    def open(self, body: dict[str, Any], path: str = "/generate") -> socket.socket:
-        """A socket on which one request has been sent and nothing read."""
+    def open(
+        self, body: dict[str, Any], path: str = "/generate", headers: str = ""
+    ) -> socket.socket:
+        """A socket on which one request has been sent and nothing read. ``headers``: more lines,
+        each with its end."""
         host, port = self.url.removeprefix("http://").split(":")
         data = json.dumps(body).encode()
         connection = socket.create_connection((host, int(port)), timeout=60)
         connection.sendall(
             f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(data)}\r\n\r\n".encode()
+            f"{headers}Content-Length: {len(data)}\r\n\r\n".encode()
             + data
         )
         return connection

@@ -8,6 +8,27 @@ from dataclasses import dataclass
 SHARED = "\0"  # the namespace of tenants that share a cache
 
 
+class Slot:
+    """One of the requests at once that a key may have. Its first holder is the answer; work that
+    goes on without its client is another one.
+
+    Args:
+        leave: called once the last holder has released it.
+    """
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave, self._holders = leave, 1
+
+    def hold(self) -> None:
+        """Add a holder; each one calls ``release`` once."""
+        self._holders += 1
+
+    def release(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self._leave()
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of one request.
@@ -20,6 +41,7 @@ class Caller:
         priority: added to the request's own.
         charge: called with the number of tokens read or generated for it, as they come; None where
             its tokens are not counted.
+        slot: of its request; None where its requests are not counted.
     """
 
     request: str = ""
@@ -28,6 +50,7 @@ class Caller:
     namespace: str = ""
     priority: int = 0
     charge: Callable[[int], None] | None = None
+    slot: Slot | None = None
 
 
 ANYBODY = Caller()

@@ -123,7 +123,7 @@ async def _read_resumed(
         request = request if body.stream else request.unread()
         run = partial(runtime.run, [request], caller)
         handle.key, handle.body = key, digest
-        handle.work = SharedWork(request, turn.follow(run))
+        handle.work = SharedWork(request, turn.follow(run), caller.slot)
         follow = handle.work.follow
     return msgspec.structs.replace(call, requests=[request], turn=follow)
 

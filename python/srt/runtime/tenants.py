@@ -108,7 +108,8 @@ class Bucket:
 
 
 class Tenant:
-    """The holder of a key. ``open``: its requests that are being answered."""
+    """The holder of a key. ``open``: its requests that are being answered, or run on without
+    their clients."""
 
     def __init__(
         self, key: Key, namespace: str = "", clock: Callable[[], float] = time.monotonic

@@ -27,6 +27,7 @@ from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.held_context import Claim
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError, shown
+from sglang.srt.runtime.caller import Slot
 from sglang.srt.runtime.parking.parked_store import (
     DEADLINE,
     MOST_DEADLINE,
@@ -211,13 +212,19 @@ class SharedWork:
         request: as it was sent to the engine.
     """
 
-    def __init__(self, request: CompletionRequest, outputs: Outputs) -> None:
+    def __init__(
+        self, request: CompletionRequest, outputs: Outputs, slot: Slot | None = None
+    ) -> None:
+        """``slot``: held until the work ends."""
         self.request = request
         self._output: Output | None = None
         self._count = 0  # number of items so far
         self._error: Exception | None = None
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._drive(outputs))
+        if slot is not None:
+            slot.hold()
+            self._task.add_done_callback(lambda _: slot.release())
 
     async def _drive(self, outputs: Outputs) -> None:
         try:

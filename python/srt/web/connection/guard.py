@@ -1,7 +1,8 @@
 """Guard: what stands before every route.
 
 In this order: the request's id; hosts and origins (403); CORS; the key (401) and what it may do
-(403); draining (503); the key's limits (429). What is let in is counted until it is answered.
+(403); draining (503); the key's limits (429). What is let in is counted until it is answered, and
+the work that it leaves running has ended.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.caller import Caller
+from sglang.srt.runtime.caller import Caller, Slot
 from sglang.srt.runtime.tenants import Tenant
 from sglang.srt.web.connection.hosts import Hosts
 from sglang.srt.web.exchange.current_caller import CALLER
@@ -94,9 +96,9 @@ class Guard:
             caller = self._caller(scope, tenant)
             if self._state.draining and scope["path"] not in _DRAINING:
                 raise ServerError("draining", "The server is shutting down.")
-            limited = tenant is not None and counts(scope)
-            if tenant is not None and limited:
+            if tenant is not None and counts(scope):
                 tenant.enter()
+                caller = replace(caller, slot=Slot(tenant.leave))
         except (ServerError, RequestError) as error:
             response = error_response(error, scope)
             if in_page and error.code == "invalid_api_key":
@@ -109,8 +111,8 @@ class Guard:
             await self._app(scope, receive, send)
         finally:
             self._state.open_requests -= 1
-            if tenant is not None and limited:
-                tenant.leave()
+            if caller.slot is not None:
+                caller.slot.release()
 
     def _caller(self, scope: Scope, tenant: Tenant | None) -> Caller:
         """Raises ServerError where it may not do what it asks for."""

@@ -300,6 +300,37 @@ def test_another_tenant_finds_no_handle(tmp_path: Path) -> None:
         assert second.json()["meta_info"]["cached_tokens"] > 0
 
 
+def works(served: Served) -> list[resumable.SharedWork]:
+    handles = served.state.runtime.handles._handles.values()
+    return [handle.work for handle in list(handles) if handle.work is not None]
+
+
+def test_work_without_its_client_keeps_its_slot(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(
+        json.dumps([{"name": "a", "key": "ka", "max_concurrent_requests": 2}]), encoding="utf-8"
+    )
+    with serve_text(tmp_path, Config.of(api_keys_file=str(keys)), seconds=0.002) as served:
+        own = served.client.headers["Authorization"] = "Bearer ka"
+        tenant = served.state.tenants._tenants["a"]
+        handles = [handle_of(parked(served)) for _ in range(3)]
+        assert tenant.open == 0
+        settings = {"max_new_tokens": 900}
+        for count, handle in enumerate(handles[:2], 1):
+            body = {"resume": handle, "idempotency_key": "k", "sampling_params": settings}
+            gone = served.open(body, headers=f"Authorization: {own}\r\n")
+            served_until(served, lambda count=count: len(works(served)) == count)
+            gone.close()
+            served_until(served, lambda: not served.state.open_requests)
+        assert tenant.open == 2
+        third = {"resume": handles[2], "idempotency_key": "k"}
+        assert "max_concurrent_requests" in error(served, 429, **third)["message"]
+        served_until(served, lambda: not tenant.open)
+        assert answer(served, **body)["meta_info"]["completion_tokens"] == 900
+        assert answer(served, **third)
+        assert tenant.open == 0
+
+
 def test_old_answers_and_handles_give_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     handles = served.state.runtime.handles
     first = handle_of(parked(served))
