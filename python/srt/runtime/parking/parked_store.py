@@ -17,7 +17,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
@@ -195,13 +195,14 @@ class ParkedStore:
         return context
 
     def hold(self, context: ParkedContext) -> None:
-        """Open a context in the engine with a claim, where there is an engine."""
+        """Open a context in the engine with a claim until its deadline, where there is an engine."""
         scope = context.scope
+        left = max(context.expires - self.now(), 0.0)
+        claim = replace(context.facts.claim, deadline=left)
         with suppress(EngineLost):
             context.held = HeldContext(
-                self._completion.client, context.tokens, context.facts.claim,
-                scope.namespace, scope.adapter,
-            )  # fmt: skip
+                self._completion.client, context.tokens, claim, scope.namespace, scope.adapter
+            )
 
     def _make_room(self, owned: TenantContexts, size: int) -> bool:
         """Close contexts without a handle, the used and the oldest first, until one of ``size``

@@ -218,7 +218,7 @@ class SharedWork:
         """``slot``: held until the work ends."""
         self.request = request
         self._output: Output | None = None
-        self._count = 0  # number of items so far
+        self._count = 0  # number of outputs so far
         self._error: Exception | None = None
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._drive(outputs))
@@ -231,6 +231,7 @@ class SharedWork:
             async with aclosing(outputs) as items:
                 async for _, output in items:
                     self._output = output
+                    self._count += 1
                     self._tell()
         except (RequestError, EngineLost) as error:
             self._error = error
@@ -239,11 +240,10 @@ class SharedWork:
                 f"The request failed: {type(error).__name__}.", code="internal_error"
             )
         finally:
-            self._count += 1
             self._tell()
 
     def _tell(self) -> None:
-        self._count += 1
+        """Wake all followers."""
         news, self._news = self._news, asyncio.get_running_loop().create_future()
         news.set_result(None)
 

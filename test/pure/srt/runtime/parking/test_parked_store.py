@@ -99,6 +99,16 @@ def shelf() -> Shelf:
     return Shelf()
 
 
+def test_a_context_that_is_held_again_keeps_its_deadline(shelf: Shelf) -> None:
+    context = shelf.park("abc", name="n", deadline=100.0)
+    assert context is not None
+    shelf.wait(60.0)
+    shelf.store.hold(context)
+    assert [park.deadline for park in shelf.engine.parked.values()] == [100.0, 40.0]
+    shelf.wait(41.0)
+    assert shelf.ended == ["n"]
+
+
 def test_park_opens_a_context_with_a_claim(shelf: Shelf) -> None:
     context = shelf.park("abc")
     assert context is not None

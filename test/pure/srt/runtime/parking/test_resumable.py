@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from helpers.http_server import Served, is_error, serve_text
 from sglang.srt.config import Config
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.parking import resumable
 from sglang.srt.runtime.resumed_request import laid_over
 
@@ -343,6 +345,23 @@ def test_old_answers_and_handles_give_way(served: Served, monkeypatch: pytest.Mo
     monkeypatch.setattr(resumable, "MOST_HANDLES", 1)
     answer(served, resume=handle_of(parked(served)))
     is_error(served.client.post("/generate", json={"resume": first}), 404)
+
+
+def test_followers_see_each_output_once_before_an_error() -> None:
+    async def main() -> list[str]:
+        async def failing() -> Any:
+            yield 0, Output(0, text="a")
+            await asyncio.sleep(0.01)  # the follower has it by then
+            raise RequestError("it failed")
+
+        work = resumable.SharedWork(None, failing())  # type: ignore[arg-type]
+        seen = []
+        with pytest.raises(RequestError, match="it failed"):
+            async for _, output in work.follow():
+                seen.append(output.text)
+        return seen
+
+    assert asyncio.run(main()) == ["a"]
 
 
 def test_loops_of_shared_work_end_with_the_server() -> None:
