@@ -52,11 +52,13 @@ class ParkFacts:
         rid: its name.
         arrived: moment of the first request, by the monotonic clock.
         claim: what the engine learns of the wait.
+        settings_bytes: of its sampling parameters, where they are kept.
     """
 
     rid: str
     arrived: float
     claim: Claim
+    settings_bytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -81,11 +83,11 @@ class ParkedContext:
     @property
     def size(self) -> int:
         """Bytes that it takes here."""
-        return size_of(len(self.tokens))
+        return size_of(len(self.tokens), self.facts.settings_bytes)
 
 
-def size_of(tokens: int) -> int:
-    return ENTRY_BYTES + TOKEN_BYTES * tokens
+def size_of(tokens: int, settings_bytes: int = 0) -> int:
+    return ENTRY_BYTES + TOKEN_BYTES * tokens + settings_bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -157,10 +159,10 @@ class ParkedStore:
 
     # -- parking ----------------------------------------------------------------------------------
 
-    def reserve(self, tenant: str, tokens: int) -> Reservation:
+    def reserve(self, tenant: str, tokens: int, settings_bytes: int = 0) -> Reservation:
         """Room for a context of ``tokens`` that a request will park by name. Contexts without a
         handle give way. Raises RequestError ``queue_full``."""
-        size = size_of(tokens)
+        size = size_of(tokens, settings_bytes)
         owned = self._tenants.get(tenant) or TenantContexts()
         if not self._make_room(owned, size):
             self._refuse(owned, size)
@@ -180,7 +182,7 @@ class ParkedStore:
         """Keep a context, and open it in the engine with a claim. None where there is no room for
         one without a handle; one with a handle (``ended``) has its reservation."""
         owned = self._tenants.get(scope.tenant) or TenantContexts()
-        size = size_of(len(tokens))
+        size = size_of(len(tokens), facts.settings_bytes)
         if ended is None and not self._make_room(owned, size):
             return None
         self._tenants[scope.tenant] = owned
@@ -195,7 +197,7 @@ class ParkedStore:
         return context
 
     def hold(self, context: ParkedContext) -> None:
-        """Open a context in the engine with a claim until its deadline, where there is an engine."""
+        """Open a context in the engine, where there is one, with a claim until its deadline."""
         scope = context.scope
         left = max(context.expires - self.now(), 0.0)
         claim = replace(context.facts.claim, deadline=left)

@@ -87,6 +87,11 @@ class PausedGeneration:
     arrived: float
     text: ContextText
 
+    @property
+    def settings_bytes(self) -> int:
+        """Bytes that ``settings`` take, about: those of their text."""
+        return len(repr(dict(self.settings)).encode())
+
 
 @dataclass(eq=False, slots=True)
 class Handle:
@@ -183,8 +188,9 @@ class Handles:
         return handle
 
     def leave(self, handle: Handle, size: int = 0) -> None:
-        """Keep a handle that is over, for the error or answer of later requests. ``size``: bytes
-        of the answer that is kept."""
+        """Keep a handle that is over, for the error or answer of later requests, without its
+        sampling parameters. ``size``: bytes of the answer that is kept."""
+        handle.generation = replace(handle.generation, settings={})
         past = self._past.setdefault(handle.tenant, OrderedDict())
         past[handle.name] = size
         while len(past) > MOST_HANDLES:
@@ -202,6 +208,7 @@ class Handles:
         assert past <= self._handles.keys()
         for name, handle in self._handles.items():
             assert handle.name == name
+            assert not (handle.over and handle.generation.settings), f"{name} keeps its settings"
             assert (name in past) == handle.over, f"{name} is {'over' if handle.over else 'alive'}"
 
 
@@ -296,7 +303,8 @@ class ParkedTurn:
         if self.options is not None:
             most = len(request.prompt) + request.sampling.max_new_tokens
             most = min(most, self.handles.longest)
-            self.room = self.handles.store.reserve(self.scope.tenant, most)
+            settings_bytes = self.generation.settings_bytes
+            self.room = self.handles.store.reserve(self.scope.tenant, most, settings_bytes)
         if self.resumed is not None:
             self.resumed.running = True
 
@@ -328,11 +336,15 @@ class ParkedTurn:
             if handle.context is not None:
                 self.handles.store.drop(handle.context)
             handle.running, handle.resumed, handle.context = False, True, None
-            kept = 0 if handle.work is None else _size(output) + size_of(len(self.request.prompt))
-            self.handles.leave(handle, kept)
+            self.handles.leave(handle, 0 if handle.work is None else self._kept_bytes(output))
         if self.options is not None:
             self._release()
             output.resume = self._park(output, self.options)
+
+    def _kept_bytes(self, output: Output) -> int:
+        """Bytes of an answer that is kept with its request, about."""
+        request = size_of(len(self.request.prompt), self.generation.settings_bytes)
+        return request + _size(output)
 
     def _park(self, output: Output, options: ParkOptions) -> str:
         handles, tenant = self.handles, self.scope.tenant
@@ -346,7 +358,10 @@ class ParkedTurn:
 
         if self.resumed is None and self.request.resumed is not None:
             handles.store.supersede(self.request.resumed, tenant)
-        facts = ParkFacts(self.request.rid, self.generation.arrived, options.claim(tenant))
+        facts = ParkFacts(
+            self.request.rid, self.generation.arrived, options.claim(tenant),
+            self.generation.settings_bytes,
+        )  # fmt: skip
         tokens = self.request.prompt + ints(output.tokens)
         handle.context = handles.store.park(self.scope, tokens, text, facts, ended)
         return handle.name

@@ -333,6 +333,30 @@ def test_work_without_its_client_keeps_its_slot(tmp_path: Path) -> None:
         assert tenant.open == 0
 
 
+def test_sampling_parameters_count_and_are_dropped_at_the_end(served: Served) -> None:
+    runtime = served.state.runtime
+    handle = handle_of(parked(served))
+    small = runtime.parked.counts()["parked_bytes"]
+    bias = {str(token): 0.5 for token in range(100)}
+    other = handle_of(parked(served, sampling_params={"logit_bias": bias}))
+    assert runtime.parked.counts()["parked_bytes"] - 2 * small >= len(json.dumps(bias))
+    answer(served, resume=other, idempotency_key="k")
+    found = runtime.handles.find(other, "")
+    assert found.over
+    assert found.generation.settings == {}
+    assert runtime.handles._past[""][other] > len(json.dumps(bias)), "the answer's request has them"
+    served.client.post("/abort_request", json={"abort_all": True})
+    assert runtime.handles._handles[handle].generation.settings == {}
+
+
+def test_sampling_parameters_need_room(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.state.runtime.parked, "_most_bytes", 3000)
+    settings = sampling(max_new_tokens=4, logit_bias={str(token): 0.5 for token in range(300)})
+    body = {"text": PROMPT, "park": {}, "sampling_params": settings}
+    assert "--max-parked-bytes" in error(served, 429, **body)["message"]
+    assert answer(served, **body | {"sampling_params": sampling(max_new_tokens=4)})
+
+
 def test_old_answers_and_handles_give_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     handles = served.state.runtime.handles
     first = handle_of(parked(served))
@@ -355,10 +379,14 @@ def test_followers_see_each_output_once_before_an_error() -> None:
             raise RequestError("it failed")
 
         work = resumable.SharedWork(None, failing())  # type: ignore[arg-type]
-        seen = []
-        with pytest.raises(RequestError, match="it failed"):
+        seen: list[str] = []
+
+        async def follow() -> None:
             async for _, output in work.follow():
                 seen.append(output.text)
+
+        with pytest.raises(RequestError, match="it failed"):
+            await follow()
         return seen
 
     assert asyncio.run(main()) == ["a"]
