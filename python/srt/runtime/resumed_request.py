@@ -38,6 +38,11 @@ from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
 # Fields that a resumed request may not have: what they say is the parked context's.
 _KEPT = ("lora_path", "cache_salt", "extra_key")
 _ALONE = ("parts", "image_data", "video_data", "session_params", "return_hidden_states")
+# Fields that decide the answer: requests of one idempotency key have the same.
+_DECIDING = (
+    "text", "input_ids", "sampling_params", "park", "return_logprob", "logprob_start_len",
+    "top_logprobs_num", "token_ids_logprob", "masked_logprobs",
+)  # fmt: skip
 
 
 async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Caller) -> GenerateCall:
@@ -214,8 +219,12 @@ async def _behind(runtime: EngineRuntime, body: GenerateRequest) -> Ints:
 
 
 def _digest(body: GenerateRequest) -> bytes:
-    """Digest of the fields that decide the answer."""
-    said = (body.text, body.input_ids, body.sampling_params, body.park, body.return_logprob,
-            body.logprob_start_len, body.top_logprobs_num, body.token_ids_logprob,
-            body.masked_logprobs)  # fmt: skip
-    return sha256(msgspec.json.encode(said)).digest()
+    """Digest of the fields that decide the answer. Raises RequestError where one is not JSON, as
+    in a call of ``sglang.Engine.generate``."""
+    digest = sha256()
+    for name in _DECIDING:
+        try:
+            digest.update(msgspec.json.encode(getattr(body, name)) + b"\n")
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RequestError(f"{name} cannot be written as JSON: {error}.", name) from error
+    return digest.digest()

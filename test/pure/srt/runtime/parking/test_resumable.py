@@ -15,8 +15,11 @@ from helpers.http_server import Served, is_error, serve_text
 from sglang.srt.config import Config
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.caller import ANYBODY
+from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.parking import resumable
-from sglang.srt.runtime.resumed_request import laid_over
+from sglang.srt.runtime.request_fields import convert
+from sglang.srt.runtime.resumed_request import laid_over, read_call
 
 PROMPT = "the lazy dog"
 
@@ -282,6 +285,30 @@ def test_a_resume_is_one_text(served: Served) -> None:
     assert answer(served, resume=handle)
 
 
+@pytest.mark.parametrize("named", [{}, {"idempotency_key": "k"}])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"text": "x\ud800"}, "text"), ({"sampling_params": {"stop": object()}}, "sampling_params")],
+)
+def test_what_is_no_json_is_bad_input(
+    served: Served, named: dict[str, Any], fields: dict[str, Any], param: str
+) -> None:
+    """``sglang.Engine.generate`` may be given what no HTTP request can hold."""
+    handle = handle_of(parked(served))
+
+    async def resume() -> None:
+        runtime = served.state.runtime
+        body = convert({"resume": handle, **fields, **named}, GenerateRequest)
+        with pytest.raises(RequestError) as caught:
+            await read_call(runtime, body, ANYBODY)
+        assert caught.value.code == "invalid_value"
+        if named:
+            assert caught.value.param == param
+
+    asyncio.run(resume())
+    assert answer(served, resume=handle)
+
+
 def test_another_tenant_finds_no_handle(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text(
@@ -316,7 +343,7 @@ def test_work_without_its_client_keeps_its_slot(tmp_path: Path) -> None:
         own = served.client.headers["Authorization"] = "Bearer ka"
         tenant = served.state.tenants._tenants["a"]
         handles = [handle_of(parked(served)) for _ in range(3)]
-        assert tenant.open == 0
+        served_until(served, lambda: not tenant.open)
         settings = {"max_new_tokens": 900}
         for count, handle in enumerate(handles[:2], 1):
             body = {"resume": handle, "idempotency_key": "k", "sampling_params": settings}
@@ -330,7 +357,7 @@ def test_work_without_its_client_keeps_its_slot(tmp_path: Path) -> None:
         served_until(served, lambda: not tenant.open)
         assert answer(served, **body)["meta_info"]["completion_tokens"] == 900
         assert answer(served, **third)
-        assert tenant.open == 0
+        served_until(served, lambda: not tenant.open)
 
 
 def test_sampling_parameters_count_and_are_dropped_at_the_end(served: Served) -> None:
