@@ -122,6 +122,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 
 _PROMPTS = ("text", "input_ids", "parts")
+# Fields that are one value for all prompts, or a list with one for each.
+_LISTED = (
+    "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num",
+    "return_hidden_states", "rid", "cache_salt", "extra_key", "lora_path",
+)  # fmt: skip
 
 
 class GenerateCall(msgspec.Struct):
@@ -222,6 +227,16 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
         verify_states(runtime, [request for request, wanted in zip(requests, states) if wanted])
     params = body.session_params
     return call if params is None else call.in_session(params)
+
+
+def unlisted(body: GenerateRequest) -> GenerateRequest:
+    """The request of one prompt with the value of each list in place of the list. Raises
+    RequestError where a list has not one entry."""
+    changes = {}
+    for name in _LISTED:
+        if isinstance(getattr(body, name), list):
+            [changes[name]] = _each(body, 1, name)
+    return msgspec.structs.replace(body, **changes) if changes else body
 
 
 def logprobs_of(body: GenerateRequest, count: int) -> list[Logprobs]:

@@ -23,7 +23,12 @@ from sglang.srt.requests.completion.held_context import Resumption
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
-from sglang.srt.runtime.generate_request import GenerateCall, GenerateRequest, logprobs_of
+from sglang.srt.runtime.generate_request import (
+    GenerateCall,
+    GenerateRequest,
+    logprobs_of,
+    unlisted,
+)
 from sglang.srt.runtime.generate_request import read_call as read_new
 from sglang.srt.runtime.matched_prompt import framed_text
 from sglang.srt.runtime.parking.resumable import (
@@ -108,6 +113,7 @@ async def _read_resumed(
 ) -> GenerateCall:
     received = time.monotonic() if body.return_spans else None
     handle = runtime.handles.find(name, caller.tenant)
+    body = unlisted(body)
     _verify_resumed(body)
     runtime.admit(1, caller)
     key, digest = body.idempotency_key or "", _digest(body)
@@ -150,7 +156,7 @@ def _turn(
         prompt,
         sampling_from(settings),
         logprobs_of(body, 1)[0] if body.return_logprob else None,
-        body.rid if isinstance(body.rid, str) and body.rid else uuid.uuid4().hex,
+        str(body.rid) if body.rid else uuid.uuid4().hex,
         body.priority or 0,
         scope.namespace.removeprefix(caller.namespace),
         score_choices=settings.get("choices_scoring") == "whole",
@@ -205,7 +211,7 @@ def _verify_resumed(body: GenerateRequest) -> None:
             )
     if body.text is not None and body.input_ids is not None:
         raise RequestError("Give text or input_ids with resume, not both.", "text")
-    if not isinstance(body.text, str | None) or not isinstance(body.sampling_params, dict | None):
+    if not isinstance(body.text, str | None):
         raise RequestError("resume goes on with one text; give no lists.", "resume", "unsupported")
 
 

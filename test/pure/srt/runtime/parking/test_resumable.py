@@ -309,6 +309,31 @@ def test_what_is_no_json_is_bad_input(
     assert answer(served, resume=handle)
 
 
+def test_lists_of_one_entry_are_their_entry(served: Served) -> None:
+    lists = {
+        "rid": ["my-id"], "return_logprob": [False], "return_hidden_states": [False],
+        "cache_salt": [None], "sampling_params": [{"max_new_tokens": 3}], "stream": False,
+    }  # fmt: skip
+    found = answer(served, resume=handle_of(parked(served)), **lists)
+    assert found["meta_info"]["id"] == "my-id"
+    assert found["meta_info"]["completion_tokens"] == 3
+    assert "output_token_logprobs" not in found["meta_info"]
+    handle = handle_of(parked(served))
+    found = answer(
+        served, resume=handle, idempotency_key="k", return_logprob=[True], top_logprobs_num=[2]
+    )  # fmt: skip
+    assert len(found["meta_info"]["output_top_logprobs"][0]) == 2
+    plain = {"return_logprob": True, "top_logprobs_num": 2}
+    assert answer(served, resume=handle, idempotency_key="k", **plain) == found
+    handle = handle_of(parked(served))
+    for name, value in [
+        ("rid", ["a", "b"]), ("rid", []), ("return_logprob", [True, False]),
+        ("sampling_params", [{}, {}]), ("top_logprobs_num", [1, 2]), ("cache_salt", ["x"]),
+    ]:  # fmt: skip
+        assert error(served, 400, resume=handle, **{name: value})["param"] == name
+    assert answer(served, resume=handle)
+
+
 def test_another_tenant_finds_no_handle(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text(
