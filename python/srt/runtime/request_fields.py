@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 from sglang.srt.requests.common_fields import verify_fields
-from sglang.srt.requests.request_error import RequestError
+from sglang.srt.requests.request_error import RequestError, shown
 
 T = TypeVar("T", bound=msgspec.Struct)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)` - at `", re.DOTALL)
 
 _FEATURES = {
     "a custom logit processor": "custom_logit_processor",
@@ -111,11 +112,25 @@ def convert(value: Any, kind: type[T]) -> T:
         message = str(error)
         _, found, path = message.rpartition("`$.")
         param = re.split(r"[\[.`]", path)[0] if found else None
+        if param is not None and (unknown := _UNKNOWN.match(message)):
+            raise _unknown_field(kind, param, unknown[1]) from error
         raise RequestError(f"{message}.", param) from error
     except OverflowError as error:
         raise RequestError(f"A number is out of range: {error}.") from error
     verify_fields(request)
     return request
+
+
+def _unknown_field(kind: type[msgspec.Struct], param: str, name: str) -> RequestError:
+    """The error for a field ``name`` that the object in ``param`` cannot have."""
+    [given] = [field for field in msgspec.structs.fields(kind) if field.encode_name == param]
+    found = msgspec.inspect.type_info(given.type)
+    options = found.types if isinstance(found, msgspec.inspect.UnionType) else (found,)
+    structs = [one for one in options if isinstance(one, msgspec.inspect.StructType)]
+    known = ", ".join(field.encode_name for one in structs for field in one.fields)
+    return RequestError(
+        f"{param} has an unknown field {shown(name)}; its fields are {known}.", f"{param}.{name}"
+    )
 
 
 def plain(answer: Any) -> Any:

@@ -49,7 +49,7 @@ ENTRY_BYTES = 64  # size of an answer, for each of its tokens and log-probabilit
 PARKING_ENDS = ("stop", "length")
 
 
-class ParkOptions(msgspec.Struct, kw_only=True):
+class ParkOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """``park`` of a request: its context waits at its end. Null is unset."""
 
     tool: Annotated[

@@ -256,6 +256,8 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"text": "a", "park": {"deadline_seconds": 0}}, 400, "park.deadline_seconds is 0"),
     ({"text": "a", "park": {"expected_seconds": -1}}, 400, "park.expected_seconds is -1"),
     ({"text": "a", "park": {"tool": "t" * 300}}, 400, "park.tool has 300 characters"),
+    ({"text": "a", "park": {"bogus": 1}}, 400,
+     "park has an unknown field 'bogus'; its fields are tool, expected_seconds, deadline_seconds."),
     ({"text": "a", "idempotency_key": "k"}, 400, "without resume"),
     ({"resume": "unknown"}, 404, "no parked context"),
 ]  # fmt: skip
