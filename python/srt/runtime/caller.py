@@ -8,7 +8,7 @@ from dataclasses import dataclass
 SHARED = "\0"  # the namespace of tenants that share a cache
 
 
-class Slot:
+class RequestSlot:
     """One of the requests at once that a key may have. Its first holder is the answer; work that
     goes on without its client is another one.
 
@@ -50,7 +50,7 @@ class Caller:
     namespace: str = ""
     priority: int = 0
     charge: Callable[[int], None] | None = None
-    slot: Slot | None = None
+    slot: RequestSlot | None = None
 
 
 ANYBODY = Caller()

@@ -27,7 +27,7 @@ from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.held_context import Claim
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError, shown
-from sglang.srt.runtime.caller import Slot
+from sglang.srt.runtime.caller import RequestSlot
 from sglang.srt.runtime.parking.parked_store import (
     DEADLINE,
     MOST_DEADLINE,
@@ -220,7 +220,7 @@ class SharedWork:
     """
 
     def __init__(
-        self, request: CompletionRequest, outputs: Outputs, slot: Slot | None = None
+        self, request: CompletionRequest, outputs: Outputs, slot: RequestSlot | None = None
     ) -> None:
         """``slot``: held until the work ends."""
         self.request = request

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.caller import Caller, Slot
+from sglang.srt.runtime.caller import Caller, RequestSlot
 from sglang.srt.runtime.tenants import Tenant
 from sglang.srt.web.connection.hosts import Hosts
 from sglang.srt.web.exchange.current_caller import CALLER
@@ -98,7 +98,7 @@ class Guard:
                 raise ServerError("draining", "The server is shutting down.")
             if tenant is not None and counts(scope):
                 tenant.enter()
-                caller = replace(caller, slot=Slot(tenant.leave))
+                caller = replace(caller, slot=RequestSlot(tenant.leave))
         except (ServerError, RequestError) as error:
             response = error_response(error, scope)
             if in_page and error.code == "invalid_api_key":
