@@ -335,16 +335,13 @@ class Store:
             "total_tokens": self.pool.size * size,
             "evicted_tokens": self.tree.evicted * size,
         }
-        return (
-            counts
-            if host is None
-            else counts
-            | {
+        if host is not None:
+            counts |= {
                 "host_tokens": host.tree.evictable * size,
                 "host_total_tokens": host.tree.pool.size * size,
                 "stored_tokens": host.saved * size,
             }
-        )
+        return counts
 
     # -- auditing --------------------------------------------------------------------------------
 
