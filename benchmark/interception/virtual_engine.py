@@ -19,10 +19,10 @@ from sglang.srt.core.clock import ManualClock
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Append, Done, Generate, Open, Park, Tokens, Verb
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
-from sglang.srt.engine.durations import Durations
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.info import EngineInfo
+from sglang.srt.interception.durations import Durations
 
 from benchmark.interception.sessions import Session
 

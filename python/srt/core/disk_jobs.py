@@ -1,7 +1,7 @@
 """Disk: KV that host memory has copies of, in slots of a file. Jobs go to it, results come back.
 
 A slot holds the KV of ``slot_tokens`` tokens that follow each other, a whole number of host pages.
-The engine decides what is in a slot (``memory/disk_tier``); the worker has the bytes and the
+The engine decides what is in a slot (``disk/disk_tier``); the worker has the bytes and the
 threads that copy them (``worker/disk_pool``). The engine never waits for a job.
 """
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from sglang.srt.core.clock import Clock
 from sglang.srt.core.disk_jobs import Disk
 from sglang.srt.core.request import Request
+from sglang.srt.disk.disk_tier import DiskTier
+from sglang.srt.disk.spill import Spill
 from sglang.srt.engine.planner import Planner
-from sglang.srt.memory.disk_tier import DiskTier
-from sglang.srt.memory.spill import Spill
 
 PATIENCE = 2.0
 LEAST_WAIT = 1.0  # seconds

@@ -24,14 +24,14 @@ from sglang.srt.core.context import Context
 from sglang.srt.core.ints import ints
 from sglang.srt.core.request import NEVER, Request
 from sglang.srt.core.work import STEP_LOOKUP, STEP_MOVES, STEP_NUMBERS
+from sglang.srt.disk.spill import Spill
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.masks import GrammarBudget, PassMasks, by_cost
-from sglang.srt.engine.parked import Parked
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.engine.waiting_queue import WaitingQueue
-from sglang.srt.memory.spill import Spill
+from sglang.srt.interception.parked import Parked
 from sglang.srt.memory.store import Match, Store
 from sglang.srt.schedule.costs import Costs
 from sglang.srt.schedule.scheduler import AGING, Reserve, plan

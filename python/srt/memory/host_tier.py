@@ -9,7 +9,7 @@ row of the very pass that saves it, and what a pass saves may be loaded by the s
 A page that a planned pass writes or reads is locked until the plan is complete. What a pass writes
 is *unsure* until the pass is collected: a failed pass has copied nothing.
 
-Below it may be a lower tier (``memory/disk_tier``), which takes note of every path once it is here.
+Below it may be a lower tier (``disk/disk_tier``), which takes note of every path once it is here.
 The threads of that tier copy beside the passes: it locks what they read, and takes what they write
 out of the pool (``lent``).
 """
@@ -27,7 +27,7 @@ from sglang.srt.memory.radix import RadixNode, RadixTree
 
 
 class LowerTier(Protocol):
-    """The tier below host memory (``memory/disk_tier``)."""
+    """The tier below host memory (``disk/disk_tier``)."""
 
     def note(self, tokens: Ints, namespace: Namespace) -> None:
         """Take note that host memory has all of this path."""

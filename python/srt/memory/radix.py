@@ -9,8 +9,8 @@ split leaves the node object at the lower end, so that handles stay true.
     evictable        pages of unlocked nodes
     protected        pages of locked nodes
 
-``claims`` counts the contexts at a node or below it that wait for a tool (``engine/parked``). A
-claim locks nothing: the caller of ``evict`` chooses when its leaf goes.
+``claims`` counts the contexts at a node or below it that wait for a tool (``interception/parked``).
+A claim locks nothing: the caller of ``evict`` chooses when its leaf goes.
 
 Contexts share KV only below the same root. Each namespace has one root.
 """

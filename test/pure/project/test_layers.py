@@ -27,6 +27,8 @@ RULES = {
     "srt.config": "srt.core",
     "srt.memory": "srt.core",
     "srt.schedule": "srt.core",
+    "srt.disk": "srt.core srt.memory",
+    "srt.interception": "srt.core srt.memory srt.schedule",
     "srt.grammar": "sglang.ir srt.core srt.config msgspec numpy re2 interegular outlines_core"
     " llguidance",
     "srt.files": "srt.core huggingface_hub",
@@ -40,7 +42,8 @@ RULES = {
     " srt.files srt.media.processor_settings srt.media.tiles safetensors tqdm",
     "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models srt.files"
     " sglang.ir psutil",
-    "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.grammar msgspec zmq",
+    "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.disk srt.interception"
+    " srt.grammar msgspec zmq",
     "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer msgspec zmq",
     "srt.engine.executor": "srt.core srt.config srt.worker",
     "srt.requests": "sglang.ir",

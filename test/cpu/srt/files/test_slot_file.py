@@ -18,9 +18,9 @@ from helpers.paths import ROOT
 pytest.importorskip("torch")
 from sglang.srt.core.disk_jobs import SlotKey
 from sglang.srt.core.ints import ints
+from sglang.srt.disk.disk_tier import digest_of
 from sglang.srt.files import slot_file
 from sglang.srt.files.slot_file import HEADER_BYTES, SlotFile, runs
-from sglang.srt.memory.disk_tier import digest_of
 
 MODEL, OTHER_MODEL = b"m" * 32, b"o" * 32
 SLOTS, BYTES, TOKENS = 8, 100, 4
@@ -246,7 +246,7 @@ import sys
 from pathlib import Path
 from sglang.srt.core.disk_jobs import SlotKey
 from sglang.srt.core.ints import ints
-from sglang.srt.memory.disk_tier import digest_of
+from sglang.srt.disk.disk_tier import digest_of
 from sglang.srt.files.slot_file import SlotFile
 file = SlotFile(Path(sys.argv[1]), {MODEL!r}, {SLOTS}, 1 << 20, {TOKENS})
 number = 0

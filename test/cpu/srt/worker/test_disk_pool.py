@@ -22,8 +22,8 @@ from sglang.srt.config import Config, MemoryConfig
 from sglang.srt.core.batch import PageMoves
 from sglang.srt.core.disk_jobs import DiskRead, DiskResult, DiskWrite
 from sglang.srt.core.ints import ints
+from sglang.srt.disk.disk_tier import keys_of
 from sglang.srt.files import slot_file
-from sglang.srt.memory.disk_tier import keys_of
 from sglang.srt.worker.disk_pool import DiskPool, disk_pool
 from sglang.srt.worker.host_pool import HostPool
 from sglang.srt.worker.kv import KVPool

@@ -20,6 +20,8 @@ from helpers.simulation import simulate
 from sglang.srt.core import segments
 from sglang.srt.core.media_marks import Numbers
 from sglang.srt.core.request import Request
+from sglang.srt.disk import disk_tier
+from sglang.srt.disk.disk_tier import DiskTier
 from sglang.srt.engine import admission, collect, rows
 from sglang.srt.engine.adapter_registry import AdapterRegistry
 from sglang.srt.engine.collect import Collector
@@ -27,11 +29,9 @@ from sglang.srt.engine.draft_model import ModelDrafter
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.masks import DraftMasks
-from sglang.srt.engine.parked import Parked
 from sglang.srt.engine.planner import Planner
 from sglang.srt.engine.waiting_queue import WaitingQueue
-from sglang.srt.memory import disk_tier
-from sglang.srt.memory.disk_tier import DiskTier
+from sglang.srt.interception.parked import Parked
 from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store

@@ -12,8 +12,8 @@ from sglang.srt.core.disk_jobs import SlotRecord
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Close, Control
 from sglang.srt.core.namespace import BASE, Namespace
-from sglang.srt.memory import disk_tier
-from sglang.srt.memory.disk_tier import MOST_FAULTS, DiskTier, digest_of, kept
+from sglang.srt.disk import disk_tier
+from sglang.srt.disk.disk_tier import MOST_FAULTS, DiskTier, digest_of, kept
 from sglang.srt.memory.host_tier import HostTier
 
 PROMPT, OTHER = list(range(1, 41)), list(range(50, 90))

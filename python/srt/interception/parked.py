@@ -5,7 +5,7 @@
     (ended)     the request was admitted, the context was closed, or the deadline has passed
 
 A claim locks nothing. It takes the leaves of its path out of the least recently used order, and the
-policy (``schedule/park_policies``) says when they go. Contexts without a claim cost nothing here.
+policy (``park_policies``) says when they go. Contexts without a claim cost nothing here.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 from sglang.srt.core.clock import Clock
 from sglang.srt.core.context import Context
 from sglang.srt.core.messages import Park
-from sglang.srt.engine.durations import Durations
-from sglang.srt.memory.radix import RadixNode
-from sglang.srt.memory.store import Store, Transfer
-from sglang.srt.schedule.costs import Costs
-from sglang.srt.schedule.park_policies import (
+from sglang.srt.interception.durations import Durations
+from sglang.srt.interception.park_policies import (
     POLICIES,
     ParkedItem,
     ParkingView,
     unclaimed_value,
 )
+from sglang.srt.memory.radix import RadixNode
+from sglang.srt.memory.store import Store, Transfer
+from sglang.srt.schedule.costs import Costs
 
 REFRESH = 0.1  # seconds that the order of the claims is kept
 GROWTH = 0.1  # growth of the elapsed time at which a prediction is made anew

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.srt.schedule.costs import Costs, LineFit
-from sglang.srt.schedule.waste import (
+from sglang.srt.interception.waste import (
     added,
     chunks,
     waste,
@@ -15,6 +14,7 @@ from sglang.srt.schedule.waste import (
     waste_preserve,
     waste_swap,
 )
+from sglang.srt.schedule.costs import Costs, LineFit
 
 GPT_J = Costs(LineFit(10.0, 0.0463), LineFit(0.0, 0.04))
 TOKENS = st.integers(0, 100_000)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.config.sections import PARK_POLICIES
-from sglang.srt.schedule.costs import Costs, LineFit
-from sglang.srt.schedule.park_policies import (
+from sglang.srt.interception.park_policies import (
     POLICIES,
     ParkedItem,
     ParkingDecision,
@@ -17,7 +16,8 @@ from sglang.srt.schedule.park_policies import (
     priced_value,
     unclaimed_value,
 )
-from sglang.srt.schedule.waste import added, chunks, waste_chunk_discard, waste_preserve
+from sglang.srt.interception.waste import added, chunks, waste_chunk_discard, waste_preserve
+from sglang.srt.schedule.costs import Costs, LineFit
 
 COSTS = Costs(LineFit(10.0, 0.05), LineFit(0.0, 0.04))
 

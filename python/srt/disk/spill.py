@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from sglang.srt.core.namespace import Namespace
-from sglang.srt.memory.disk_tier import kept
+from sglang.srt.disk.disk_tier import kept
 from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.radix import RadixNode, RadixTree
 

@@ -9,7 +9,7 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.srt.engine.durations import CALLS, PAIRS, SHORTEST, Durations
+from sglang.srt.interception.durations import CALLS, PAIRS, SHORTEST, Durations
 
 SECONDS = st.floats(1e-3, 1e5)
 SEEN = st.lists(SECONDS, max_size=CALLS)

@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sglang.srt.interception.waste import added, chunks, waste_chunk_discard, waste_preserve
 from sglang.srt.schedule.costs import Costs
-from sglang.srt.schedule.waste import added, chunks, waste_chunk_discard, waste_preserve
 
 SHORT, MEDIUM = 4.0, 7.0  # seconds: InferCept's thresholds of the heuristic policy
 SOON = 0.01  # seconds: least time until a page is used
