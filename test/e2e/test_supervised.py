@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def health(http: Client, status: int) -> httpx.Response:
 def test_after_a_kill_and_a_stop_the_same_bytes_come_again(toy: list[str]) -> None:
     with launched(toy) as server, client_of(server) as http:
         before, info = http.golden(), http.get("/get_model_info").json()
+        whole = ask(server.url).json()["text"]
         engines = []
         for number in (signal.SIGKILL, signal.SIGSTOP):
             engines.append(server.engine())
@@ -72,19 +74,34 @@ def test_after_a_kill_and_a_stop_the_same_bytes_come_again(toy: list[str]) -> No
                 plain = pool.submit(ask, server.url)
                 running(http, 2)
                 engines[-1].send_signal(number)
-                assert is_error(plain.result(), 503)["code"] == "engine_lost"
-                last = json.loads(streamed.result()[-1].removeprefix("data: "))
-                assert last["error"]["code"] == "engine_lost"
-            refused = health(http, 503)
-            assert refused.headers["retry-after"]
-            assert "started again" in is_error(refused, 503)["message"]
-            assert http.get("/metrics").status_code == 200
-            health(http, 200)
+                refused = health(http, 503)
+                assert refused.headers["retry-after"]
+                assert "started again" in is_error(refused, 503)["message"]
+                assert http.get("/metrics").status_code == 200
+                health(http, 200)
+                assert plain.result().json()["text"] == whole
+                lines = [line for line in streamed.result() if "{" in line]
+                assert json.loads(lines[-1].removeprefix("data: "))["text"] == whole
             assert http.golden() == before
             assert http.get("/get_model_info").json() == info
             http.idle()
         gone(engines)
-        assert "sglang:engine_restarts_total" in http.get("/metrics").text
+        metrics = http.get("/metrics").text
+        assert re.search(r"sglang:engine_restarts_total{.*} 2.0", metrics)
+        assert re.search(r"sglang:resumed_requests_total{.*} 4.0", metrics)
+
+
+def test_a_request_that_may_not_go_on_ends_with_its_engine(toy: list[str]) -> None:
+    with launched([*toy, "--max-resumes", "0"]) as server, client_of(server) as http:
+        engine = server.engine()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            streamed = pool.submit(stream_lines, server.url)
+            plain = pool.submit(ask, server.url)
+            running(http, 2)
+            engine.kill()
+            assert is_error(plain.result(), 503)["code"] == "engine_lost"
+            last = json.loads(streamed.result()[-1].removeprefix("data: "))
+            assert last["error"]["code"] == "engine_lost"
 
 
 def test_too_many_losses_end_the_server_with_the_reason(toy: list[str]) -> None:

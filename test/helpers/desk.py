@@ -30,7 +30,7 @@ from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 
-GOAL = ("top", "score_from", "probe", "interval", "since")  # fields of the goal itself
+GOAL = ("top", "score_from", "probe", "interval", "since", "generated")  # fields of the goal itself
 
 
 def generate(most: int = 8, **changes: Any) -> Generate:

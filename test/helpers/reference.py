@@ -100,18 +100,20 @@ class Text:
 
 def expected(
     prompt: Known | list[int], sampling: SamplingParams, table: Sequence[bytes] = TOKEN_BYTES,
-    since: int = -1,
+    since: int = -1, generated: int = 0,
 ) -> Text:  # fmt: skip
     """The text of a generation on its own. ``table``: the bytes of every token; ``since``: where
-    the generation began, if not behind the prompt."""
+    the generation began, if not behind the prompt; ``generated``: number of the prompt's last
+    tokens that are its text already."""
     known = prompt if isinstance(prompt, Known) else Known.opened(prompt)
-    reader, out, text = known.reader(), Text([]), b""
+    reader, out = known.reader(), Text([])
+    text = b"".join(table[token] for token in known.tokens[len(known.tokens) - generated :])
     eos = set() if sampling.ignore_eos else {EOS}
     ends = {*sampling.stop_token_ids} | eos
     grammar = int(sampling.constraint.text) if sampling.constraint else None
     begin = len(known.tokens) if since < 0 else since
     before, earlier = known.tokens[:begin], known.tokens[begin:]
-    while len(out.tokens) < sampling.max_new_tokens:
+    while generated + len(out.tokens) < sampling.max_new_tokens:
         so_far = earlier + out.tokens
         ids = None if grammar is None else allowed(grammar, tuple(so_far))
         if ids == {EOS}:
@@ -200,7 +202,7 @@ def embedding(known: Known, pooling: str) -> bytes:
 
 def refused(known: Known, goal: Goal, limit: int) -> bool:
     """Whether the engine must call the request invalid."""
-    growth = goal.sampling.max_new_tokens if isinstance(goal, Generate) else 0
+    growth = goal.sampling.max_new_tokens - goal.generated if isinstance(goal, Generate) else 0
     constraint = goal.sampling.constraint if isinstance(goal, Generate) else None
     since = goal.since if isinstance(goal, Generate) else -1
     return (

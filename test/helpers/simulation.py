@@ -206,6 +206,8 @@ class History:
         self.generations: dict[
             int, tuple[int, Generate]
         ] = {}  # last one by context: where it began
+        self.answered: list[tuple[Known, Generate, list[int]]] = []  # the last texts
+        self.whole: dict[int, list[int]] = {}  # texts by the context that goes on with a part
         self.opened: list[tuple[Any, str, str]] = []  # prompts, adapters and salts
         self.ended: dict[int, str] = {}
         self.numbers = iter(range(1, 1 << 30))
@@ -333,6 +335,8 @@ class History:
             self._advance(context, [Append(context, ints(more).tobytes())])
         elif self._begun(idle) and kind < 0.58:
             self._resume(r.choice(self._begun(idle)))
+        elif self.answered and kind < 0.59:
+            self._continue(*r.choice(self.answered))
         elif idle and kind < 0.6:  # n answers to one prompt
             parent, goal = r.choice(idle), Generate(self.wishes.sampling())
             for _ in range(r.randint(2, 4)):
@@ -357,6 +361,18 @@ class History:
         )
         verbs: list[Verb] = [Append(context, ints(more).tobytes())] if more else []
         self._advance(context, verbs, msgspec.structs.replace(goal, sampling=sampling, since=since))
+
+    def _continue(self, prompt: Known, goal: Generate, text: list[int]) -> None:
+        """Request the rest of a text, as where another engine was lost in the midst of it."""
+        count, context = self.random.randrange(1, len(text)), next(self.numbers)
+        since = len(prompt.tokens) if goal.since < 0 else goal.since
+        self.contexts[context] = known = prompt.copy()
+        known.append(text[:count])
+        opening = Open(context, ints(known.tokens).tobytes(), known.salt, known.segments)
+        self._salt(context)
+        self.whole[context] = text
+        more = {"since": since, "generated": count, "score_from": -1}
+        self._advance(context, [opening], msgspec.structs.replace(goal, **more))
 
     def _park(self) -> None:
         """Say that a context waits for a tool, rightly or, where it is busy, wrongly."""
@@ -613,7 +629,13 @@ class History:
 
     def _check_text(self, asked: Asked, goal: Generate, event: Done) -> None:
         sampling = goal.sampling
-        want = expected(asked.prompt, sampling, TEXT, goal.since)
+        want = expected(asked.prompt, sampling, TEXT, goal.since, goal.generated)
+        if goal.generated:
+            begun, whole = asked.prompt.tokens[-goal.generated :], self.whole[asked.context]
+            assert begun + want.tokens == whole, "a cut text goes on otherwise"
+            self.seen["texts cut between engines"] += 1
+        elif len(want.tokens) > 1 and not (asked.prompt.keys or asked.prompt.adapter):
+            self.answered = [*self.answered[-9:], (asked.prompt, goal, want.tokens)]
         self.seen["texts that went on"] += goal.since >= 0
         assert asked.drawn == want.tokens, "the text has changed"
         assert event.stats.completion_tokens == len(asked.drawn), "tokens that nobody was told of"
@@ -845,4 +867,4 @@ class History:
 
 
 def _growth(goal: Goal) -> int:
-    return goal.sampling.max_new_tokens if isinstance(goal, Generate) else 0
+    return goal.sampling.max_new_tokens - goal.generated if isinstance(goal, Generate) else 0

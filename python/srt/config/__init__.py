@@ -172,6 +172,8 @@ class Config:
              self.model.cuda_graph_max_bs >= 1, "at least 1"),
             ("max_engine_restarts", self.operations.max_engine_restarts,
              self.operations.max_engine_restarts >= 0, "0 or more"),
+            ("max_resumes", self.operations.max_resumes,
+             self.operations.max_resumes >= 0, "0 or more"),
             ("watchdog_timeout", self.operations.watchdog_timeout,
              0 <= self.operations.watchdog_timeout < math.inf, "0 or more, and finite"),
             ("exit_with_parent", self.operations.exit_with_parent,

@@ -325,6 +325,10 @@ class OperationsConfig:
     max_engine_restarts: int = flag(
         3, "times in ten minutes that a lost engine is started again; 0: the server ends", type=int
     )
+    max_resumes: int = flag(
+        1, "times that a request goes on with the next engine where its engine is lost; 0: never",
+        type=int,
+    )  # fmt: skip
     watchdog_timeout: float = flag(
         300.0, "seconds without an answer after which the engine counts as lost (/health says so "
         "at half of them); 0: never",

@@ -56,6 +56,9 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
         since: index of the context's token where the generation began that this request goes on
             with, after a tool's result for example: random numbers, penalties, ``min_new_tokens``
             and the constraint count from there. -1: it begins behind the context.
+        generated: number of the context's last tokens that this generation has produced already,
+            in an engine that was lost. They count against ``max_new_tokens``, and stops are
+            searched in their text too. ``since`` is then at or before the first of them.
     """
 
     sampling: SamplingParams
@@ -65,6 +68,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
     interval: int = 1
     masked: bool = False
     since: int = -1
+    generated: int = 0
 
 
 class Score(msgspec.Struct, frozen=True, tag="score", omit_defaults=True):

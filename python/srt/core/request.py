@@ -55,7 +55,7 @@ class RequestSpec:
         close: whether the context is closed when the request ends.
         received: moment of its arrival.
         arrived: moment from which on it counts as waiting, at most ``received``.
-        limit: number of tokens it may generate.
+        limit: number of tokens it may generate, less those that a lost engine has generated.
         carried: tokens before the end of the prompt that the generation began with, in an earlier
             request (``Generate.since``).
         sampling: the parameters that a worker needs of the goal's, without the constraint and the
@@ -74,7 +74,8 @@ class RequestSpec:
 
     def __post_init__(self) -> None:
         sampling = self.goal.sampling if isinstance(self.goal, Generate) else None
-        limit = sampling.max_new_tokens if sampling is not None else 0
+        generated = self.goal.generated if isinstance(self.goal, Generate) else 0
+        limit = sampling.max_new_tokens - generated if sampling is not None else 0
         if sampling is not None and (sampling.constraint or sampling.stop or sampling.stop_regex):
             sampling = replace(sampling, constraint=None, stop=(), stop_regex=())
         since = self.goal.since if isinstance(self.goal, Generate) else -1

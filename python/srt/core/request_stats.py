@@ -102,15 +102,17 @@ class RequestStats(RequestCounts, omit_defaults=True):
     def followed_by(self, later: RequestStats, seconds: float) -> RequestStats:
         """Return the statistics of one completion that took two requests.
 
-        The first computed the prompt, so its facts count; all other numbers add up. ``seconds`` lie
-        between the arrivals of the two.
+        The first computed the prompt, so its facts count, and its first token where it had one; all
+        other numbers add up. ``seconds`` lie between the arrivals of the two.
         """
         total = msgspec.structs.replace(later)
         for field in _ADDED:
             setattr(total, field, getattr(self, field) + getattr(later, field))
         for field in _OF_PROMPT:
             setattr(total, field, getattr(self, field))
-        if later.first_token_seconds:
+        if self.first_token_seconds:
+            total.first_token_seconds = self.first_token_seconds
+        elif later.first_token_seconds:
             total.first_token_seconds += seconds
         return total
 

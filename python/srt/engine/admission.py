@@ -43,8 +43,8 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
     if isinstance(goal, Generate):
         goal.sampling.verify(info.vocab_size)
         info.verify_speculation(goal.sampling.speculation)
-        growth = goal.sampling.max_new_tokens
-        if growth < 1:
+        growth = goal.sampling.max_new_tokens - goal.generated
+        if growth < 1 and goal.generated < 1:
             raise ValueError("max_new_tokens is 0; use Fill or Score to generate nothing")
         _verify_since(goal, len(tokens))
     info.verify_media(context.media, context.segments)
@@ -88,6 +88,11 @@ def _verify_since(goal: Generate, length: int) -> None:
     if not -1 <= goal.since <= length:
         raise ValueError(f"since is {goal.since}; it must be an index into {length} tokens, or -1")
     replayed = length - goal.since
+    if goal.generated and not 0 < goal.generated <= min(replayed, goal.sampling.max_new_tokens - 1):
+        raise ValueError(
+            f"generated is {goal.generated}; it must be at most the {replayed} tokens from since="
+            f"{goal.since} on, and less than max_new_tokens, {goal.sampling.max_new_tokens}"
+        )
     if goal.since >= 0 and goal.sampling.constraint is not None and replayed > MOST_REPLAYED:
         raise ValueError(
             f"a constraint would have to read {replayed} tokens again from since={goal.since} on, "

@@ -62,6 +62,32 @@ class Collector:
         self._stats = stats
         self.searched = 0
 
+    def resumed(self, request: Request) -> Request:
+        """The request, with the text that it had in a lost engine (``Generate.generated``). Raises
+        ValueError where the text has a stop, or costs more to search than a step may."""
+        goal, generation, watch = request.spec.goal, request.generation, request.generation.watch
+        if not isinstance(goal, Generate) or not goal.generated:
+            return request
+        generated = request.context.tokens[-goal.generated :]
+        text = b"".join(self._bytes[token] for token in generated if token < len(self._bytes))
+        generation.length = len(text)
+        if watch is None:
+            return request
+        if watch.cost * len(text) > STEP_SEARCH:
+            raise ValueError(
+                f"stop_regex would have to read {len(text)} bytes again, {watch.cost} operations "
+                f"each; at most {STEP_SEARCH} are done at once. Begin the generation anew"
+            )
+        try:
+            hit = watch.feed(text)
+        except TooMuchWork as error:
+            raise ValueError(str(error)) from error
+        if hit is not None:
+            raise ValueError(
+                f"the generated tokens hold the stop {hit.matched!r}; nothing may follow it"
+            )
+        return request
+
     # -- one row ---------------------------------------------------------------------------------
 
     def collect(

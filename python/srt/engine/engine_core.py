@@ -214,7 +214,7 @@ class EngineCore:
             self._close_refused(verb)
             return
         try:
-            request = self._request(verb, self._idle(verb.context))
+            request = self._collector.resumed(self._request(verb, self._idle(verb.context)))
             constraint = admission.constraint_of(verb.goal)
             if constraint is not None:
                 self._compiling.put(request, constraint)

@@ -205,6 +205,12 @@ class LoadedAdapters:
             for name, info in missing.items()
         }
 
+    async def restored(self, name: str) -> None:
+        """Return when the engine has the adapter again, or it is not to have it."""
+        task = self._restoring.get(name)
+        if task is not None:
+            await asyncio.wait({task})
+
     async def _restore(
         self, name: str, info: AdapterInfo, first: Sequence[asyncio.Task[None]]
     ) -> None:

@@ -1,8 +1,8 @@
 """Supervisor: one Completer over engine processes that come and go.
 
 serving    an engine runs; a ping now and then shows that it still answers
-lost       requests in flight have ended with EngineLost; the next engine is being loaded, and new
-           requests get an error that says so
+lost       requests in flight wait for the next engine, which is being loaded; new requests get an
+           error that says so
 (gone)     lost too often, or the next engine differs from the first: the server ends
 """
 
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -45,6 +45,8 @@ class Supervisor:
         completion: over the engine of this moment; made by ``start``.
         restarts: number of engines started after a loss.
         restarted: called at each.
+        resumed: called when a request goes on with the next engine.
+        restored: waits until the next engine has an adapter, or is not to have it.
     """
 
     completion: Completer
@@ -56,6 +58,11 @@ class Supervisor:
         self._times: deque[float] = deque()  # times of the restarts in the window
         self.restarts = 0
         self.restarted: Callable[[], None] = _nothing
+        self.resumed: Callable[[], None] = _nothing
+        self.restored: Callable[[str], Awaitable[None]] = _restored
+        self._changed = asyncio.Condition()  # another engine, or none any more
+        self._watching, self._over = False, EngineLost("")
+        self._nobody: Client | None = None  # answers while there is no engine
 
     async def start(self, started: Started | None = None) -> Completer:
         """The first engine, loaded: ``started``, or another one.
@@ -64,8 +71,13 @@ class Supervisor:
         """
         info = await self._load(self._config, started)
         self.completion = Completer(
-            self._engine.client, self._tokenizer, self._config.server.max_tokenized_bytes
+            self._engine.client,
+            self._tokenizer,
+            self._config.server.max_tokenized_bytes,
+            self._config.model.random_seed,
         )
+        self.completion.successors = self
+        self.completion.max_resumes = self._config.operations.max_resumes
         # The next one must be like it, however much memory is free by then.
         memory = replace(self._config.memory, max_total_tokens=info.capacity)
         self._config = replace(self._config, memory=memory)
@@ -73,6 +85,34 @@ class Supervisor:
 
     async def run(self) -> EngineLost:
         """Start the engine again whenever it is lost; returns why that is over."""
+        self._watching = True
+        try:
+            self._over = await self._run()
+        finally:
+            self._watching = False
+            await self._notify()
+        return self._over
+
+    async def after(self, client: Client, adapter: str) -> Client:
+        """Wait for the engine after ``client``'s, until it has the adapter ("": none), or is not
+        to have it. Raises EngineLost where no engine comes."""
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self.completion.client not in (client, self._nobody) or not self._watching
+            )
+        if not self._watching:
+            raise self._over.again()
+        found = self.completion.client
+        if adapter:
+            await self.restored(adapter)
+        self.resumed()
+        return found
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _run(self) -> EngineLost:
         lost = await self._lost()
         while self._another():
             nth = len(self._times)
@@ -124,6 +164,7 @@ class Supervisor:
         self.completion.client = self._engine.client
         self.restarts += 1
         self.restarted()
+        await self._notify()
 
     async def _lost(self) -> EngineLost:
         """Returns when the engine is lost."""
@@ -147,9 +188,9 @@ class Supervisor:
 
     def _tell(self, lost: EngineLost) -> None:
         """Answer every request with an error that says what happens, until there is an engine."""
-        nobody = Client(self.completion.info, _refuse)
-        nobody.fail(EngineLost(f"{lost}; it is being started again"))
-        self.completion.client = nobody
+        self._nobody = Client(self.completion.info, _refuse)
+        self._nobody.fail(EngineLost(f"{lost}; it is being started again"))
+        self.completion.client = self._nobody
 
 
 async def probe(completion: Completer) -> None:
@@ -188,6 +229,10 @@ async def watchdog(engine: EngineProcess, seconds: float) -> None:
 
 
 def _nothing() -> None:
+    pass
+
+
+async def _restored(adapter: str) -> None:
     pass
 
 

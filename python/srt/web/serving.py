@@ -75,6 +75,8 @@ async def _serve(
         try:
             state = ServerState(config, await supervisor.start(engine))
             state.tracing, supervisor.restarted = tracing, state.restarted
+            supervisor.resumed = state.metrics.engine.resumed
+            supervisor.restored = state.runtime.adapters.restored
             if config.toolbox.toolbox:
                 toolbox = state.toolbox = Toolbox(config.toolbox, state.metrics.tool_ran)
                 await toolbox.start()

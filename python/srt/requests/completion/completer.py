@@ -8,6 +8,9 @@
 A request that goes on with a parked context has Append in place of Open, where the engine holds it.
 
 A stream that is closed or cancelled, at whatever moment, closes its contexts in the engine.
+
+Where the engine is lost, a request goes on with the next one (``engine_succession``): a generation
+from its tokens so far, whatever has not begun to generate from its beginning.
 """
 
 from __future__ import annotations
@@ -16,22 +19,22 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
+from functools import cached_property, partial
 
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import (
     Advance,
     Append,
-    Close,
     Distribution,
     Done,
     Embed,
     Event,
-    Failed,
     Fill,
     ForkContext,
     Generate,
+    Goal,
     PromptChunk,
     Reply,
     Score,
@@ -39,7 +42,7 @@ from sglang.srt.core.messages import (
     Verb,
 )
 from sglang.srt.core.request_stats import RequestStats
-from sglang.srt.engine.client import Client, EngineLost, Inbox
+from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.requests.completion.completion_request import (
     CompletionRequest,
@@ -48,9 +51,14 @@ from sglang.srt.requests.completion.completion_request import (
     verify_length,
 )
 from sglang.srt.requests.completion.encoder import MOST, Encoder, bytes_of
+from sglang.srt.requests.completion.engine_succession import (
+    EngineContext,
+    EngineSuccession,
+    Successors,
+)
 from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Assembler, Finish, Output, PromptLogprobs
-from sglang.srt.requests.completion.readout import Reading, read_all, refused
+from sglang.srt.requests.completion.readout import Reading, read_all
 from sglang.srt.requests.completion.whole_choices import ScoredChoice, pick, score
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
@@ -61,12 +69,22 @@ __all__ = ["Completer", "EngineLost"]
 class Completer:
     """Completes prompts on one engine. Every method belongs to the client's event loop.
 
-    ``runs``: requests in flight, for ``abort``. ``encoder``: turns all texts into ids.
+    Attributes:
+        runs: requests in flight, for ``abort``.
+        encoder: turns all texts into ids.
+        successors: engines after a lost one; None: a request ends with its engine.
+        max_resumes: times that a request may go on with another engine.
     """
 
-    def __init__(self, client: Client, tokenizer: Tokenizer, tokenized_bytes: int = MOST) -> None:
+    def __init__(
+        self, client: Client, tokenizer: Tokenizer, tokenized_bytes: int = MOST, seed: int = 0
+    ) -> None:
+        """``seed``: what the seeds of generations without one are made of, with their order."""
         self.client, self.tokenizer = client, tokenizer
+        self._seed, self._generations = seed, 0
         self.encoder = Encoder(tokenizer, tokenized_bytes)
+        self.successors: Successors | None = None
+        self.max_resumes = 0
         self.runs: set[_CompletionRun | Reading] = set()
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
@@ -126,14 +144,35 @@ class Completer:
     ) -> list[Done]:
         """The result of ``goal`` for each prompt. Raises RequestError, also where one was aborted,
         and EngineLost. However it ends, nothing of it is left in the engine."""
-        readings = [Reading(self.client, request.verified(self.info), goal) for request in requests]
-        self.runs.update(readings)
-        try:
-            return await read_all(readings)
-        finally:
-            for reading in readings:
-                reading.close()
-            self.runs.difference_update(readings)
+        checked = [request.verified(self.info) for request in requests]
+        engine = self.succession(requests[0]) if requests else None
+        while engine is not None:
+            client = engine.client
+            readings = [Reading(client, request, goal) for request in checked]
+            self.runs.update(readings)
+            try:
+                return await read_all(readings)
+            except EngineLost as lost:
+                await engine.replace(client, lost)
+                if any(reading.aborted for reading in readings):
+                    raise RequestError("The request was aborted.", "rid") from lost
+            finally:
+                for reading in readings:
+                    reading.close()
+                self.runs.difference_update(readings)
+        return []
+
+    def new_seed(self) -> int:
+        """A seed for a generation that was given none. It is chosen here, not by the engine, so
+        that the next engine can go on with it."""
+        self._generations += 1
+        return hash((self._seed, self._generations)) & (2**63 - 1)
+
+    def succession(self, request: CompletionRequest) -> EngineSuccession:
+        """The engine for a new request."""
+        return EngineSuccession(
+            self.client, self.successors, self.max_resumes, request.rid, request.adapter
+        )
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
         """Canonical ids of texts as they are written behind another; for a thread beside the loop.
@@ -190,44 +229,40 @@ class Completer:
 
 
 class _CompletionRun:
-    """One request in the engine. ``_open`` holds the contexts that the engine may still hold."""
+    """One request in the engine."""
 
     def __init__(self, completion: Completer, request: CompletionRequest) -> None:
-        self.request, self.started, self.aborted = request, time.monotonic(), False
-        self._completion = completion
-        self._client, self._tokenizer = completion.client, completion.tokenizer
-        self._open: set[int] = set()
-        self._inboxes: set[Inbox] = set()
-        ends = () if request.sampling.ignore_eos else self._client.info.eos
+        self.request, self._completion = request, completion
+        self.started, self._tokenizer = time.monotonic(), completion.tokenizer
+        self._engine = completion.succession(request)
+        ends = () if request.sampling.ignore_eos else completion.info.eos
         self._enders = frozenset((*request.sampling.stop_token_ids, *ends))
 
     def outputs(self) -> AsyncGenerator[Output, None]:
         request = self.request
-        context, opening = self._opening()
-        self._open.add(context)
         if (
             request.sampling.n == 1
             and request.sampling.max_new_tokens > 0
             and not request.score_choices
         ):
-            return self._generate(0, context, [opening], self._score_from)
-        return self._branches(context, opening)
+            return self._generate(0, *self._opening(), self._score_from)
+        return self._branches()
 
-    def _opening(self) -> tuple[int, Verb]:
+    def _opening(self) -> tuple[EngineContext, list[Verb]]:
         """The context of the prompt, and the verb that gives it the prompt."""
-        request, resumed = self.request, self.request.resumed
-        parked = None if resumed is None else resumed.take(self._client)
+        resumed = self.request.resumed
+        parked = None if resumed is None else resumed.take(self._engine.client)
+        context = self._engine.new_context(parked)
         if resumed is None or parked is None:
-            context = self._client.new_id()
-            return context, request.opening(context)
-        return parked, Append(parked, request.prompt[resumed.length :].tobytes())
+            return context, [self.request.opening(context.number)]
+        return context, [Append(parked, self.request.prompt[resumed.length :].tobytes())]
 
-    async def _branches(self, context: int, opening: Verb) -> AsyncGenerator[Output, None]:
+    async def _branches(self) -> AsyncGenerator[Output, None]:
         """Compute the prompt first, then the completions that share it."""
         sampling = self.request.sampling
-        done, shared = await self._prefill(context, opening)
-        if done.reason == "abort" or self.aborted or sampling.max_new_tokens == 0:
-            reason = "abort" if done.reason == "abort" or self.aborted else "length"
+        done, shared, context = await self._prefill()
+        if done.reason == "abort" or self._engine.aborted or sampling.max_new_tokens == 0:
+            reason = "abort" if done.reason == "abort" or self._engine.aborted else "length"
             for index in range(sampling.n):
                 output = self._output(index, shared)
                 output.finish = Finish(reason)
@@ -259,13 +294,29 @@ class _CompletionRun:
         """Statistics before the engine has reported any."""
         return RequestStats(prompt_tokens=len(self.request.prompt))
 
-    async def _prefill(self, context: int, opening: Verb) -> tuple[Done, Output]:
+    async def _prefill(self) -> tuple[Done, Output, EngineContext]:
         """Compute the prompt alone, scored where requested; its facts come in an Output."""
-        shared, start = Output(0, self._unknown), self._score_from
-        logprobs = self.request.logprobs or Logprobs()
+        start, logprobs = self._score_from, self.request.logprobs or Logprobs()
         goal = Score(start, logprobs.top, logprobs.probe) if start >= 0 else Fill()
         close = self.request.sampling.max_new_tokens == 0
-        async with aclosing(self._advance(context, goal, [opening], close)) as batches:
+        while True:
+            context, opening = self._opening()
+            shared = Output(0, self._unknown)
+            try:
+                return await self._computed(context, goal, opening, close, shared), shared, context
+            except EngineLost as lost:
+                await self._engine.replace(context.client, lost)
+
+    async def _computed(
+        self,
+        context: EngineContext,
+        goal: Score | Fill,
+        opening: Sequence[Verb],
+        close: bool,
+        shared: Output,
+    ) -> Done:
+        """The end of a prompt's computation, whose facts come in ``shared``. Raises EngineLost."""
+        async with aclosing(self._advance(context, goal, opening, close)) as batches:
             async for events in batches:
                 for event in events:
                     if isinstance(event, PromptChunk):
@@ -276,17 +327,18 @@ class _CompletionRun:
                         shared.stats = event.stats
                         if event.reason == "abort":  # in the middle of the report, perhaps
                             shared.prompt_logprobs = None
-                        return event, shared
+                        return event
         raise RequestError("The engine ended a prompt without an answer.", code="internal_error")
 
-    def _fork(self, context: int, shared: Output) -> list[AsyncGenerator[Output, None]]:
+    def _fork(self, context: EngineContext, shared: Output) -> list[AsyncGenerator[Output, None]]:
         """One stream a completion; the first goes on in the prompt's own context.
 
         The forks are made at once, before that context grows.
         """
-        children = [self._client.new_id() for _ in range(self.request.sampling.n - 1)]
-        self._open.update(children)
-        self._client.send(*(ForkContext(context, child) for child in children))
+        children = [self._engine.new_context() for _ in range(self.request.sampling.n - 1)]
+        forks = [ForkContext(context.number, child.number) for child in children]
+        with suppress(EngineLost):  # each completion sees that for itself
+            context.client.send(*forks)
         return [
             self._generate(index, each, [], -1, shared)
             for index, each in enumerate([context, *children])
@@ -295,27 +347,41 @@ class _CompletionRun:
     async def _generate(
         self,
         index: int,
-        context: int,
+        context: EngineContext,
         before: Sequence[Verb],
         score_from: int,
         shared: Output | None = None,
     ) -> AsyncGenerator[Output, None]:
-        sampling, logprobs = self.request.sampling, self.request.logprobs
+        sampling = nth(self.request.sampling, index)
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=self._completion.new_seed())
         output = self._output(index, shared or Output(0, self._unknown))
         text = self._tokenizer.detokenizer(sampling.skip_special_tokens)
         assembler = Assembler(
             output, text, self._tokenizer.token_bytes, self._enders, not sampling.no_stop_trim,
             None if shared is None else shared.stats,
         )  # fmt: skip
-        goal = Generate(
-            nth(sampling, index),
-            top=-1 if logprobs is None else logprobs.top,
-            score_from=score_from,
-            probe=() if logprobs is None else logprobs.probe,
-            interval=self.request.interval,
-            masked=logprobs is not None and logprobs.masked,
-            since=-1 if self.request.resumed is None else self.request.resumed.since,
-        )
+        while True:
+            goal = self._goal(sampling, score_from, len(output.tokens))
+            try:
+                async with aclosing(self._grown(assembler, context, goal, before)) as news:
+                    async for _ in news:
+                        yield output
+                return
+            except EngineLost as lost:
+                await self._engine.replace(context.client, lost)
+            assembler.resume()
+            context = self._engine.new_context()
+            before = [self.request.opening(context.number, output.tokens)]
+
+    async def _grown(
+        self,
+        assembler: Assembler,
+        context: EngineContext,
+        goal: Generate,
+        before: Sequence[Verb],
+    ) -> AsyncGenerator[None, None]:
+        """Yields whenever the completion has grown. Raises EngineLost."""
         async with aclosing(self._advance(context, goal, before, True)) as batches:
             async for events in batches:
                 grown = False
@@ -327,13 +393,28 @@ class _CompletionRun:
                         assembler.prompt(event)
                     elif isinstance(event, Done):
                         if grown:
-                            yield output
+                            yield
                         assembler.done(event)
                         grown = True
                 if grown:
-                    yield output
+                    yield
 
-    async def _choose(self, context: int, shared: Output) -> AsyncGenerator[Output, None]:
+    def _goal(self, sampling: SamplingParams, score_from: int, generated: int) -> Generate:
+        """The goal behind the prompt and the ``generated`` tokens of a lost engine."""
+        logprobs, resumed = self.request.logprobs, self.request.resumed
+        since = -1 if resumed is None else resumed.since
+        return Generate(
+            sampling,
+            top=-1 if logprobs is None else logprobs.top,
+            score_from=-1 if generated else score_from,  # reported before the first token
+            probe=() if logprobs is None else logprobs.probe,
+            interval=self.request.interval,
+            masked=logprobs is not None and logprobs.masked,
+            since=len(self.request.prompt) if generated and since < 0 else since,
+            generated=generated,
+        )
+
+    async def _choose(self, context: EngineContext, shared: Output) -> AsyncGenerator[Output, None]:
         """Every completion is one of the choices, sampled by their scores."""
         request, sampling = self.request, self.request.sampling
         choices = await self._choices()
@@ -344,10 +425,10 @@ class _CompletionRun:
                 "follow the prompt (max_new_tokens, or the room left).",
                 "choices",
             )
-        await score(choices, lambda choice: self._score(context, choice))
+        choices = await self._scored(context, choices)
         for index in range(sampling.n):
             output = self._output(index, shared)
-            if self.aborted or any(len(c.logprobs) != len(c.tokens) for c in choices):
+            if self._engine.aborted or any(len(c.logprobs) != len(c.tokens) for c in choices):
                 output.finish = Finish("abort")
                 yield output
                 continue
@@ -371,14 +452,27 @@ class _CompletionRun:
         found = await self._completion.encoder.run(size, self._completion.encode_inside, texts)
         return [ScoredChoice(text, ids) for text, ids in zip(texts, found)]
 
-    async def _score(self, context: int, choice: ScoredChoice) -> AsyncGenerator[Event, None]:
+    async def _scored(
+        self, context: EngineContext, choices: list[ScoredChoice]
+    ) -> list[ScoredChoice]:
+        """The choices with their scores behind the prompt, which ``context`` has."""
+        while True:
+            at, found = context, [ScoredChoice(each.text, each.tokens) for each in choices]
+            try:
+                await score(found, partial(self._score, at))
+                return found
+            except EngineLost as lost:
+                await self._engine.replace(at.client, lost)
+                _, _, context = await self._prefill()
+
+    async def _score(
+        self, context: EngineContext, choice: ScoredChoice
+    ) -> AsyncGenerator[Event, None]:
         """Events of the choice behind the prompt, in a context of its own."""
         logprobs, start = self.request.logprobs or Logprobs(), len(self.request.prompt)
-        child = self._client.new_id()
-        if not self.aborted:
-            self._open.add(child)
-        appended = Append(child, ints(choice.tokens).tobytes())
-        before: list[Verb] = [ForkContext(context, child), appended]
+        child = self._engine.new_context()
+        appended = Append(child.number, ints(choice.tokens).tobytes())
+        before: list[Verb] = [ForkContext(context.number, child.number), appended]
         goal = Score(start, logprobs.top, logprobs.probe)
         async with aclosing(self._advance(child, goal, before, True)) as batches:
             async for events in batches:
@@ -387,44 +481,19 @@ class _CompletionRun:
                         choice.stats = event.stats
                     yield event
 
-    async def _advance(
-        self, context: int, goal: Any, before: Sequence[Verb], close: bool
+    def _advance(
+        self, context: EngineContext, goal: Goal, before: Sequence[Verb], close: bool
     ) -> AsyncGenerator[list[Event], None]:
-        """Events of one request, as many at a time as have come. Raises Failed as RequestError."""
-        request = self._client.new_id()
-        if self.aborted:  # the context is closed already
-            yield [Done(request, "abort", stats=self._unknown)]
-            return
-        resumed = self.request.resumed
-        arrived = 0.0 if resumed is None else resumed.arrived
-        advance = Advance(context, request, goal, self.request.priority, close, arrived)
-        inbox = self._client.submit(request, [*before, advance], self.request.rid)
-        self._inboxes.add(inbox)
-        while not inbox.ended:
-            events = await inbox.take()
-            if inbox.ended and close:
-                self._open.discard(context)
-            last = events[-1]
-            if not isinstance(last, Failed):
-                yield events
-                continue
-            if len(events) > 1:
-                yield events[:-1]
-            raise refused(last)
+        """Events of one request (``EngineSuccession.advance``)."""
+        arrived = 0.0 if self.request.resumed is None else self.request.resumed.arrived
+        number, priority = context.client.new_id(), self.request.priority
+        advance = Advance(context.number, number, goal, priority, close, arrived)
+        return self._engine.advance(context, before, advance, self._unknown)
 
     def abort(self) -> None:
-        """Close the contexts; what runs on them ends with reason "abort"."""
-        self.aborted = True
-        self._close_contexts()
+        """End what is left of it with reason "abort"."""
+        self._engine.abort()
 
     def close(self) -> None:
         """Abort, and listen no more."""
-        for inbox in self._inboxes:
-            inbox.close()
-        self._close_contexts()
-
-    def _close_contexts(self) -> None:
-        if self._open:
-            with suppress(EngineLost):
-                self._client.send(*(Close(context) for context in sorted(self._open)))
-            self._open.clear()
+        self._engine.close()

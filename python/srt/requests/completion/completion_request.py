@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from sglang.ir.constraint import KINDS
 from sglang.ir.sampling import PARAMETERS, SEED_LIMIT, SamplingParams
-from sglang.srt.core.ints import Ints
+from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.messages import Open
 from sglang.srt.core.nearest import nearest
@@ -102,11 +102,10 @@ class CompletionRequest:
         wake up at every token. The number of sampled tokens is still reported now and then."""
         return replace(self, interval=UNREAD)
 
-    def opening(self, context: int) -> Open:
-        """Verb that opens its context."""
-        return Open(
-            context, self.prompt.tobytes(), self.namespace, self.segments, self.media, self.adapter
-        )
+    def opening(self, context: int, generated: Sequence[int] = ()) -> Open:
+        """Verb that opens its context, with the tokens ``generated`` behind the prompt."""
+        tokens = (self.prompt + ints(generated)).tobytes()
+        return Open(context, tokens, self.namespace, self.segments, self.media, self.adapter)
 
     def verified(self, info: EngineInfo) -> CompletionRequest:
         """The same request with every number within the engine's bounds.

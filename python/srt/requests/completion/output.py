@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from sglang.srt.core.messages import Done, PromptChunk, Tokens, TopPairs
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.tokenizer import Detokenizer
@@ -133,6 +134,17 @@ class Assembler:
         output.released = self._text.released
         output.finish = Finish(event.reason, event.matched, event.message)
         self._count(event.stats)
+
+    def resume(self) -> None:
+        """The engine was lost: events of another request follow, which goes on behind the tokens so
+        far, or which computes the prompt again where there are none."""
+        output = self.output
+        if output.tokens:
+            self._began = time.monotonic()
+            stats = msgspec.structs.replace(output.stats, completion_tokens=len(output.tokens))
+            self._prompt_stats = stats
+        elif self._prompt_stats is None:
+            output.prompt_logprobs = None
 
     def _count(self, stats: RequestStats) -> None:
         before = self._prompt_stats

@@ -55,6 +55,7 @@ class Reading:
         self.request, self._client, self._goal = request, client, goal
         self._context = client.new_id()
         self._inbox: Inbox | None = None
+        self.aborted = False
 
     def begin(self) -> None:
         """Raises EngineLost."""
@@ -73,13 +74,14 @@ class Reading:
         assert self._inbox is not None
         async for event in self._inbox:
             if isinstance(event, Failed):
-                raise refused(event)
+                raise EngineLost(event.message) if event.code == "lost" else refused(event)
             if isinstance(event, Done) and event.reason != "abort":
                 return event
         raise RequestError("The request was aborted.", "rid")
 
     def abort(self) -> None:
         """End it in the engine; ``done`` then raises."""
+        self.aborted = True
         if self._inbox is not None and not self._inbox.ended:
             with suppress(EngineLost):
                 self._client.send(Close(self._context))

@@ -82,6 +82,9 @@ class EngineMetrics:
     def __init__(self, families: MetricFamilies) -> None:
         one = families.single
         self._restarts = one(Counter, "engine_restarts_total", "engines in place of a lost one")
+        self._resumed = one(
+            Counter, "resumed_requests_total", "requests that went on after their engine was lost"
+        )
         self._gauges = {key: one(Gauge, *names) for key, names in _GAUGES.items()}
         self._counters = {key: one(Counter, *names) for key, names in _COUNTERS.items()}
         self._counted = dict.fromkeys(_COUNTERS, 0.0)
@@ -97,6 +100,10 @@ class EngineMetrics:
         """The engine is another one, which counts from 0: that is added."""
         self._restarts.inc()
         self._counted = dict.fromkeys(_COUNTERS, 0.0)
+
+    def resumed(self) -> None:
+        """A request goes on with another engine."""
+        self._resumed.inc()
 
     def read(self, stats: Mapping[str, float]) -> None:
         """Take the engine's statistics, {} where there is no engine; rates are since the last call

@@ -114,6 +114,7 @@ def test_a_section_is_frozen() -> None:
         ("context_length", -5, "0 or more"),
         ("threads", -1, "0 or more"),
         ("max_engine_restarts", -1, "0 or more"),
+        ("max_resumes", -1, "0 or more"),
         ("max_connections", 0, "above 0"),
         ("max_header_bytes", -1, "above 0"),
         ("header_timeout", 0.0, "above 0"),

@@ -19,7 +19,7 @@ from helpers.mutation import (
 from helpers.simulation import simulate
 from sglang.srt.core import segments
 from sglang.srt.core.media_marks import Numbers
-from sglang.srt.core.request import Request
+from sglang.srt.core.request import Request, RequestSpec
 from sglang.srt.disk import disk_tier
 from sglang.srt.disk.disk_tier import DiskTier
 from sglang.srt.engine import admission, collect, rows
@@ -63,6 +63,15 @@ MUTATIONS = {
     "an inner node is evicted": [
         Mutation(RadixTree, "_offer", "not _.children", drop),
         Mutation(RadixTree, "_top", "... or _.locks or X or ...", drop),
+    ],
+    "stops are not searched in what a lost engine drew": [
+        Mutation(Collector, "resumed", "_.feed(_)", become("None")),
+    ],
+    "the text of a lost engine has no length": [
+        Mutation(Collector, "resumed", "_.length = _", drop),
+    ],
+    "a text goes on past its limit": [
+        Mutation(RequestSpec, "__post_init__", "A - _", become("A")),
     ],
     "a split loses a page": [
         Mutation(RadixTree, "_split", "RadixNode(..., _.pages[:X])", plus(-1)),
