@@ -192,10 +192,9 @@ class Planner:
             if decision.retract:
                 retracted = True
                 self.retract([self.running[number] for number in decision.retract])
-            before = len(planned.parts)
             used, saved = self._apply(self._ordered(decision.rows, planned), planned)
             budget -= used
-            if len(planned.parts) == before or not (decision.retract or saved):
+            if not (decision.retract or saved):
                 break
         if self.spill is not None and not (self.running or self.waiting or planned.parts):
             self.spill.save(self.movable // self.info.page_size)
@@ -298,10 +297,13 @@ class Planner:
             if request is None:
                 request = self._admit(self.waiting[number], planned)
                 context = request.context
+                count = count or 1  # all of it was cached, until a parked context's KV was evicted
             else:
                 context = request.context
                 if len(context.tokens) - context.saved > 1:
-                    self._found(request, self.store.acquire(context, request.match_limit))
+                    gained = self._acquire(request, count)
+                    saved += gained
+                    count -= gained
                     if self.store.host is not None:
                         count -= self._load_instead(request, count, planned)
             work = len(context.tokens) - context.saved
@@ -467,6 +469,14 @@ class Planner:
         self._transfer.spare(loaded)
         self._found(request, loaded)
         return loaded
+
+    def _acquire(self, request: Request, count: int) -> int:
+        """Take what the cache has of a running request's next ``count`` tokens. Returns their
+        number. More of them would take evictable pages that the plan has given to others."""
+        limit = min(request.match_limit, request.context.saved + count)
+        gained = self.store.acquire(request.context, limit)
+        self._found(request, gained)
+        return gained
 
     def _found(self, request: Request, gained: int) -> None:
         """Count prompt tokens that the cache or host memory gave a request after its admission."""

@@ -13,7 +13,9 @@ from sglang.srt.core.messages import (
     Distribution,
     Fill,
 )
+from sglang.srt.engine import planner
 from sglang.srt.engine.rows import uniform
+from sglang.srt.schedule.scheduler_view import PassDecision, View
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -40,6 +42,51 @@ def test_requests_of_one_pass_share_what_any_of_them_computes(chunk: int, passes
     assert desk.worker.passes == passes
     assert desk.engine.stats.prompt_tokens == 64 * 1026
     assert desk.engine.stats.cached_tokens == 63 * 1025
+    desk.finish()
+
+
+def decided(monkeypatch: pytest.MonkeyPatch, *first: PassDecision) -> None:
+    """The next plans decide this; those after them are made as always."""
+    decisions, usual = list(first), planner.plan
+
+    def plan(view: View, policy: str, most: int) -> PassDecision:
+        return decisions.pop(0) if decisions else usual(view, policy, most)
+
+    monkeypatch.setattr(planner, "plan", plan)
+
+
+def test_a_running_prompt_takes_no_more_of_the_cache_than_was_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two equal prompts the second overtakes the first and ends. What it leaves in the cache may
+    be evicted: the plan has given that memory to others, all but the two tokens of a chunk."""
+    desk = Desk(capacity=40, chunked_prefill_size=2, schedule_policy="fcfs")
+    slow, fast = desk.ask(list(range(12)), generate(2)), desk.ask(list(range(12)), generate(1))
+    decided(monkeypatch, PassDecision([], [(slow, 2)]), PassDecision([], [(fast, 12)]))
+    desk.step()
+    desk.step()
+    assert desk.done(fast)
+    before = desk.engine.store.available
+    decided(monkeypatch, PassDecision([], [(slow, 2)]), PassDecision([], []))
+    desk.step()
+    assert desk.engine.running[slow].context.saved == 4
+    assert desk.engine.store.available == before - 2
+    desk.run()
+    assert desk.tokens(slow) == alone(list(range(12)), generate(2))
+    desk.finish()
+
+
+def test_a_plan_that_retracts_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retraction that makes too little room shows only once it is done: the same step plans
+    anew."""
+    desk = Desk()
+    old, young = desk.ask(PROMPT, generate(3)), desk.ask([7] * 8, generate(3))
+    desk.step()
+    decided(monkeypatch, PassDecision([young], []))
+    desk.step()
+    assert len(desk.tokens(old)) == 2
+    desk.run()
+    assert desk.done(young).stats.retractions == 1
     desk.finish()
 
 

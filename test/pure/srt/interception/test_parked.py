@@ -16,6 +16,7 @@ from sglang.srt.core.messages import (
     Control,
     Done,
     Event,
+    Fill,
     Generate,
     Open,
     Park,
@@ -99,6 +100,21 @@ def test_claims_block_nobody() -> None:
     desk.engine.handle([Park(number, expected=1.0) for number in (1, 2, 3)])
     assert desk.compute(4, close=True)
     assert desk.engine.stats.plan_misses == 0
+
+
+@pytest.mark.parametrize("policy", ["discard", "heuristic"])
+def test_a_prompt_whose_kv_is_given_up_for_it_is_computed_at_once(policy: str) -> None:
+    """The plan counted on the KV of a parked context, which its policy then takes."""
+    desk = Desk(policy)
+    desk.compute(1)
+    desk.engine.handle([Park(1, expected=500.0)])
+    tokens = desk.engine.store.contexts[1].tokens[:10]
+    desk.engine.handle([Open(2, tokens.tobytes()), Advance(2, 2, Fill(), close=True)])
+    passes = desk.worker.passes
+    desk.engine.step()
+    assert desk.worker.passes == passes + 1, "a step did nothing"
+    assert len(desk.run()) <= 1
+    assert 2 not in desk.engine.store.contexts
 
 
 def test_preserved_kv_gives_way_where_nobody_can_go_on() -> None:
