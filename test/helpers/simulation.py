@@ -360,7 +360,8 @@ class History:
             goal.sampling, max_new_tokens=growth, min_new_tokens=r.choice([0, growth])
         )
         verbs: list[Verb] = [Append(context, ints(more).tobytes())] if more else []
-        self._advance(context, verbs, msgspec.structs.replace(goal, sampling=sampling, since=since))
+        more = {"sampling": sampling, "since": since, "generated": 0}
+        self._advance(context, verbs, msgspec.structs.replace(goal, **more))
 
     def _continue(self, prompt: Known, goal: Generate, text: list[int]) -> None:
         """Request the rest of a text, as where another engine was lost in the midst of it."""

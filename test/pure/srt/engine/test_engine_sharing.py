@@ -58,8 +58,8 @@ def decided(monkeypatch: pytest.MonkeyPatch, *first: PassDecision) -> None:
 def test_a_running_prompt_takes_no_more_of_the_cache_than_was_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of two equal prompts the second overtakes the first and ends. What it leaves in the cache may
-    be evicted: the plan has given that memory to others, all but the two tokens of a chunk."""
+    """The second of two equal prompts overtakes the first and ends. Its KV in the cache may be
+    evicted: the plan has given that memory to others, all but the two tokens of a chunk."""
     desk = Desk(capacity=40, chunked_prefill_size=2, schedule_policy="fcfs")
     slow, fast = desk.ask(list(range(12)), generate(2)), desk.ask(list(range(12)), generate(1))
     decided(monkeypatch, PassDecision([], [(slow, 2)]), PassDecision([], [(fast, 12)]))

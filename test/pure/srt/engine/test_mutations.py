@@ -71,7 +71,7 @@ MUTATIONS = {
         Mutation(Collector, "resumed", "_.length = _", drop),
     ],
     "a text goes on past its limit": [
-        Mutation(RequestSpec, "__post_init__", "A - _", become("A")),
+        Mutation(RequestSpec, "__post_init__", "_.max_new_tokens - _", plus(1)),
     ],
     "a split loses a page": [
         Mutation(RadixTree, "_split", "RadixNode(..., _.pages[:X])", plus(-1)),
