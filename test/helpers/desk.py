@@ -65,7 +65,7 @@ class Desk:
             capacity, page_size, settings.max_running_requests, draft="any", host_capacity=host
         )
         self.engine = EngineCore(
-            Either(self.worker) if depth == 2 else Inline(self.worker),
+            Either(self.worker, depth=depth) if depth > 1 else Inline(self.worker),
             info, settings, TOKEN_BYTES, share=share,
             grammars=grammars, jumps=jumps, drafts=drafts, clock=self.clock,
         )  # fmt: skip

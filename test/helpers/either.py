@@ -1,4 +1,4 @@
-"""An executor with two batches in flight and without a thread: a function of its seed."""
+"""An executor with several batches in flight and without a thread: a function of its seed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sglang.srt.engine.executor import Inline
 
 
 class Either(Inline):
-    """Two batches in flight, each computed when it is given or only when its result is requested.
+    """``depth`` batches in flight, each computed when it is given or when its result is requested.
     A batch given before a failure is known comes to nothing: there is nonsense in its results."""
 
-    def __init__(self, worker: Worker, seed: int = 0) -> None:
-        super().__init__(worker, depth=2)
+    def __init__(self, worker: Worker, seed: int = 0, depth: int = 2) -> None:
+        super().__init__(worker, depth)
         self.random = random.Random(seed)
         self.results: deque[StepResult | Exception] = deque()
 

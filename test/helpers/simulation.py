@@ -7,8 +7,9 @@ history that breaks a promise.
 
 In a third of the histories the worker gets decoded copies of encoded batches.
 
-In half of the histories two passes are in flight at a time. Some of those are computed when they
-are submitted, and some when their result is requested: the engine may not notice.
+In a quarter of the histories one pass is in flight at a time, in a quarter two, and in the others
+three to five, as in a pipeline. Some of those are computed when they are submitted, and some when
+their result is requested: the engine may not notice.
 """
 
 from __future__ import annotations
@@ -186,7 +187,9 @@ class History:
         self.clock = ManualClock()  # a second a step
         self.grammars = ToyGrammars(seed)
         worker = Wired(self.worker) if seed % 3 == 0 else self.worker
-        self.executor = Inline(worker) if seed % 2 else Either(worker, seed)
+        few = 1 if seed % 2 else 2
+        self.depth = random.Random(f"depth {seed}").choice([few, few, few, 3, 4, 5])
+        self.executor = Either(worker, seed, self.depth) if self.depth > 1 else Inline(worker)
         self.engine = EngineCore(
             self.executor, info, self.schedule, TEXT, share=share, seed=seed,
             grammars=self.grammars, jumps=jumps, drafts=drafts, clock=self.clock,
@@ -198,6 +201,7 @@ class History:
             self.engine.store.tree.heap_spare, self.engine.store.tree.heap_share = 0, 1
         self._count_what_is_inside()
         self.seen["histories"] += 1
+        self.seen[f"histories of depth {self.depth}"] += 1
         self.seen["histories of large pages"] += kind.page_size > 1
         self.seen["long histories"] += kind.long
         self.wishes = Wishes(r, kind, bool(self.model))
@@ -286,6 +290,7 @@ class History:
         oldest = min(engine.running.values(), key=lambda q: q.scheduling.arrival, default=None)
         waiting = list(engine.waiting.values())
         self.bound += not (engine.running or waiting)  # a pass that copies what is idle
+        assert engine.busy or engine.compiling or not self.asked, "a request is lost"
         busy, before, failed = engine.busy, self._progress(), engine.stats.failed_passes
         events = engine.step()
         self._take(events)

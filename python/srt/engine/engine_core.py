@@ -52,7 +52,7 @@ from sglang.srt.engine.collect import Collector
 from sglang.srt.engine.disk_waits import DiskWaits
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
-from sglang.srt.engine.executor import MOST_DEPTH, Executor
+from sglang.srt.engine.executor import Executor
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.masks import GrammarBudget
 from sglang.srt.engine.planner import PlannedPass, Planner
@@ -75,7 +75,7 @@ class EngineCore:
         progress: shared memory for the loop's stage.
         clock: the source of all moments in statistics and in the cache.
 
-    Raises ValueError for an executor that is too deep.
+    Raises ValueError for an executor without depth.
     """
 
     def __init__(
@@ -93,12 +93,8 @@ class EngineCore:
         progress: Progress | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if not 1 <= executor.depth <= MOST_DEPTH:
-            raise ValueError(
-                f"the executor's depth is {executor.depth}; it must be between 1 and {MOST_DEPTH}, "
-                "because a row may name a token of the pass before and of no older one "
-                f"(Row.follows). Use an executor of depth {MOST_DEPTH}."
-            )
+        if executor.depth < 1:
+            raise ValueError(f"the executor's depth is {executor.depth}; it must be at least 1.")
         self.clock = clock
         self.executor = executor
         self.info = info
@@ -109,6 +105,7 @@ class EngineCore:
         self.progress = progress or NOWHERE
         self._drafts = drafts or Drafts(jumps)
         self.planner = Planner(info, schedule, self.store, self.stats, self._drafts, clock)
+        self.planner.stages = max(executor.depth - 1, 1)
         self.disk = DiskWaits(executor.disk, self.planner, clock)
         self.paused = False  # no pass is planned; set by a Control
         self.lost = ""  # why the device computes nothing any more; "" while it does
@@ -394,6 +391,7 @@ class EngineCore:
             if request.context.active:
                 self.store.release(request.context, keep=False)
         self.planner.retract([r for r in self.running.values() if r.context.active])
+        self.planner.requeue([r for r in self.planner.draining.values() if r not in ended])
         self.store.drop_again(dropped)
         self.store.flush("failed")
         for request in self._requests.values():

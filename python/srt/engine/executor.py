@@ -24,14 +24,15 @@ from sglang.srt.core.messages import AdapterInfo
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks, Worker
 from sglang.srt.engine.info import FIRST_ADAPTER, EngineInfo
 
-MOST_DEPTH = 2  # a row may name a token that the pass before sampled, and no older one
-
 
 class Executor(Protocol):
     """Computes batches in the order they are given.
 
-    ``depth``: number of batches that may be in flight, submitted and without a taken result; at
-    most ``MOST_DEPTH``.
+    ``depth``: number of batches that may be in flight, submitted and without a taken result.
+        1: a batch is planned when the one before is collected. 2: one batch more is planned, whose
+        rows may go on from the tokens of the one before (``Row.follows``). More: a pipeline of
+        ``depth - 1`` stages. A request whose token is being sampled is not planned again, so no row
+        follows another, and masks are made before ``submit`` returns.
     """
 
     @property
@@ -110,7 +111,7 @@ class Threaded(_Adapts):
         busy, idle: seconds spent computing, and waiting for a batch since the first one came.
     """
 
-    depth = MOST_DEPTH
+    depth = 2
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

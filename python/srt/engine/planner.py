@@ -8,12 +8,17 @@ that samples in flight goes on from a placeholder (``Row.follows``). One that sa
 drains: it gives its memory back at once. Passes run in the order they are planned, so what a later
 pass writes cannot disturb one in flight. That a sampled token ends its request may show only when
 the next row is in flight too; the sample of that row is dropped.
+
+In a pipeline more than one pass is ahead. There a request whose sample is in flight has no work
+until the sample is collected (the hold rule), and so nothing follows. A grammar and drafts hold
+their own request and no other. The chunks of one prompt still follow each other from pass to pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -64,7 +69,7 @@ class PlannedPass:
         adapters: numbers of its requests' adapters.
         loaded: ids of requests that it copies pages to.
         waits: whether the next pass depends on what this one samples, so that it cannot be planned
-            before the results.
+            before the results. Never in a pipeline.
     """
 
     batch: Batch
@@ -91,6 +96,7 @@ class Planner:
         new_budget: makes the budget of a pass's grammars.
         lookup: tokens of waiting requests that a step may look up in the cache.
         costs: of passes and copies, learnt from the results.
+        stages: of the executor's pipeline; 1: it has none, and rows may follow the pass before.
         parked: contexts that wait for a tool.
         movable: most tokens whose KV a pass may copy to host memory, and most from it.
         spill: what passes copy to host memory while nothing is computed; None copies nothing.
@@ -112,6 +118,7 @@ class Planner:
         self.new_budget: Callable[[], GrammarBudget] = GrammarBudget
         self.step_number = 0
         self.lookup = STEP_LOOKUP
+        self.stages = 1
         self.costs = Costs()
         self.parked = Parked(schedule.park_policy, store, self.costs, clock)
         self._transfer: TransferBudget | None = None  # the planned pass has one
@@ -158,6 +165,14 @@ class Planner:
             request.stats.retractions += 1
         self.stats.retractions += len(requests)
         self._matches.clear()  # a context may have grown since it was matched
+
+    def requeue(self, requests: Sequence[Request]) -> None:
+        """Move draining requests, whose last pass was dropped, back to their positions in the
+        queue."""
+        for request in requests:
+            self.queue.put_back(self.draining.pop(request.id))
+            request.stats.retractions += 1
+        self.stats.retractions += len(requests)
 
     # -- the plan --------------------------------------------------------------------------------
 
@@ -207,16 +222,18 @@ class Planner:
         return planned
 
     def _foresee(self, in_flight: PlannedPass) -> None:
-        """Account for the pass in flight. A request that will sample again gets a placeholder
-        token, filled on the device (``Row.follows``). A request on its last token moves to
-        ``draining`` and frees its pages now: passes run in the order they were planned, so a later
-        pass may reuse them."""
+        """Account for the last pass in flight. A request that will sample again gets a placeholder
+        token, filled on the device (``Row.follows``); in a pipeline it gets none, and has no work.
+        A request on its last token moves to ``draining`` and frees its pages now: passes run in the
+        order they were planned, so a later pass may reuse them."""
+        follow = self.stages == 1
         for number, (request, _, last, complete) in in_flight.parts.items():
             if not complete or self.running.get(number) is not request:  # aborted or retracted
                 continue
             if request.growth > request.pending:
-                request.context.tokens.append(0)
-                self._follows[number] = last
+                if follow:
+                    request.context.tokens.append(0)
+                    self._follows[number] = last
             else:
                 self.draining[number] = self.running.pop(number)
                 self.store.release(request.context)
@@ -232,11 +249,15 @@ class Planner:
                      len(context.pages) * size - saved, 0, 0, number in parts or number in loaded)
             )  # fmt: skip
         running.sort(key=_item_arrival)
+        queued: Iterable[Request] = ()
+        if slots > 0 and budget > 0:
+            queued = self.queue.first(self.lookup - self._admitted, bool(self._admitted))
+        if self.stages > 1:  # else many passes could overtake one whose sample is in flight
+            queued = takewhile(lambda r: not r.pending, queued)
         waiting = [
             Item(r.id, r.scheduling.arrival, len(r.context.tokens), r.growth, 0, r.spec.priority,
                  r.scheduling.overtaken)
-            for r in (self.queue.first(self.lookup - self._admitted, bool(self._admitted))
-                      if slots > 0 and budget > 0 else ())
+            for r in queued
             if not r.pending  # else its sample in flight must be collected first
         ]  # fmt: skip
         available = max(self.store.available - withheld, 0)
@@ -385,7 +406,9 @@ class Planner:
     def _waits(self, request: Request) -> bool:
         """Whether the request's next row depends on the token that it is about to sample: a mask
         does, and so do drafts. All requests wait then. If this one waited alone, it would miss
-        every other pass."""
+        every other pass. In a pipeline every request waits for its own token alone."""
+        if self.stages > 1:
+            return False
         if request.generation.matcher is not None:  # also at its last token: it may be postponed
             return True
         if not request.scheduling.drafted or request.growth <= request.pending:

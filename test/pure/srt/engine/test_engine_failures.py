@@ -111,7 +111,7 @@ class Faulty(FakeWorker):
         return super().run(batch, masks)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 4])
 def test_a_lost_device_fails_every_request(depth: int) -> None:
     desk = Desk(worker=Faulty(1, fail_at={3}), max_running_requests=3, depth=depth)
     requests = [desk.ask([*PROMPT, n], generate(6)) for n in range(8)]

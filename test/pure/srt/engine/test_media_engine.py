@@ -252,7 +252,7 @@ def test_any_history_gives_the_texts_computed_alone(seed: int) -> None:
     r = random.Random(seed)
     page = r.choice([1, 1, 1, 2, 4])
     d = desk(
-        r.choice([48, 64, 256]), page, worker=FakeWorker(page), depth=r.choice([1, 2]),
+        r.choice([48, 64, 256]), page, worker=FakeWorker(page), depth=r.choice([1, 2, 4]),
         chunked_prefill_size=r.choice([1, 3, 7, 64]), max_running_requests=r.choice([2, 5]),
     )  # fmt: skip
     wanted: dict[int, list[int]] = {}

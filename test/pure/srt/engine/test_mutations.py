@@ -209,6 +209,15 @@ MUTATIONS = {
     "a row follows another request's": [
         Mutation(Planner, "_foresee", "_._follows[_] = X", constant(0)),
     ],
+    "a pipeline plans a request whose sample is in flight": [
+        Mutation(Planner, "_foresee", "_.stages == 1", always),
+    ],
+    "requests overtake a retracted one whose sample is in flight": [
+        Mutation(Planner, "_view", "takewhile(...)", become("queued")),
+    ],
+    "what drains in a later pass than a failed one is lost": [
+        Mutation(EngineCore, "_fail", "_.requeue(...)", drop),
+    ],
     "a fork knows what is being drawn": [
         Mutation(EngineCore, "_apply", "len(_) if _ is None else _", become("len(parent.tokens)")),
     ],

@@ -189,10 +189,11 @@ def test_aborts_and_forks_with_passes_under_way(steps: int, page_size: int) -> N
     desk.finish()
 
 
+@pytest.mark.parametrize("depth", [2, 4])
 @pytest.mark.parametrize("failing", range(1, 9))
-def test_the_pass_after_a_failed_one_counts_for_nothing(failing: int) -> None:
+def test_the_pass_after_a_failed_one_counts_for_nothing(failing: int, depth: int) -> None:
     """A request with a row only in the second pass starts over, with the scores and sums it had."""
-    desk = Desk(worker=FakeWorker(1, fail_at={failing}), depth=2, chunked_prefill_size=5)
+    desk = Desk(worker=FakeWorker(1, fail_at={failing}), depth=depth, chunked_prefill_size=5)
     goals = [Score(0), Embed("mean"), generate(4, top=1, score_from=0), generate(9)]
     prompts = [[n] * 9 for n in range(len(goals))]
     requests = [desk.ask(prompt, goal) for prompt, goal in zip(prompts, goals)]
@@ -214,7 +215,7 @@ def test_the_pass_after_a_failed_one_counts_for_nothing(failing: int) -> None:
 
 def all_failures() -> None:
     for failing in range(1, 9):
-        test_the_pass_after_a_failed_one_counts_for_nothing(failing)
+        test_the_pass_after_a_failed_one_counts_for_nothing(failing, 2)
 
 
 # -- threads -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def whole(prompt: list[int], most: int) -> list[int]:
     return expected(prompt, generate(most).sampling).tokens
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("op", ["pause", "retract"])
 def test_a_pause_stops_the_passes(op: str, depth: int) -> None:
     desk = Desk(depth=depth)
@@ -104,7 +104,7 @@ STEPS = st.lists(st.sampled_from(OPS), max_size=60)
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(steps=STEPS, depth=st.sampled_from([1, 2]), capacity=st.sampled_from([48, 4096]))
+@given(steps=STEPS, depth=st.sampled_from([1, 2, 4]), capacity=st.sampled_from([48, 4096]))
 def test_any_history_with_pauses_writes_the_same(
     steps: list[str], depth: int, capacity: int
 ) -> None:
