@@ -255,7 +255,7 @@ class FakeWorker:
         self.drawn = [out.token for out in rows]
         if batch.id in self.break_at:
             rows[-1] = RowOutput(error="injected row error", unseen=rows[-1].unseen)
-        return StepResult(batch.id, rows)
+        return StepResult(batch.id, rows, stages=(2e-4 * max(batch.num_tokens, 5), 1e-3))
 
     def _move(self, moves: PageMoves) -> None:
         """Copy pages to host memory, then from it."""

@@ -17,7 +17,7 @@ from sglang.srt.core.context import Context
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.engine.engine_core import EngineCore
-from sglang.srt.engine.planner import PlannedPass
+from sglang.srt.engine.planned_pass import PlannedPass
 from sglang.srt.memory.lost import checksum
 from sglang.srt.memory.radix import Choose, RadixNode, Save
 from sglang.srt.memory.store import Store

@@ -14,7 +14,7 @@ from sglang.srt.core.messages import Event, Fill
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.request import Request
 from sglang.srt.engine.engine_core import EngineCore
-from sglang.srt.engine.planner import PlannedPass
+from sglang.srt.engine.planned_pass import PlannedPass
 
 from benchmark.harness.hooks.patch import patched
 

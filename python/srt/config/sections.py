@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random", "priority")
+PREFILL_BUDGETS = ("auto", "fixed", "sarathi", "throttle", "balance", "turns")
 PARK_POLICIES = (
     "priced", "none", "discard", "preserve", "swap", "heuristic", "min-waste",
 )  # fmt: skip
@@ -146,6 +147,14 @@ class ScheduleConfig:
     max_running_requests: int = flag(256, "requests computed at once", type=int)
     max_queued_requests: int = flag(4096, "requests waiting before 429", type=int)
     chunked_prefill_size: int = flag(2048, "prompt tokens a pass; -1: unlimited", type=int)
+    prefill_budget: str = flag(
+        "auto",
+        "what a pass takes of prompts; throttle: by what waits and what memory is free, decodes "
+        "shared among the stages (gLLM); balance: the same in predicted time; sarathi: one "
+        "number of tokens with the decodes; turns: prompts and decodes in turns; auto: fixed, "
+        "with several stages balance",
+        choices=PREFILL_BUDGETS,
+    )
     max_overtakes: int = flag(
         128, "later arrivals a waiting request lets pass before it goes first", type=int
     )

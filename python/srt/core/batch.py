@@ -225,6 +225,7 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     ``encoded``: images and videos that the vision tower had to read for it; ``reread``: those whose
     hidden states were there. ``compiled``: kernels that it had to compile. ``seconds``: duration of
     its rows; ``copy_seconds``: of its copies before them; both 0 where nothing was measured.
+    ``stages``: duration of its rows on each stage of a pipeline.
     """
 
     id: int
@@ -234,6 +235,7 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     compiled: int = 0
     seconds: float = 0.0
     copy_seconds: float = 0.0
+    stages: Sequence[float] = ()
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=to_wire)

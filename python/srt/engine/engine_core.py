@@ -55,7 +55,8 @@ from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.executor import Executor
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.masks import GrammarBudget
-from sglang.srt.engine.planner import PlannedPass, Planner
+from sglang.srt.engine.planned_pass import PlannedPass
+from sglang.srt.engine.planner import Planner
 from sglang.srt.engine.snapshot import snapshot
 from sglang.srt.memory.store import Store
 
@@ -105,7 +106,7 @@ class EngineCore:
         self.progress = progress or NOWHERE
         self._drafts = drafts or Drafts(jumps)
         self.planner = Planner(info, schedule, self.store, self.stats, self._drafts, clock)
-        self.planner.stages = max(executor.depth - 1, 1)
+        self.planner.pipelined(max(executor.depth - 1, 1))
         self.disk = DiskWaits(executor.disk, self.planner, clock)
         self.paused = False  # no pass is planned; set by a Control
         self.lost = ""  # why the device computes nothing any more; "" while it does
@@ -311,7 +312,7 @@ class EngineCore:
         self.progress.at(RESULTS)
         if self.store.host is not None:
             self.store.host.collected(oldest.batch.id)
-            self.planner.learn(oldest.batch, result)
+        self.planner.learn(oldest.batch, result)
         self.stats.computed(oldest.batch, result)
         return self._collect(oldest, result.rows)
 

@@ -17,10 +17,8 @@ their own request and no other. The chunks of one prompt still follow each other
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import itemgetter
-from typing import NamedTuple
 
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch, StepResult
@@ -34,55 +32,20 @@ from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.masks import GrammarBudget, PassMasks, by_cost
+from sglang.srt.engine.pass_budgets import PassBudgets
+from sglang.srt.engine.planned_pass import PassPart, PlannedPass
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.engine.waiting_queue import WaitingQueue
 from sglang.srt.interception.parked import Parked
 from sglang.srt.memory.store import Match, Store
 from sglang.srt.schedule.costs import Costs
+from sglang.srt.schedule.prefill_budget import PrefillBudget
 from sglang.srt.schedule.scheduler import AGING, Reserve, plan
 from sglang.srt.schedule.scheduler_view import Item, View
 from sglang.srt.schedule.transfer import TransferBudget
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
 _item_arrival = itemgetter(Item._fields.index("arrival"))
-
-
-class PassPart(NamedTuple):
-    """Rows ``first`` to ``last`` of a pass, which are one request's.
-
-    ``complete``: they end the work of its context, so that the last position is sampled or read.
-    """
-
-    request: Request
-    first: int
-    last: int
-    complete: bool
-
-
-@dataclass(slots=True)
-class PlannedPass:
-    """A pass: the worker's batch, and what only the engine knows of it.
-
-    Attributes:
-        masks: of the batch's samples.
-        parts: by request id.
-        adapters: numbers of its requests' adapters.
-        loaded: ids of requests that it copies pages to.
-        waits: whether the next pass depends on what this one samples, so that it cannot be planned
-            before the results. Never in a pipeline.
-    """
-
-    batch: Batch
-    masks: PassMasks
-    parts: dict[int, PassPart] = field(default_factory=dict)
-    adapters: set[int] = field(default_factory=set)
-    loaded: set[int] = field(default_factory=set)
-    waits: bool = False
-
-    @property
-    def needed(self) -> bool:
-        """Whether there is anything to compute or to copy."""
-        return bool(self.parts) or self.batch.moves is not None
 
 
 class Planner:
@@ -97,6 +60,7 @@ class Planner:
         lookup: tokens of waiting requests that a step may look up in the cache.
         costs: of passes and copies, learnt from the results.
         stages: of the executor's pipeline; 1: it has none, and rows may follow the pass before.
+        budgets: what a pass may compute.
         parked: contexts that wait for a tool.
         movable: most tokens whose KV a pass may copy to host memory, and most from it.
         spill: what passes copy to host memory while nothing is computed; None copies nothing.
@@ -119,6 +83,7 @@ class Planner:
         self.step_number = 0
         self.lookup = STEP_LOOKUP
         self.stages = 1
+        self.budgets = PassBudgets(schedule, store, 1)
         self.costs = Costs()
         self.parked = Parked(schedule.park_policy, store, self.costs, clock)
         self._transfer: TransferBudget | None = None  # the planned pass has one
@@ -135,6 +100,10 @@ class Planner:
         self._matches: dict[int, Match] = {}  # by id of a waiting request, at ``_matched_at``
         self._matched_at = -1  # version of the store
         self._follows: dict[int, int] = {}  # by request id: the row that samples its last token
+
+    def pipelined(self, stages: int) -> None:
+        """Plan for a pipeline of ``stages`` stages from now on."""
+        self.stages, self.budgets = stages, PassBudgets(self.schedule, self.store, stages)
 
     # -- the queue -------------------------------------------------------------------------------
 
@@ -190,25 +159,27 @@ class Planner:
         if in_flight is not None:
             self._foresee(in_flight)
         planned = PlannedPass(Batch(self.step_number + 1, []), PassMasks(self.new_budget()))
-        budget = self.schedule.chunked_prefill_size
-        budget = budget if budget > 0 else 1 << 30
-        retracted = False
+        retracted, throttled = False, self.budgets.word != "fixed"
         if self.parked:
             self.parked.expire()
         withheld = self.parked.withheld if self.parked else 0
+        budget = self.budgets.whole
+        if throttled:
+            budget = self.budgets.grant(self.running, self.queue, withheld).prefill
         for _ in range(ROUNDS):
             # A request that was just retracted is not admitted again at once.
             slots = 0 if retracted else self.schedule.max_running_requests - len(self.running)
             view = self._view(planned, budget, slots, withheld)
             decision = plan(view, self.schedule.schedule_policy, self.schedule.max_overtakes)
-            if withheld and not (decision.rows or decision.retract or planned.parts or in_flight):
-                withheld = 0
-                continue  # nothing can go on unless parked contexts give way
+            idle = not (decision.rows or decision.retract or planned.parts or in_flight)
+            if idle and (withheld or throttled):
+                # Nothing can go on unless parked contexts give way, and all that is throttled may.
+                withheld, throttled, budget = 0, False, self.budgets.lift()
+                continue
             if decision.retract:
                 retracted = True
                 self.retract([self.running[number] for number in decision.retract])
-            used, saved = self._apply(self._ordered(decision.rows, planned), planned)
-            budget -= used
+            budget, saved = self._apply(self._ordered(decision.rows, planned), planned, budget)
             if not (decision.retract or saved):
                 break
         if self.spill is not None and not (self.running or self.waiting or planned.parts):
@@ -218,6 +189,8 @@ class Planner:
             planned.batch.dropped = self.store.dropped()
             self.step_number += 1
             self.reserve.passed()
+            if self.budgets.word != "fixed":
+                self.budgets.planned(planned.batch.id, planned.parts, self.running)
         self._postponed = self.stats.postponed_rows
         return planned
 
@@ -238,7 +211,7 @@ class Planner:
                 self.draining[number] = self.running.pop(number)
                 self.store.release(request.context)
 
-    def _view(self, planned: PlannedPass, budget: int, slots: int, withheld: int) -> View:
+    def _view(self, planned: PlannedPass, budget: PrefillBudget, slots: int, withheld: int) -> View:
         size, parts, loaded, running = self.info.page_size, planned.parts, planned.loaded, []
         for number, r in self.running.items():
             context = r.context
@@ -248,9 +221,12 @@ class Planner:
                 Item(number, r.scheduling.arrival, len(context.tokens) - saved, growth,
                      len(context.pages) * size - saved, 0, 0, number in parts or number in loaded)
             )  # fmt: skip
+        if self.budgets.held:
+            held = self.budgets.held
+            running = [item._replace(work=0) if item.id in held else item for item in running]
         running.sort(key=_item_arrival)
         queued: Iterable[Request] = ()
-        if slots > 0 and budget > 0:
+        if slots > 0 and budget.open:
             queued = self.queue.first(self.lookup - self._admitted, bool(self._admitted))
         if self.stages > 1:  # else many passes could overtake one whose sample is in flight
             queued = takewhile(lambda r: not r.pending, queued)
@@ -265,6 +241,7 @@ class Planner:
             planned.batch.id, running, waiting, available, size, budget, slots,
             self.reserve.share, self._match,
             lambda number: self.store.exclusive(self.running[number].context),
+            lambda number: self.running[number].context.saved,
         )  # fmt: skip
 
     def _match(self, number: int) -> Match:
@@ -292,6 +269,10 @@ class Planner:
 
     def learn(self, batch: Batch, result: StepResult) -> None:
         """Learn the costs of a pass and of its copies from its result."""
+        if self.budgets.word != "fixed":
+            self.budgets.learn(batch, result)
+        if self.store.host is None:
+            return
         self.costs.computed(batch.num_tokens, result.seconds)
         if batch.moves is not None:
             count = len(batch.moves.stores) + len(batch.moves.loads)
@@ -299,13 +280,15 @@ class Planner:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _apply(self, decided: list[tuple[int, int]], planned: PlannedPass) -> tuple[int, int]:
+    def _apply(
+        self, decided: list[tuple[int, int]], planned: PlannedPass, budget: PrefillBudget
+    ) -> tuple[PrefillBudget, int]:
         """Make rows of what was decided.
 
-        Returns (prompt tokens used, decided tokens that need not be computed: another row of this
-        pass computes them, or host memory has them).
+        Returns (the budget that is left, decided tokens that need not be computed: another row of
+        this pass computes them, or host memory has them).
         """
-        used = saved = 0
+        saved = 0
         if self._transfer is None and self.store.host is not None:
             tokens = sum(count for _, count in decided)
             self._transfer = TransferBudget(self.costs, tokens, self.info.page_size, self.movable)
@@ -355,8 +338,8 @@ class Planner:
             self.store.advance(context, count, publish=prompt)
             count -= len(drafts)  # drafts are no part of the plan
             if count > 1 or prompt:
-                used += count
-        return used, saved
+                budget = budget.after(context.saved - count, count)
+        return budget, saved
 
     def _act(self, decided: Sequence[tuple[int, int]]) -> None:
         """Do with the KV of parked contexts what their policy decides."""

@@ -27,6 +27,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sglang.srt.schedule.prefill_budget import PrefillBudget
 from sglang.srt.schedule.scheduler_view import Item, PassDecision, View
 
 # The growth of a request counts up to here: few that may fill a whole long context do so.
@@ -62,7 +63,7 @@ def plan(view: View, policy: str, max_overtakes: int) -> PassDecision:
     return PassDecision(retract, rows)
 
 
-def _run(view: View, retract: list[int], rows: list[tuple[int, int]]) -> tuple[int, int]:
+def _run(view: View, retract: list[int], rows: list[tuple[int, int]]) -> tuple[int, PrefillBudget]:
     """Add rows of running requests. Returns (pages left, budget left)."""
     available, budget = view.available, view.budget
     taken: set[int] = set()
@@ -70,7 +71,7 @@ def _run(view: View, retract: list[int], rows: list[tuple[int, int]]) -> tuple[i
         number, work = item.id, item.work
         if work == 0 or item.fixed or number in retract:
             continue
-        count = 1 if work == 1 else min(work, budget)
+        count = 1 if work == 1 else budget.chunk(view.start(number), work)
         if count <= 0:
             continue
         if count > item.room:
@@ -87,7 +88,7 @@ def _run(view: View, retract: list[int], rows: list[tuple[int, int]]) -> tuple[i
         taken.add(number)
         rows.append((number, count))
         if work > 1:
-            budget -= count
+            budget = budget.after(view.start(number), count)
     return available, budget
 
 
@@ -131,12 +132,12 @@ def _admit(
     policy: str,
     max_overtakes: int,
     available: int,
-    budget: int,
+    budget: PrefillBudget,
     rows: list[tuple[int, int]],
 ) -> None:
     """Add rows of waiting requests."""
     slots = view.slots
-    if not view.waiting or slots <= 0 or budget <= 0:
+    if not view.waiting or slots <= 0 or not budget.open:
         return
     planned = dict(rows)
     for item in view.running:  # prompts that were begun keep the pages for their rest
@@ -148,7 +149,7 @@ def _admit(
     if not alone and pages(int(view.reserve * growth), view.page_size) > available:
         return  # not even a request that needs no page fits: the order need not be known
     for item in order(policy, view, max_overtakes):
-        if slots <= 0 or budget <= 0:
+        if slots <= 0 or not budget.open:
             break
         found = view.match(item.id)
         work = item.work - found.tokens
@@ -158,9 +159,10 @@ def _admit(
         if need + spare > available:
             break
         # Host memory's tokens are copied, not computed. The last position is always computed.
-        count = min(max(work - found.host, min(work, 1)), budget)
+        start = found.tokens + found.host
+        count = budget.chunk(start, max(work - found.host, min(work, 1)))
         available -= need
-        budget -= count
+        budget = budget.after(start, count)
         slots -= 1
         alone = False
         rows.append((item.id, count))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from sglang.srt.schedule.prefill_budget import PrefillBudget
+
 
 class Matched(Protocol):
     """Prefix of a waiting request that the cache holds (``memory.store.Match``)."""
@@ -49,11 +51,12 @@ class View:
         running: oldest first.
         waiting: the first of the queue: oldest first, or highest priority first.
         available: pages that are free or evictable.
-        budget: prompt tokens this pass may still take.
+        budget: what prompts may still take of this pass.
         slots: requests that may still be admitted.
         reserve: share of the running requests' growth to keep room for, in [0, 1].
         match: cached prefix of a waiting request, by id.
         exclusive: pages that retracting a running request would free, by id.
+        start: position of a running request's next token, by id.
     """
 
     step: int
@@ -61,11 +64,12 @@ class View:
     waiting: list[Item]
     available: int
     page_size: int
-    budget: int
+    budget: PrefillBudget
     slots: int
     reserve: float
     match: Callable[[int], Matched]
     exclusive: Callable[[int], int]
+    start: Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)

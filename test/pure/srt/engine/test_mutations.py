@@ -215,6 +215,9 @@ MUTATIONS = {
     "requests overtake a retracted one whose sample is in flight": [
         Mutation(Planner, "_view", "takewhile(...)", become("queued")),
     ],
+    "what is throttled is never let go": [
+        Mutation(Planner, "plan", "withheld or throttled", become("withheld")),
+    ],
     "what drains in a later pass than a failed one is lost": [
         Mutation(EngineCore, "_fail", "_.requeue(...)", drop),
     ],

@@ -7,24 +7,9 @@ from typing import Any
 
 import pytest
 from helpers.desk import Desk, generate
-from helpers.fake_worker import FakeWorker
 from helpers.simulation import expected
 from helpers.toy_grammar import ToyGrammars
 from sglang.ir.constraint import Constraint
-from sglang.srt.core.batch import Batch, StepResult
-from sglang.srt.core.workers import NO_MASKS, Masks
-
-
-class Watched(FakeWorker):
-    """Keeps the batches, as they are computed."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.given: list[Batch] = []
-
-    def run(self, batch: Batch, masks: Masks = NO_MASKS) -> StepResult:
-        self.given.append(batch)
-        return super().run(batch, masks)
 
 
 @pytest.mark.parametrize("depth", [3, 4, 5])
@@ -34,24 +19,27 @@ class Watched(FakeWorker):
     ids=["greedy", "full"],
 )
 def test_a_request_is_in_one_sampling_pass_at_a_time(depth: int, params: dict[str, Any]) -> None:
-    worker = Watched()
-    desk = Desk(worker=worker, depth=depth, chunked_prefill_size=8)
+    desk = Desk(depth=depth, chunked_prefill_size=8)
     goal = generate(12, **params)
     prompts = [[n, 7, *range(n)] for n in range(8)]
     requests = [desk.ask(prompt, goal) for prompt in prompts]
-    desk.run()
+    most = 0
+    while desk.engine.busy:
+        desk.step()
+        flight = desk.engine._in_flight
+        rows = [row for planned in flight for row in planned.batch.rows]
+        sampled = [row.context for row in rows if row.sample is not None]
+        assert len(set(sampled)) == len(sampled)
+        most = max(most, len(flight))
+    assert most == depth - 1, "as many as the stages, after a step"
     for prompt, request in zip(prompts, requests):
         assert desk.tokens(request) == expected(prompt, goal.sampling).tokens
-    assert worker.followed == 0
-    for at in range(len(worker.given)):
-        near = worker.given[at : at + depth]  # in flight together
-        sampled = [row.context for batch in near for row in batch.rows if row.sample is not None]
-        assert len(set(sampled)) == len(sampled)
+    assert desk.worker.followed == 0
     desk.finish()
 
 
 def test_the_chunks_of_a_prompt_follow_each_other() -> None:
-    desk = Desk(worker=Watched(), depth=5, chunked_prefill_size=8)
+    desk = Desk(depth=5, chunked_prefill_size=8)
     desk.ask(list(range(40)), generate(3))
     starts = []
     for _ in range(4):

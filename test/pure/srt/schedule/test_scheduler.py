@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang.srt.schedule.prefill_budget import PrefillBudget
 from sglang.srt.schedule.scheduler import AGING, ORDERS, Reserve, order, pages, plan, victims
 from sglang.srt.schedule.scheduler_view import Item, PassDecision, View
 
@@ -27,13 +28,14 @@ def view(
     waiting: list[Item] | None = None,
     found: dict[int, Found] | None = None,
     exclusive: dict[int, int] | None = None,
+    budget: int = 1000,
     **changes: object,
 ) -> View:
     base = View(
         step=1, running=running or [], waiting=waiting or [], available=1000, page_size=1,
-        budget=1000, slots=100, reserve=0.0,
+        budget=PrefillBudget(budget), slots=100, reserve=0.0,
         match=lambda number: (found or {}).get(number, Found()),
-        exclusive=lambda number: (exclusive or {}).get(number, 0),
+        exclusive=lambda number: (exclusive or {}).get(number, 0), start=lambda number: 0,
     )  # fmt: skip
     return replace(base, **changes)  # type: ignore[arg-type]
 

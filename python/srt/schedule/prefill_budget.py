@@ -1,0 +1,229 @@
+"""Budgets: how many prompt tokens and how many decodes the next pass may compute.
+
+A budget is a pure function of a ``EngineLoad``, chosen by word (``BUDGETS``, ``--prefill-budget``):
+
+    fixed      at most ``chunked_prefill_size`` prompt tokens a pass, and every decode
+    sarathi    the same number of tokens, decodes first and prompts in what is left (Sarathi-Serve)
+    throttle   gLLM's token throttling: prompts by what waits and what memory is free, decodes
+               shared among the stages (sections 3.1 and 3.2, equations 1 to 4)
+    balance    throttle in predicted milliseconds: passes of equal time, weight-bound ones filled up
+    turns      prompts alone until memory is full, then decodes alone: for jobs without a reader
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sglang.srt.schedule.stage_costs import StageCost
+
+REFILL = 0.5  # free share of the memory at which ``turns`` goes back to prompts
+
+
+class PrefillBudget(NamedTuple):
+    """The rest of a pass that prompts may take.
+
+    Attributes:
+        tokens: number of prompt tokens.
+        ms: milliseconds, where ``cost`` predicts them.
+        least: milliseconds; a smaller rest is left over.
+    """
+
+    tokens: int
+    ms: float = math.inf
+    cost: StageCost | None = None
+    least: float = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether anything is left."""
+        return self.tokens > 0 and self.ms > 0
+
+    def chunk(self, start: int, work: int) -> int:
+        """Return the size of the next chunk of a prompt with ``work`` tokens behind ``start``."""
+        most = min(work, self.tokens)
+        if self.cost is None or most <= 0 or self.ms <= 0:
+            return most if self.ms > 0 else 0
+        count = max(self.cost.tokens(start, self.ms), 1)
+        if self.cost.chunk(start + count, work - count) < self.least:
+            return most  # a rest too small for a pass of its own
+        return min(count, most)
+
+    def after(self, start: int, count: int) -> PrefillBudget:
+        """Return what is left behind a chunk."""
+        tokens = self.tokens - count
+        if self.cost is None:
+            return PrefillBudget(tokens)
+        ms = self.ms - self.cost.chunk(start, count)
+        return self._replace(tokens=tokens, ms=ms if ms >= self.least else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """gLLM's parameters (section 4.1).
+
+    Attributes:
+        iterations: T, passes in which what waits is to be computed.
+        most, least: MaxP and MinP, prompt tokens a pass.
+        threshold: share of the memory; prompts stop when less is free.
+    """
+
+    iterations: int = 8
+    most: int = 2048
+    least: int = 32
+    threshold: float = 0.05
+
+
+class ReadyRequest(NamedTuple):
+    """A request that may generate a token now. Sorts by its last turn, the oldest first.
+
+    Attributes:
+        turn: number of the last pass with a row of it.
+        tokens: length of its context.
+    """
+
+    turn: int
+    arrival: int
+    id: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Facts that a budget is a function of.
+
+    Attributes:
+        stages: of the pipeline.
+        limits: ``limits.most`` is ``chunked_prefill_size``.
+        ready: requests that may generate a token now, the oldest last turn first.
+        decoding: number of requests that generate, those with a sample in flight included (#RD).
+        decoding_tokens: sum of the lengths of their contexts.
+        prompts: (start, tokens) of what is to be computed of running and waiting prompts, cached
+            tokens left out; those beyond ``limits.iterations * limits.most`` tokens may be missing.
+        free: share of the memory that is free or evictable, in [0, 1].
+        cost: of the slowest stage; None before enough passes were measured.
+        filling: whether ``turns`` had prompts in the pass before.
+    """
+
+    stages: int
+    limits: Throttle
+    ready: Sequence[ReadyRequest] = ()
+    decoding: int = 0
+    decoding_tokens: int = 0
+    prompts: Sequence[tuple[int, int]] = ()
+    free: float = 1.0
+    cost: StageCost | None = None
+    filling: bool = True
+
+    @property
+    def waiting(self) -> int:
+        """Number of prompt tokens to be computed (#WP)."""
+        return sum(count for _, count in self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Work that the next pass may do: prompts, and the first ``decodes`` of the ready requests."""
+
+    prefill: PrefillBudget
+    decodes: int
+    filling: bool = field(default=True)
+
+
+Budget = Callable[[EngineLoad], Grant]
+
+
+def by_waiting(waiting: int, limits: Throttle) -> int:
+    """Return gLLM's equation 1, rounded down: prompt tokens by what waits."""
+    return int(min(max(waiting / limits.iterations, limits.least), limits.most))
+
+
+def by_memory(free: float, limits: Throttle) -> int:
+    """Return gLLM's equation 2, rounded down: prompt tokens by what memory is free."""
+    return int(max(limits.most * free, limits.least))
+
+
+def by_both(waiting: int, free: float, limits: Throttle) -> int:
+    """Return gLLM's equation 3, rounded down; 0 where less than the threshold is free. The paper's
+    order of clamps: ``least`` is the floor, also where memory would allow less."""
+    if free < limits.threshold:
+        return 0
+    return int(max(min(waiting / limits.iterations, limits.most * _usable(free, limits)),
+                   limits.least))  # fmt: skip
+
+
+def by_stages(decoding: int, stages: int) -> int:
+    """Return gLLM's equation 4, rounded up: decodes a pass."""
+    return -(-decoding // stages)
+
+
+def _usable(free: float, limits: Throttle) -> float:
+    """Free share of the memory above the threshold."""
+    return (free - limits.threshold) / max(1 - limits.threshold, 1e-9)
+
+
+def fixed(load: EngineLoad) -> Grant:
+    """Return the same budget for every pass."""
+    return Grant(PrefillBudget(load.limits.most), len(load.ready))
+
+
+def sarathi(load: EngineLoad) -> Grant:
+    """Return one budget of tokens for decodes and prompts."""
+    decodes = min(len(load.ready), load.limits.most)
+    return Grant(PrefillBudget(load.limits.most - decodes), decodes)
+
+
+def throttle(load: EngineLoad) -> Grant:
+    """Return gLLM's budget, equations 3 and 4."""
+    prefill = min(by_both(load.waiting, load.free, load.limits), load.limits.most)
+    return Grant(PrefillBudget(prefill), by_stages(load.decoding, load.stages))
+
+
+def balance(load: EngineLoad) -> Grant:
+    """Return a budget of predicted milliseconds; ``throttle``'s before enough was measured.
+
+    Equation 3 with milliseconds in place of tokens, and at least what fills the pass up to its
+    knee. Decodes are dealt by cost: each pass takes those of the oldest last turn until it has its
+    share of the sum.
+    """
+    cost, limits = load.cost, load.limits
+    if cost is None:
+        return throttle(load)
+    share = cost.token * load.decoding + cost.context * load.decoding_tokens
+    share, taken, count = share / load.stages * (1 - 1e-9), 0.0, 0
+    for item in load.ready:
+        if taken >= share and count:
+            break
+        taken += cost.token + cost.context * item.tokens
+        count += 1
+    if load.free < limits.threshold:
+        return Grant(PrefillBudget(0), count)
+    work = sum(cost.chunk(start, rest) for start, rest in load.prompts)
+    least = cost.chunk(0, limits.least)
+    most = cost.chunk(0, limits.most) * _usable(load.free, limits)
+    slack = cost.knee - cost.token * count
+    ms = max(min(work / limits.iterations, most), slack, least)
+    return Grant(PrefillBudget(limits.most, ms, cost, least), count)
+
+
+def turns(load: EngineLoad) -> Grant:
+    """Return prompts alone while memory lasts, then decodes alone until half of it is free."""
+    filling = load.filling
+    if filling:
+        filling = bool(load.prompts) and load.free >= load.limits.threshold
+    else:
+        filling = bool(load.prompts) and (not load.decoding or load.free >= REFILL)
+    if filling:
+        return Grant(PrefillBudget(load.limits.most), 0, True)
+    return Grant(PrefillBudget(0), by_stages(load.decoding, load.stages), False)
+
+
+BUDGETS: dict[str, Budget] = {
+    "fixed": fixed,
+    "sarathi": sarathi,
+    "throttle": throttle,
+    "balance": balance,
+    "turns": turns,
+}

@@ -1,0 +1,145 @@
+"""Stage costs: predicted milliseconds of a pass on one stage of a pipeline, learnt from the passes.
+
+A pass of n tokens takes ``max(floor, base + token n) + context Σ(L + x) + attention Σ(2 L x + x²)``
+milliseconds, where each row computes x tokens behind L. Below the *knee* a pass takes the time to
+read the weights (``floor``), and further tokens cost nothing. gLLM (section 6) names the quadratic
+term as what its token counts leave out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sglang.srt.core.batch import Batch
+
+FORGET = 0.99  # weight of all passes before, at each pass
+NEAR = 1.15  # a pass that takes less than this times the floor is bound by the weights
+WARM = 8  # passes before a prediction is used
+_SCALES = (1.0, 100.0, 1e4, 1e6)  # usual sizes of 1, n, Σ(L + x), Σ(2 L x + x²)
+
+
+class PassWork(NamedTuple):
+    """Sizes of a pass: n, Σ(L + x) and Σ(2 L x + x²)."""
+
+    tokens: int
+    context: int
+    attention: int
+
+    @staticmethod
+    def of(batch: Batch) -> PassWork:
+        """Return the work of a batch."""
+        tokens = context = attention = 0
+        for row in batch.rows:
+            count, end = len(row.tokens), row.start + len(row.tokens)
+            tokens += count
+            context += end
+            attention += count * (row.start + end)
+        return PassWork(tokens, context, attention)
+
+
+@dataclass(slots=True)
+class StageCost:
+    """Milliseconds of one stage, fitted with a memory of some hundred passes.
+
+    Passes near the floor say what the floor is; the others are fitted by least squares, in which no
+    coefficient is below 0.
+
+    Attributes:
+        passes: number of measured passes.
+        usual: smoothed milliseconds of a pass.
+        error: smoothed relative error of the predictions made before each measurement.
+    """
+
+    floor: float = 0.0
+    base: float = 0.0
+    token: float = 0.0
+    context: float = 0.0
+    attention: float = 0.0
+    passes: int = 0
+    usual: float = 0.0
+    error: float = 0.0
+    _squares: list[list[float]] = field(default_factory=lambda: [[0.0] * 5 for _ in range(4)])
+
+    @property
+    def knee(self) -> float:
+        """Milliseconds of tokens that cost nothing in an empty pass."""
+        return max(self.floor - self.base, 0.0)
+
+    def at(self, work: PassWork) -> float:
+        """Return the predicted milliseconds of a pass."""
+        dense = max(self.floor, self.base + self.token * work.tokens)
+        return dense + self.context * work.context + self.attention * work.attention
+
+    def chunk(self, start: int, count: int) -> float:
+        """Return the milliseconds that ``count`` prompt tokens behind ``start`` add to a pass."""
+        return self.token * count + self.attention * count * (2 * start + count)
+
+    def tokens(self, start: int, ms: float) -> int:
+        """Return the most prompt tokens behind ``start`` that add at most ``ms`` to a pass."""
+        linear = self.token + 2 * self.attention * start
+        if self.attention * ms < 1e-9 * linear * linear:
+            return int(min(ms / max(linear, 1e-9), 1 << 30))
+        root = math.sqrt(linear * linear + 4 * self.attention * ms)
+        return int((root - linear) / (2 * self.attention))
+
+    def add(self, work: PassWork, ms: float) -> None:
+        """Learn from a pass."""
+        if not (work.tokens and 0 < ms < math.inf):
+            return
+        if self.passes >= WARM:
+            self.error += 0.05 * (abs(self.at(work) - ms) / ms - self.error)
+        self.passes += 1
+        self.usual += max(0.05, 1 / self.passes) * (ms - self.usual)
+        dense = ms - self.context * work.context - self.attention * work.attention
+        if self.passes == 1:
+            self.floor = ms
+        if dense < self.floor:
+            self.floor += 0.3 * (max(dense, 0.0) - self.floor)
+        elif dense < NEAR * self.floor:
+            self.floor += 0.05 * (dense - self.floor)
+            if not self._squares[0][0]:  # no pass has shown the cost of a token: this is a bound
+                self.token = min(self.token or math.inf, self.floor / work.tokens)
+        if dense >= NEAR * self.floor:
+            self.floor *= 1.001
+            self._fit(work, ms)
+
+    def _fit(self, work: PassWork, ms: float) -> None:
+        x = [value / scale for value, scale in zip((1, *work), _SCALES)]
+        for row, value in zip(self._squares, x):
+            for k in range(4):
+                row[k] = FORGET * row[k] + value * x[k]
+            row[4] = FORGET * row[4] + value * ms
+        found = least_squares(self._squares)
+        self.base, self.token, self.context, self.attention = (
+            value / scale for value, scale in zip(found, _SCALES)
+        )
+
+
+def least_squares(squares: Sequence[Sequence[float]]) -> list[float]:
+    """Return the solution of normal equations [N][N + 1] whose coefficients are at least 0: the
+    most negative one is left out until there is none. A little is added to the diagonal, so that
+    what the points do not tell apart is shared."""
+    size = len(squares)
+    used = list(range(size))
+    while used:
+        rows = [[squares[i][j] for j in used] + [squares[i][size]] for i in used]
+        for k, row in enumerate(rows):
+            row[k] += 1e-6 * row[k] + 1e-9
+        for k, pivot in enumerate(rows):
+            for row in rows:
+                if row is not pivot and row[k]:
+                    share = row[k] / pivot[k]
+                    for j in range(k, len(row)):
+                        row[j] -= share * pivot[j]
+        values = [row[-1] / row[k] for k, row in enumerate(rows)]
+        worst = min(range(len(used)), key=values.__getitem__)
+        if values[worst] >= 0:
+            found = [0.0] * size
+            for i, value in zip(used, values):
+                found[i] = value
+            return found
+        del used[worst]
+    return [0.0] * size
