@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang.srt.config.parallel_section import ParallelConfig
 from sglang.srt.config.sections import (
     JSON_WHITESPACE,
     EdgeConfig,
@@ -45,6 +46,7 @@ __all__ = [
     "MemoryConfig",
     "ModelConfig",
     "OperationsConfig",
+    "ParallelConfig",
     "ScheduleConfig",
     "ServerConfig",
     "SpeculationConfig",
@@ -78,6 +80,7 @@ class Config:
     """All sections. ``Config.of(port=1, page_size=16)`` finds each name's section."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
@@ -185,6 +188,7 @@ class Config:
         for name, value, good, limit in checks:
             if not good:
                 raise ValueError(f"{_flag(name)} is {value}; it must be {limit}")
+        self.parallel.verify()
         self.memory.verify()
         self.grammar.verify()
         self.speculation.verify()
@@ -269,7 +273,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 group.add_argument(option, help=meta["help"] + shown, default=default,
                                    type=meta["type"] or str, choices=choices,
                                    metavar=metavar, **several)  # fmt: skip
-    add_upstream_arguments(parser)
+    types = {f.name: f.metadata["type"] for _, cls in _sections() for f in dataclasses.fields(cls)}
+    add_upstream_arguments(parser, types)
 
 
 def from_arguments(namespace: argparse.Namespace) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sglang.srt.config.upstream import (
@@ -56,8 +56,11 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_upstream_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the tables. ``--help`` does not list them; its last line tells of them."""
+def add_upstream_arguments(
+    parser: argparse.ArgumentParser, types: Mapping[str, Callable[[str], Any] | None] | None = None
+) -> None:
+    """Add the flags of the tables. ``--help`` does not list them; its last line tells of them.
+    ``types``: what reads the value of a setting, by its name."""
     parser.epilog = parser.epilog or (
         "Flags of upstream SGLang are accepted too where they change no answer, with a warning; "
         "docs/coming-from.md lists them."
@@ -71,7 +74,8 @@ def add_upstream_arguments(parser: argparse.ArgumentParser) -> None:
             option(name), dest=name, **_TAKES["" if True in meant else "="], **hidden
         )
     for name, setting in SPELLINGS.items():
-        parser.add_argument(option(name), dest=setting, **hidden)
+        reads = (types or {}).get(setting) or str
+        parser.add_argument(option(name), dest=setting, type=reads, **hidden)
 
 
 def translate(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -16,6 +16,10 @@ from typing import Any, NamedTuple
 
 SPELLINGS: Mapping[str, str] = {
     "model": "model_path",
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
     "speculative_draft_model": "speculative_draft_model_path",
 }
 """Other names of settings."""
@@ -141,8 +145,8 @@ WITHOUT_EFFECT = (
         "disable-hybrid-swa-memory hybrid-kvcache-ratio= radix-eviction-policy= "
         "lora-eviction-policy= lora-drain-wait-threshold= enable-lora-overlap-loading "
         "sleep-on-idle load-watch-interval="),
-    FlagRow("one process serves one device",
-        "nccl-port= dist-timeout= dist-init-addr= nccl-init-addr= disable-custom-all-reduce "
+    FlagRow("ranks meet in one way; see --dist-init-addr",
+        "nccl-port= nccl-init-addr= disable-custom-all-reduce "
         "enable-p2p-check enable-nccl-nvls enable-symm-mem enable-torch-symm-mem enable-mscclpp "
         "load-balance-method= gpu-id-step= pp-max-micro-batch-size= pp-async-batch-depth= "
         "enable-attn-tp-input-scattered enable-quant-communications moe-dense-tp-size= "
@@ -178,11 +182,8 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 
 ABSENT = (
-    FlagRow("tensor parallelism", "tp=1 tp-size=1 tensor-parallel-size=1",
-        "one process serves one device"),
     FlagRow("data parallelism", "dp=1 dp-size=1 data-parallel-size=1 enable-dp-attention "
         "enable-dp-lm-head", "start several servers behind a balancer"),
-    FlagRow("pipeline parallelism", "pp=1 pp-size=1 pipeline-parallel-size=1"),
     FlagRow("expert parallelism",
         "ep=1 ep-size=1 expert-parallel-size=1 moe-a2a-backend=none ep-num-redundant-experts=0 "
         "ep-dispatch-algorithm= init-expert-location=trivial enable-eplb eplb-algorithm= "
@@ -194,7 +195,6 @@ ABSENT = (
     FlagRow("context parallelism", "attn-cp-size=1 attention-context-parallel-size=1 moe-dp-size=1 "
         "moe-data-parallel-size=1 enable-dsa-prefill-context-parallel "
         "enable-nsa-prefill-context-parallel dsa-prefill-cp-mode= nsa-prefill-cp-mode="),
-    FlagRow("serving on several machines", "nnodes=1 node-rank=0"),
     FlagRow("choosing a GPU by its number", "base-gpu-id=0", "set CUDA_VISIBLE_DEVICES"),
     FlagRow("disaggregated serving", "disaggregation-mode=null disaggregation-transfer-backend= "
         "disaggregation-bootstrap-port= disaggregation-ib-device= "

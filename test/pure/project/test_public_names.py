@@ -16,9 +16,22 @@ from tools.public_names import MODULES, accepts_no_more, interface, lost
 BEFORE = TESTS / "data" / "public_names.json"
 
 # Losses that were decided, by sentence, with the reason.
+SETTINGS_NOW = (
+    "--fp8-gemm-backend: default is 'auto'; it was None",
+    "--dist-init-addr: default is ''; it was None",
+    "--dist-timeout: default is 300; it was None",
+    "--nnodes: default is 1; it was None",
+    "--node-rank: default is 0; it was None",
+    "--tp-size: default is 1; it was None",
+    "--tp: name is tp_size; it was tp",
+    "--tensor-parallel-size: name is tp_size; it was tensor_parallel_size",
+    "--pp-size: default is 1; it was None",
+    "--pp: name is pp_size; it was pp",
+    "--pipeline-parallel-size: name is pp_size; it was pipeline_parallel_size",
+)
 DECIDED: dict[str, str] = {
-    f"{command} --fp8-gemm-backend: default is 'auto'; it was None": "it was without effect, and "
-    "is a setting now"
+    f"{command} {flag}": "it was without effect or refused, and is a setting now"
+    for flag in SETTINGS_NOW
     for command in (
         "python -m sglang.bench_offline_throughput", "python -m sglang.bench_one_batch",
         "python -m sglang.launch_server", "sglang doctor", "sglang serve",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from sglang.srt.config import (
     MemoryConfig,
     ModelConfig,
     OperationsConfig,
+    ParallelConfig,
     ScheduleConfig,
     ServerConfig,
     SpeculationConfig,
@@ -27,7 +29,7 @@ from sglang.srt.config.command_line import ELSEWHERE, Parser, keys_from_environm
 
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
-    MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig,
+    MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig, ParallelConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
@@ -53,13 +55,16 @@ def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     if f.metadata["choices"]:
         value = f.metadata["choices"][-1]
     else:
-        value = {int: 7, float: 0.5, str: "word"}[type(f.default)]
+        value = FORMS.get(f.name, {int: 7, float: 0.5, str: "word"}[type(f.default)])
     return [name, str(value)], value
 
 
+FORMS = {"assigned_layers": "4", "dist_init_addr": "host:1"}
 COMPANIONS: dict[str, dict[str, Any]] = {  # settings that one needs beside it
     "hicache_storage_dir": {"enable_hierarchical_cache": True, "hicache_storage_size": 1.0},
     "hicache_storage_size": {"enable_hierarchical_cache": True, "hicache_storage_dir": "kv"},
+    "nnodes": {"tp_size": 7, "dist_init_addr": "host:1"},
+    "node_rank": {"tp_size": 8, "nnodes": 8, "dist_init_addr": "host:1"},
 }
 
 
@@ -298,3 +303,30 @@ def test_kv_on_disk_needs_host_memory_a_directory_and_a_size(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Config.of(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tp_size": 0}, "--tp-size is 0; it must be at least 1"),
+        ({"pp_size": -1}, "--pp-size is -1; it must be at least 1"),
+        ({"pp_size": 2, "assigned_layers": "9"}, "'9'; with --pp-size 2 it must be 2 numbers"),
+        ({"pp_size": 2, "assigned_layers": "9,0"}, "must be 2 numbers, each at least 1"),
+        ({"pp_size": 2, "assigned_layers": "9;7"}, "'9;7'; give whole numbers with commas"),
+        ({"node_rank": 1}, "--node-rank is 1; with --nnodes 1 it must be from 0 to 0"),
+        ({"nnodes": 2, "tp_size": 3, "dist_init_addr": "a:1"}, "--nnodes is 2 and there are 3"),
+        ({"nnodes": 2, "tp_size": 2}, "--dist-init-addr is ''; with --nnodes 2 it must be"),
+        ({"nnodes": 2, "tp_size": 2, "dist_init_addr": "a:99999"}, "must be HOST:PORT of node 0"),
+    ],
+)
+def test_sizes_of_ranks_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Config.of(**settings)
+
+
+def test_other_spellings_of_sizes_are_flags() -> None:
+    words = ("--tp", "2", "--pipeline-parallel-size", "4", "--assigned-layers", "3, 1,2,2")
+    parallel = parse(*words).parallel
+    assert (parallel.tp_size, parallel.pp_size, parallel.ranks) == (2, 4, 8)
+    assert parallel.layer_counts == (3, 1, 2, 2)
+    assert ParallelConfig(dist_init_addr="[::1]:80").address == ("::1", 80)

@@ -306,11 +306,11 @@ def test_most_launch_lines_of_upstream_start() -> None:
 
 def test_one_warning_names_what_is_without_effect(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        parsed("--tp 1 --enable-cache-report --attention-backend torch_native --cuda-graph-bs 1 2")
+        parsed("--dp 1 --enable-cache-report --attention-backend torch_native --cuda-graph-bs 1 2")
     (record,) = caplog.records
     said = record.getMessage()
     assert said.startswith("accepted, and without effect here: ")
-    for what in ("--tp 1 (", "--enable-cache-report (always on)", "--cuda-graph-bs 1 2 ("):
+    for what in ("--dp 1 (", "--enable-cache-report (always on)", "--cuda-graph-bs 1 2 ("):
         assert what in said
     assert "--attention-backend torch_native (kernels are chosen by the device)" in said
 
@@ -318,15 +318,13 @@ def test_one_warning_names_what_is_without_effect(caplog: pytest.LogCaptureFixtu
 def test_what_is_meant_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         parsed("--dtype half --kv-cache-dtype fp8_e4m3 --tool-call-parser qwen25")
-        Config.of(tp_size=None, trust_remote_code=False, log_level_http=None, cuda_graph_bs=[])
+        Config.of(dp_size=None, trust_remote_code=False, log_level_http=None, cuda_graph_bs=[])
     assert not caplog.records
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tp_size": 2}, "--tp-size 2: tensor parallelism is not in this version; one process "
-         "serves one device; use 1, or leave it out"),
         ({"dp": 4}, "--dp 4: data parallelism is not in this version"),
         ({"enable_memory_saver": True}, "--enable-memory-saver: giving memory back while serving"),
         ({"speculative_algorithm": "EAGLE3"}, "use ngram, or draft and a smaller model"),
