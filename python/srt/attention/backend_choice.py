@@ -98,8 +98,7 @@ def build(
 ) -> Attention:  # fmt: skip
     """The implementation called ``name``, without the kernels that are ``disabled``. Its own
     imports happen here, and only here."""
-    # With tensor parallelism the pools hold this rank's key heads, and their query heads.
-    heads = shape.num_heads * keys[0].shape[1] // shape.kv.heads
+    heads = shape.num_heads
     if name == "triton":
         from sglang.srt.attention.triton_attention import TritonAttention
 

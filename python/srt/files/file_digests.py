@@ -22,9 +22,19 @@ def sampled(path: Path) -> bytes:
     """Return a digest of a file's name, size and time, and of samples of its bytes. Raises
     OSError."""
     about = path.stat()
-    digest = sha256(f"{path.name} {about.st_size} {about.st_mtime_ns}".encode())
+    return _samples(path, f"{path.name} {about.st_size} {about.st_mtime_ns}", about.st_size)
+
+
+def sampled_bytes(path: Path) -> bytes:
+    """Return the same without the file's time, which copies on several machines do not share."""
+    size = path.stat().st_size
+    return _samples(path, f"{path.name} {size}", size)
+
+
+def _samples(path: Path, about: str, size: int) -> bytes:
+    digest = sha256(about.encode())
     with path.open("rb") as file:
         for number in range(SAMPLES):
-            file.seek(about.st_size * number // SAMPLES)
+            file.seek(size * number // SAMPLES)
             digest.update(file.read(SAMPLE_BYTES))
     return digest.digest()

@@ -9,35 +9,45 @@ from torch import Tensor
 
 
 class TokenEmbedding(Stored):
-    """A table of ``vocab`` rows; each rank of the group holds an equal range of them.
+    """A table of ``vocab`` rows; each rank of the group holds a range of them, all of one size: the
+    last ones are padded with zeros.
 
     The same table serves as the output head where the model ties the two.
     """
 
     def __init__(self, vocab: int, width: int, place: Place) -> None:
         self.group, self.shape = place.group, (vocab, width)
-        rows = place.group.share(vocab, "the vocabulary size")
-        self.first = rows * place.group.rank
+        rows, self.first, self.count = place.group.rows(vocab)
         self.weight = place.empty(rows, width)
+        self.weight[self.count :].zero_()
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Token ids [T] -> [T, width]. Ids of other ranks' rows add zero before the sum."""
+        if self.group.size == 1:
+            return self._rows(ids)
+        local = ids - self.first
+        mine = (local >= 0) & (local < self.count)
+        x = self._rows(local.where(mine, 0))
+        return self.group.all_reduce(x * mine.unsqueeze(-1))
+
+    def _rows(self, ids: Tensor) -> Tensor:
         if self.packed is not None:
             return self.packed.rows(ids, self.threads)
-        if self.group.size == 1:
-            return F.embedding(ids, self.weight)
-        local = ids - self.first
-        mine = (local >= 0) & (local < self.weight.shape[0])
-        x = F.embedding(local.where(mine, 0), self.weight)
-        return self.group.all_reduce(x * mine.unsqueeze(-1))
+        return F.embedding(ids, self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, width] -> [T, vocab], gathered from all ranks."""
-        return self.group.all_gather(self.product(hidden))
+        return self.gathered(self.product(hidden))
+
+    def gathered(self, scores: Tensor) -> Tensor:
+        """Products of this rank's rows [T, rows] -> those of all rows [T, vocab]."""
+        if self.group.size == 1:
+            return scores
+        return self.group.all_gather(scores)[:, : self.shape[0]]
 
     def record(self, tape: TapeRecorder, scale: float = 1.0) -> int:
         """The tokens' rows, scaled: the buffer that becomes the residual stream."""
         return tape.embed(self, scale)
 
     def slots(self, name: str) -> Slots:
-        return {name: Slot(self.weight, self.shape, 0, self.first)}
+        return {name: Slot(self.weight[: self.count], self.shape, 0, self.first)}

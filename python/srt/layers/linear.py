@@ -37,7 +37,8 @@ class ColumnLinear(Stored):
     """``y = x W^T + b`` with the rows of several checkpoint matrices stacked in one ``W``.
 
     ``parts`` maps each matrix's name to its number of outputs; the result is their outputs side by
-    side, each of this rank's share. ``unit`` is what may not be split inside a part (head_dim).
+    side, each of this rank's share. ``unit`` is what may not be split inside a part (head_dim);
+    where ranks outnumber the units of a part, several ranks hold the same one.
     ``paired``: two parts, a gate and what it gates, which native products bring together.
     ``fused``: one checkpoint tensor has all parts; their names are for messages alone.
     ``arrange``: by part, what orders the rows of its checkpoint tensors.
@@ -55,10 +56,14 @@ class ColumnLinear(Stored):
         arrange: Mapping[str, Arrange] | None = None,
     ) -> None:
         self.inputs, self.parts, self.group = inputs, dict(parts), place.group
-        self.sizes = [
-            unit * place.group.share(size // unit, f"the width of {name}")
+        shares = [
+            place.group.heads(size // unit, f"the width of {name}")
+            if unit > 1
+            else (share := place.group.share(size, f"the width of {name}"), share * self.group.rank)
             for name, size in self.parts.items()
         ]
+        self.sizes = [unit * count for count, _ in shares]
+        self.starts = [unit * first for _, first in shares]
         self.weight, self.paired = place.matrix(sum(self.sizes), inputs), paired
         self.fused, self.arrange = fused, arrange or {}
         self.operations = place.operations
@@ -80,8 +85,7 @@ class ColumnLinear(Stored):
         if self.fused.arrange is not None:
             source = self.fused.arrange(source)
         parts = source.split_with_sizes(list(self.parts.values()))
-        rank = self.group.rank
-        return torch.cat([p[rank * n : (rank + 1) * n] for p, n in zip(parts, self.sizes)])
+        return torch.cat([p[s : s + n] for p, s, n in zip(parts, self.starts, self.sizes)])
 
     def _fused_slots(self, name: str) -> Slots:
         assert self.fused is not None
@@ -98,8 +102,8 @@ class ColumnLinear(Stored):
             return self._fused_slots(f"{prefix}{self.fused.name}")
         out: Slots = {}
         first = 0
-        for (name, total), size in zip(self.parts.items(), self.sizes):
-            rows, start = slice(first, first + size), self.group.rank * size
+        for (name, total), size, start in zip(self.parts.items(), self.sizes, self.starts):
+            rows = slice(first, first + size)
             adapt = self.arrange.get(name)
             shape = (total, self.inputs)
             out[f"{prefix}{name}.weight"] = Slot(

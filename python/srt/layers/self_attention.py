@@ -93,7 +93,7 @@ class SelfAttention:
         self.heads = Heads(
             index=index,
             num_heads=queries,
-            num_kv_heads=group.share(shape.num_kv_heads, "num_key_value_heads"),
+            num_kv_heads=group.heads(shape.num_kv_heads, "num_key_value_heads")[0],
             head_dim=d,
             scale=shape.scale or d**-0.5,
             window=shape.window,

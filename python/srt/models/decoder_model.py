@@ -47,10 +47,13 @@ class DecoderModel(Protocol):
     """A range of a decoder's layers. The first range embeds the tokens, the last one norms and
     computes logits.
 
+    ``first``, ``last``: the range has the first, the last layer.
     ``recordable``: ``record`` says all of ``forward``; else a pass is computed layer by layer.
     ``sections``: positions have three parts. ``multimodal``: has a vision tower.
     """
 
+    first: bool
+    last: bool
     recordable: bool
     sections: ClassVar[bool]
     multimodal: ClassVar[bool]

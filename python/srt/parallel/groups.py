@@ -1,8 +1,10 @@
-"""Group: the ranks that hold slices of the same layers, and the two collectives they need."""
+"""Group: the ranks that hold slices of the same layers, and the two collectives they need.
+Shard: the part of a model that one rank holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,3 +46,48 @@ class Group:
                 f"use a size that divides it."
             )
         return total // self.size
+
+    def heads(self, total: int, what: str) -> tuple[int, int]:
+        """This rank's number of ``total`` heads, and the first of them. Where ranks outnumber key
+        heads, several ranks hold the same one. Raises ValueError where neither divides the
+        other."""
+        if self.size > total and self.size % total == 0:
+            return 1, self.rank * total // self.size
+        count = self.share(total, what)
+        return count, count * self.rank
+
+    def rows(self, total: int) -> tuple[int, int, int]:
+        """A share of ``total`` rows of a table, the last shares padded: the rows of every rank, the
+        first of this rank's, and how many of them are rows of the table."""
+        each = -(-total // self.size)
+        first = min(each * self.rank, total)
+        return each, first, max(0, min(each, total - first))
+
+
+def _same(number: int) -> int:
+    return number
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of a model that one rank holds: a share of some of its layers.
+
+    Attributes:
+        group: the tensor-parallel ranks of its stage.
+        layers: of its pipeline stage; None: all of them.
+        neighbours: ranks that share the memory of the machine, this one included.
+        smallest: the smallest of a number that every rank gives, in the same order.
+    """
+
+    group: Group = field(default_factory=Group)
+    layers: range | None = None
+    neighbours: int = 1
+    smallest: Callable[[int], int] = _same
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the whole model."""
+        return self.group.size == 1 and self.layers is None
+
+
+WHOLE = Shard()

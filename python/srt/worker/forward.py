@@ -65,10 +65,13 @@ class Eager:
 
 
 def compute(model: DecoderModel, inputs: Inputs, attention: Attention) -> Tensor:
-    """Hidden states [T, width] of a model that owns all layers; ``attention`` is planned."""
+    """Hidden states [T, width]; ``attention`` is planned. A model that does not own the first layer
+    gets those of the layer before as ``embedded``, of all tokens."""
     embedded = inputs.embedded
     if embedded is None:
         return model.forward(inputs.tokens, inputs.positions, attention, inputs.use)
+    if not model.first:
+        return model.forward(embedded.states, inputs.positions, attention, inputs.use)
     x = model.embed(inputs.tokens)
     x = x.index_copy(0, send(embedded.at, x.device).long(), embedded.states.to(x))
     return model.compute(x, inputs.positions, attention, inputs.use)

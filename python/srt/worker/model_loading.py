@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.attention.backend_choice import choose, triton_lacks
@@ -25,6 +25,8 @@ from sglang.srt.models.mixture import MixtureSpec
 from sglang.srt.models.model_spec import ModelSpec, read_config
 from sglang.srt.models.registry import lookup
 from sglang.srt.models.renamed_checkpoint import named
+from sglang.srt.models.vision.vision_language import VisionLanguageSpec
+from sglang.srt.parallel.groups import WHOLE, Shard
 from sglang.srt.worker.float8_weights import Float8Weights
 from sglang.srt.worker.forward_choice import Fallbacks
 from sglang.srt.worker.kv import MemoryUse, available_memory
@@ -48,6 +50,7 @@ class ModelPlan:
     device: torch.device
     storage: Storage
     checkpoint: Checkpoint | None  # None: dummy weights
+    shard: Shard = WHOLE
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,6 +59,26 @@ class ModelPlan:
     @property
     def torch_because(self) -> str:
         return self.storage.torch_because
+
+    @property
+    def local(self) -> ModelSpec:
+        """The spec of the part that this rank computes: its heads and its layers. The model is
+        made from ``spec``."""
+        return self.spec if self.shard.whole else narrowed(self.spec, self.shard)
+
+
+def narrowed(spec: ModelSpec, shard: Shard) -> ModelSpec:
+    """The spec with the heads and the layers of a shard alone. Raises ValueError for heads that
+    cannot be shared."""
+    layers = range(spec.num_layers) if shard.layers is None else shard.layers
+    inner: dict[str, Any] = {}
+    if isinstance(spec, VisionLanguageSpec):
+        inner["text"] = narrowed(spec.text, shard)
+    return replace(
+        spec, num_layers=len(layers), windows=spec.windows[layers.start : layers.stop],
+        num_heads=shard.group.heads(spec.num_heads, "num_attention_heads")[0],
+        num_kv_heads=shard.group.heads(spec.num_kv_heads, "num_key_value_heads")[0], **inner,
+    )  # fmt: skip
 
 
 class LoadedModel(NamedTuple):
@@ -66,8 +89,9 @@ class LoadedModel(NamedTuple):
     fallbacks: tuple[str, ...]
 
 
-def plan_of(config: Config) -> ModelPlan:
-    """Reads what describes the model. Raises ValueError where it cannot be served."""
+def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
+    """Reads what describes the model. Raises ValueError where it cannot be served, or not by
+    ranks of this number."""
     settings = config.model
     directory = locate(settings.model_path, settings.revision)
     fields, architecture = read_config(directory)
@@ -77,21 +101,29 @@ def plan_of(config: Config) -> ModelPlan:
     device = device_of(settings.device)
     choose(settings.attention_backend, device)  # refused before anything is loaded
     # A model without storage tells which tensors it needs before anything is allocated.
-    outline = family(spec, Place(torch.device("meta"), torch.float32), 1)
+    meta = Place(torch.device("meta"), torch.float32)
+    outline = family(spec, meta, 1)
     slots = outline.slots()
     checkpoint = None
     if settings.load_format != "dummy":
         checkpoint = named(open_checkpoint(directory, fields), family)
         weights.match(slots, checkpoint, outline.ignores)
     storage = storage_of(config, spec, slots, checkpoint, device)
-    return ModelPlan(directory, architecture, family, spec, length, device, storage, checkpoint)
+    if not shard.whole:
+        own = family(spec, replace(meta, group=shard.group), 1, shard.layers).slots()
+        whole, part = (sum(s.target.numel() for s in x.values()) for x in (slots, own))
+        storage = replace(storage, weight_bytes=storage.weight_bytes * part // whole)
+    return ModelPlan(
+        directory, architecture, family, spec, length, device, storage, checkpoint, shard
+    )
 
 
 def memory_use(plan: ModelPlan, config: Config) -> MemoryUse:
     """An estimate of what the model takes, before it is loaded."""
-    spec, storage, device = plan.spec, plan.storage, plan.device
+    spec, storage, device = plan.local, plan.storage, plan.device
+    shared_by = plan.shard.neighbours if device.type == "cpu" else 1
     return MemoryUse(
-        available_memory(device), storage.weight_bytes,
+        available_memory(device) // shared_by, storage.weight_bytes,
         resident_bytes(plan.family, spec, config.lora, device, plan.dtype),
         scratch_bytes(config, spec, storage.kv_dtype, plan.dtype, device),
     )  # fmt: skip
@@ -112,18 +144,23 @@ def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
             states = plan.dtype
             operations = operations_of(plan.device, disabled)
         place = Place(
-            plan.device, plan.dtype, activations=states, operations=operations, disabled=disabled
+            plan.device,
+            plan.dtype,
+            plan.shard.group,
+            activations=states,
+            operations=operations,
+            disabled=disabled,
         )
         float8 = None
         if products:
             matrices = replace(place, matrices=torch.device("cpu"))
-            model = plan.family(plan.spec, matrices, plan.length)
+            model = plan.family(plan.spec, matrices, plan.length, plan.shard.layers)
             float8 = Float8Weights(model, plan.device, products)
             if not float8.covers(model.slots()):
                 float8 = None
                 log.info("float8 weights become %s: some layers are no ordinary ones", plan.dtype)
         if float8 is None:
-            model = plan.family(plan.spec, place, plan.length)
+            model = plan.family(plan.spec, place, plan.length, plan.shard.layers)
         adapters = adapters_of(model, config.lora, plan.device, plan.dtype)
         filled, keep, bits = None, None, plan.storage.bits
         if not plan.torch_because:
@@ -168,7 +205,7 @@ def tried_kernels(plan: ModelPlan, disabled: tuple[str, ...], failed: Fallbacks)
     """``disabled``, and the fused kernels of layers that fail on the device. Raises DeviceLost."""
     if triton_lacks(plan.device):
         return disabled
-    spec, expert, act = plan.spec, 0, ""
+    spec, expert, act = plan.local, 0, ""
     if isinstance(spec, MixtureSpec):
         expert, act = spec.experts.inner, spec.experts.act
     trial = KernelTrial(

@@ -52,14 +52,16 @@ class ModelWorker:
     ``info`` holds the facts of ``engine.info.EngineInfo`` that the worker knows, by field name.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Loads everything, and on a GPU compiles the kernels. Raises ValueError for a model that
-        cannot be served, MemoryError for one that does not fit."""
+    def __init__(self, config: Config, plan: ModelPlan | None = None) -> None:
+        """Loads everything, and on a GPU compiles the kernels. ``plan``: of one rank's shard.
+        Raises ValueError for a model that cannot be served, MemoryError for one that does not
+        fit."""
         settings, memory = config.model, config.memory
-        plan = plan_of(config)
+        plan = plan or plan_of(config)
         self.device = plan.device
         make_current(plan.device)
-        spec, storage, kv_dtype = plan.spec, plan.storage, plan.storage.kv_dtype
+        shard, storage, kv_dtype = plan.shard, plan.storage, plan.storage.kv_dtype
+        spec = plan.local
         token_bytes = bytes_per_token(spec, kv_dtype)
         use = memory_use(plan, config)  # an estimate: what cannot fit is refused before it is read
         pool_pages(memory, token_bytes, use, plan.length, plan.device)
@@ -74,9 +76,9 @@ class ModelWorker:
                 ) from error
             self.model, self.adapters = loaded.model, loaded.adapters
             use = measured(use, plan.device)
-            pages = pool_pages(memory, token_bytes, use, plan.length, plan.device)
+            pages = shard.smallest(pool_pages(memory, token_bytes, use, plan.length, plan.device))
             pool = KVPool(spec.num_layers, spec.kv, pages, memory.page_size, kv_dtype, plan.device)
-        host = host_pages(memory, pages, token_bytes, plan.device)
+        host = shard.smallest(host_pages(memory, pages, token_bytes, plan.device))
         sections, features = self.model.sections, None
         if self.model.multimodal:
             features = Features(self.model.encode, config.media.media_cache_bytes)
@@ -119,7 +121,7 @@ class ModelWorker:
             "page_size": pool.page_size,
             "eos": spec.eos,
             "parameters": storage.parameters,
-            "kv_bytes_per_token": token_bytes,
+            "kv_bytes_per_token": bytes_per_token(plan.spec, kv_dtype),
             "hidden_size": spec.hidden_size,
             "purpose": spec.purpose,
             "labels": spec.labels,
@@ -225,7 +227,8 @@ def forward_of(
     if not plan.torch_because:
         from sglang.srt.worker.native_forward import Layered, Native
 
-        native = (Native if model.recordable else Layered)(model, pool, threads)
+        recorded = model.recordable and plan.shard.whole
+        native = (Native if recorded else Layered)(model, pool, threads)
         log.info("kernels: sgl-kernel, %s, %d threads", native.isa, threads)
         return ForwardChoice(native, native.isa)
     if plan.device.type == "cpu":
@@ -236,7 +239,7 @@ def forward_of(
         log.info("no CUDA graphs: --disable-fused-kernels %s", ",".join(sorted(general)))
         rows = 0
 
-    dtype, spec = pool.keys[0].dtype, plan.spec
+    dtype, spec = pool.keys[0].dtype, plan.local
     size, checked = pool.page_size, set[str]()
 
     def make(name: str) -> Attention:
@@ -249,7 +252,7 @@ def forward_of(
         return build(name, pool.keys, pool.values, size, spec, disabled)
 
     return choose_forward(
-        candidates(settings.attention_backend, plan.device, plan.spec, dtype), make, model, pool,
+        candidates(settings.attention_backend, plan.device, spec, dtype), make, model, pool,
         ForwardSettings(
             plan.length, rows, partial(CudaRecorder, plan.device),
             "sampling" not in disabled, on_gpu, prepare if on_gpu else no_warm_up,

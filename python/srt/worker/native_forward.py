@@ -126,18 +126,9 @@ class Layered:
     """Implements ``worker.forward.Forward`` for any model whose matrices are packed."""
 
     def __init__(self, model: DecoderModel, pool: KVPool, threads: int) -> None:
-        """``model``: packed. Its matrices and the pool stay where they are. Raises ValueError where
-        it is one of several tensor-parallel ranks: native products are not summed over them."""
-        assert model.head is not None
-        if (ranks := model.head.group.size) > 1:
-            raise ValueError(
-                f"the tensor-parallel group has {ranks} ranks; native CPU kernels compute with 1. "
-                "Use --cpu-kernels torch, or one rank."
-            )
-        assert model.head.packed is not None
+        """``model``: packed. Its matrices and the pool stay where they are."""
         self.threads, self.page_size, self.isa = threads, pool.page_size, native.isa()
         self.parameters = sum(s.packed.n * s.packed.k for s in model.stored() if s.packed)
-        self.head = model.head.packed
         for memory in (*pool.keys, *pool.values):
             packed.ask_huge_pages(memory)
         self.model = model
@@ -152,8 +143,11 @@ class Layered:
         return pick(compute(self.model, inputs, self.attention), wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        threads = self._threads(hidden.shape[0])
-        return self.model.adjust(packed.linear(hidden, self.head, threads=threads))
+        head, threads = self.model.head, self._threads(hidden.shape[0])
+        assert head is not None
+        assert head.packed is not None
+        scores = packed.linear(hidden, head.packed, threads=threads)
+        return self.model.adjust(head.gathered(scores))
 
     def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
         threads = self.threads if len(samples) > 1 else 1
@@ -169,6 +163,10 @@ class Native(Layered):
 
     def __init__(self, model: DecoderModel, pool: KVPool, threads: int) -> None:
         super().__init__(model, pool, threads)
+        if model.head is not None and (ranks := model.head.group.size) > 1:
+            raise ValueError(
+                f"the tensor-parallel group has {ranks} ranks; a tape is recorded for 1."
+            )
         self.tape = Tape()
         model.record(TapeRecorder(self.tape, self.pools))
 

@@ -76,7 +76,8 @@ class VisionLanguageModel:
         self.layers = self.text.layers  # adapters change these
         self.owned = self.text.owned
         self.embedding, self.head = self.text.embedding, self.text.head
-        first = layers is None or layers.start == 0
+        self.first, self.last = self.text.first, self.text.last
+        first = self.first
         self.parts: dict[str, VisionPart] = self.vision_parts() if first else {}
         plain(self._vision_stored())
 
