@@ -40,6 +40,8 @@ def lost_device(error: BaseException) -> str:
     """Return what took the device away, in the driver's words; "" where ``error`` did not. Its
     causes count too."""
     for one in _chain(error):
+        if isinstance(one, DeviceLost):
+            return str(one)
         if not isinstance(one, RuntimeError):  # a text of a request, say, may hold such words
             continue
         number = getattr(one, "error_code", None)  # torch.AcceleratorError has it

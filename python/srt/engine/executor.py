@@ -14,7 +14,9 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from sglang.srt.config import Config
@@ -155,9 +157,15 @@ class Threaded(_Adapts):
             submitted = self._batches.get()
 
 
-def local_executor(config: Config) -> tuple[Executor, EngineInfo]:
-    """A worker in this process: one rank, one device. Loads the model. Raises ValueError for a
-    model that cannot be served, MemoryError for a KV cache that does not fit."""
+def local_executor(config: Config, directory: Path | None = None) -> tuple[Executor, EngineInfo]:
+    """A worker in this process, or several ranks, its children. Loads the model. ``directory``: of
+    the ranks' sockets, one that its owner removes. Raises ValueError for a model that cannot be
+    served, MemoryError for a KV cache that does not fit; of ranks OSError, RuntimeError too."""
+    if config.parallel.ranks > 1:
+        from sglang.srt.ranks.ranks_executor import Ranks
+
+        ranks = Ranks(config, directory)
+        return ranks, _info(config, ranks.facts, ranks.load_adapter)
     worker, info = load_worker(config)
     return Threaded(worker) if overlaps(config, info.device) else Inline(worker), info
 
@@ -175,17 +183,26 @@ def load_worker(config: Config) -> tuple[Worker, EngineInfo]:
     from sglang.srt.worker.model_worker import ModelWorker
 
     worker = ModelWorker(config)
+    return worker, _info(config, worker.info, worker.load_adapter)
+
+
+def _info(
+    config: Config, facts: Mapping[str, Any], load: Callable[..., Mapping[str, Any]]
+) -> EngineInfo:
+    """The facts of a worker and those of its configuration, its first adapters loaded."""
     schedule = config.schedule
-    info = EngineInfo(
-        **worker.info,
+    known: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in facts.items()
+    }
+    return EngineInfo(
+        **known,
         max_running_requests=schedule.max_running_requests,
         max_queued_requests=schedule.max_queued_requests,
         lora=config.lora.enabled,
         max_loras_per_batch=config.lora.max_loras_per_batch,
         max_loaded_loras=config.lora.max_loaded_loras,
         adapters=tuple(
-            AdapterInfo(name=name, path=path, **worker.load_adapter(number, path))
+            AdapterInfo(name=name, path=path, **load(number, path))
             for number, (name, path) in enumerate(config.lora.named(), FIRST_ADAPTER)
         ),
     )
-    return worker, info

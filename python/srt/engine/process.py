@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import gc
 import logging
 import os
@@ -25,7 +24,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -39,7 +37,7 @@ from sglang.srt.core import logs
 from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.core.import_root import IMPORT_ROOT
 from sglang.srt.core.messages import Reply, decode_events, encode
-from sglang.srt.core.processes import stopped_twice, when_orphaned
+from sglang.srt.core.processes import socket_directory, stopped_twice, when_orphaned
 from sglang.srt.core.progress import PASS, SIZE, STAGES, Progress
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.client import Client, EngineLost
@@ -55,8 +53,6 @@ STALL_SECONDS = 10.0
 POLL_SECONDS = 0.002
 DEVICE_LOST = 3  # exit code
 SOCKET = "wire"
-SOCKET_BYTES = 103 if sys.platform == "darwin" else 107  # the longest path of a Unix socket
-SHORT_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")  # tried where TMPDIR is too long
 
 
 class Started:
@@ -66,7 +62,7 @@ class Started:
     """
 
     def __init__(self, config: Config) -> None:
-        self.directory = socket_directory()
+        self.directory = socket_directory(SOCKET)
         try:
             (self.directory / "progress").write_bytes(bytes(SIZE))
             self.memory = map_progress(self.directory)
@@ -284,27 +280,6 @@ async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
     return process
 
 
-def socket_directory() -> Path:
-    """Make a directory of mode 0700 whose socket has a path that a socket's address can hold: under
-    TMPDIR, or where that is too long under a shorter one. Raises OSError."""
-    for parent in (None, *SHORT_DIRECTORIES):
-        try:
-            found = Path(tempfile.mkdtemp(prefix="sglang-", dir=parent))
-        except OSError:
-            if parent is None:
-                raise
-            continue
-        if len(os.fsencode(found / SOCKET)) <= SOCKET_BYTES:
-            return found
-        found.rmdir()
-    raise OSError(
-        errno.ENAMETOOLONG,
-        f"the engine's socket needs a path of at most {SOCKET_BYTES} bytes; one below TMPDIR "
-        f"({tempfile.gettempdir()}) is longer, and nothing can be made in "
-        f"{', '.join(SHORT_DIRECTORIES)}; set TMPDIR to a shorter directory",
-    )
-
-
 def _child(config: Config, directory: Path) -> subprocess.Popen[bytes]:
     """The child, with its configuration in ``directory``. Raises OSError."""
     # The engine serves no HTTP: the keys stay out of the file system.
@@ -358,7 +333,7 @@ def main(directory: str, parent: int) -> int:
     logs.configure(config.server.log_level, config.operations.log_format)
     channel = SocketChannel(f"ipc://{root / SOCKET}")
     try:
-        executor, info = local_executor(config)
+        executor, info = local_executor(config, root)
         drafts, info = make_drafts(config, info)
         grammars = make_compiler(config, info, partial(_vocabulary, config))
     except (ValueError, ArithmeticError, OSError, MemoryError, RuntimeError) as error:

@@ -19,6 +19,7 @@ import pytest
 from helpers.tiny_model import write_config
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config, MemoryConfig, ModelConfig
+from sglang.srt.core import processes
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Close, Done, Event, Generate, Open, Tokens
 from sglang.srt.engine import process as module
@@ -105,7 +106,7 @@ def test_a_temporary_directory_too_long_for_a_socket(
 
     run(test)
     assert not list(deep.iterdir())
-    monkeypatch.setattr(module, "SHORT_DIRECTORIES", (str(deep), str(tmp_path / "none")))
+    monkeypatch.setattr(processes, "SHORT_DIRECTORIES", (str(deep), str(tmp_path / "none")))
     with pytest.raises(OSError, match=r"at most 10\d bytes.*set TMPDIR to a shorter directory"):
         Started(config)
     assert not list(deep.iterdir())

@@ -1,0 +1,93 @@
+"""Links: one-way sockets between the planner and its ranks.
+
+A receiver binds an ``InLink`` and says its address; each of its senders connects an ``OutLink``. On
+one machine addresses are paths of Unix sockets in a directory that only the user may read; between
+machines they are TCP addresses, on a network that must be trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+MAX_FRAME = 1 << 30
+
+
+def _configured(kind: int) -> Any:
+    made: Any = zmq.Context.instance().socket(kind)
+    made.setsockopt(zmq.LINGER, 200)
+    made.setsockopt(zmq.SNDHWM, 0)
+    made.setsockopt(zmq.RCVHWM, 0)
+    made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+    made.setsockopt(zmq.IPV6, 1)
+    return made
+
+
+class InLink:
+    """Frames from all that connect to an address. Raises OSError where the address is taken."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = _configured(zmq.PULL)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise OSError(error.errno, f"{address} cannot be used: {error}") from error
+        self.address = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    @classmethod
+    def of(cls, directory: Path | None, name: str, host: str = "") -> InLink:
+        """An inbox in a directory, or at a free port of ``host``."""
+        if directory is not None:
+            return cls(f"ipc://{directory / name}")
+        return cls(f"tcp://{bracketed(host)}:*")
+
+    def take(self, seconds: float | None = None) -> list[bytes] | None:
+        """The parts of the next message; None where there is none in so long (None: waits)."""
+        if not self._socket.poll(None if seconds is None else seconds * 1000):
+            return None
+        parts: list[bytes] = self._socket.recv_multipart()
+        return parts
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class OutLink:
+    """Sends to one address. No send waits for its receiver."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = _configured(zmq.PUSH)
+        self._socket.connect(address)
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send a message; without effect where its receiver is gone."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=len(parts) == 1)
+
+    def close(self, linger: int = 200) -> None:
+        self._socket.close(linger=linger)
+
+
+def finish_sending() -> None:
+    """Close all sockets of the process, once what was sent is out or 0.2 s are over."""
+    zmq.Context.instance().destroy(linger=200)
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands in an address with a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def reached_as(host: str, port: int) -> str:
+    """The address of this machine on the network through which ``host`` is reached. Raises OSError
+    where it has no address."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])

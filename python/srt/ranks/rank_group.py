@@ -1,0 +1,373 @@
+"""RankGroup: the planner's side of its ranks: their processes, their messages and their end.
+
+One thread starts the ranks, receives from them and looks at their processes; any thread may send.
+A rank that ends, is stopped or reports a failure ends the group: every later result is DeviceLost.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+from sglang.srt.config import Config, EdgeConfig, ServerConfig
+from sglang.srt.core.device_errors import DeviceLost
+from sglang.srt.core.import_root import IMPORT_ROOT
+from sglang.srt.core.processes import socket_directory, stopped_twice
+from sglang.srt.ranks.layout import RankLayout
+from sglang.srt.ranks.links import InLink, OutLink, bracketed
+from sglang.srt.ranks.rank_messages import (
+    Hello,
+    NodeBeat,
+    NodeJoins,
+    NodeRefused,
+    NodeStarts,
+    RankFailed,
+    RankMessage,
+    Stop,
+    decode_message,
+    encode_message,
+)
+
+log = logging.getLogger("sglang.srt.ranks")
+WATCH_SECONDS = 0.25  # between two looks at the processes
+BEAT_SECONDS = 0.5  # between two signs of life of a machine
+SILENT_SECONDS = 3.0  # a machine without one is lost
+STOP_SECONDS = 1.0  # for ranks to end by themselves
+LONGEST_NAME = "999d"  # of a socket
+
+
+class RankChild:
+    """The process of a rank on this machine."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        self.rank, self.process = rank, process
+        self._stopped = stopped_twice(process.pid)
+
+    def fault(self) -> str:
+        """Return why it computes nothing any more, "" while it may."""
+        code = self.process.poll()
+        if code is not None:
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+            return f"rank {self.rank} (process {self.process.pid}) ended by {how}"
+        if self._stopped():
+            return f"rank {self.rank} (process {self.process.pid}) was stopped from outside"
+        return ""
+
+    def kill(self) -> None:
+        with suppress(OSError):
+            self.process.kill()
+
+
+def write_config(config: Config, directory: Path) -> None:
+    """Let the ranks of this machine read the configuration, without keys."""
+    server = ServerConfig(
+        skip_server_warmup=config.server.skip_server_warmup, log_level=config.server.log_level
+    )
+    config = replace(config, server=server, edge=EdgeConfig())
+    (directory / "config").write_bytes(msgspec.msgpack.encode(asdict(config)))
+
+
+def start_rank(rank: int, epoch: int, planner: str, directory: Path, config: Config) -> RankChild:
+    """Start a rank on this machine. Raises OSError."""
+    parallel = config.parallel
+    host, port = parallel.address if parallel.nnodes > 1 else ("", 0)
+    argument = {
+        "rank": rank, "epoch": epoch, "planner": planner, "directory": str(directory),
+        "parent": os.getpid(), "host": host, "port": port,
+    }  # fmt: skip
+    paths = [IMPORT_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    cores = len(os.sched_getaffinity(0))
+    threads = config.model.threads or max(1, cores // parallel.local_ranks)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sglang.srt.ranks.rank", msgspec.json.encode(argument).decode()],
+        stdin=subprocess.DEVNULL,
+        env={
+            **os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads),
+        },
+    )  # fmt: skip
+    return RankChild(rank, process)
+
+
+class RemoteNode:
+    """Another machine, once it has joined."""
+
+    def __init__(self, number: int, outbox: OutLink, now: float) -> None:
+        self.number, self.outbox, self.heard = number, outbox, now
+
+
+class RankGroup:
+    """All ranks of one start.
+
+    Args:
+        directory: of the sockets of this machine, one that its owner removes; None: a new one.
+
+    Attributes:
+        lost: why the ranks compute nothing any more; "" while they may.
+    """
+
+    def __init__(self, config: Config, directory: Path | None = None) -> None:
+        """Start the ranks. Raises OSError where the address is taken, or no process can be
+        started."""
+        self.config, self.layout = config, RankLayout.of(config.parallel)
+        self.epoch = secrets.randbits(48)
+        self.lost = ""
+        self.messages: queue.SimpleQueue[RankMessage | DeviceLost] = queue.SimpleQueue()
+        self.takes: Callable[[RankMessage], bool] = _nothing
+        self._own = directory is None
+        self.directory = directory or socket_directory(LONGEST_NAME)
+        self.facts = node_facts(config)
+        self._outboxes: dict[int, OutLink] = {}
+        self._nodes: dict[int, RemoteNode] = {}
+        self._children: list[RankChild] = []
+        self._sending = threading.Lock()
+        self._failure: OSError | None = None
+        self._closing = threading.Event()
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="srt-ranks", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+        if self._failure is not None:
+            self._remove()
+            raise self._failure
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def connect(self, rank: int, address: str) -> None:
+        with self._sending:
+            self._outboxes[rank] = OutLink(address)
+
+    def send(self, rank: int, message: RankMessage) -> None:
+        """Send a message to one rank."""
+        frame = encode_message(message)
+        with self._sending:
+            self._outboxes[rank].send(frame)
+
+    def send_all(self, message: RankMessage) -> None:
+        """Send one frame to all ranks."""
+        frame = encode_message(message)
+        with self._sending:
+            for outbox in self._outboxes.values():
+                outbox.send(frame)
+
+    def take(
+        self, kinds: tuple[type[RankMessage], ...], deadline: float, absent: str
+    ) -> RankMessage:
+        """Wait for a message of some kinds, during the start. ``absent``: what did not happen.
+        Raises ValueError or MemoryError where a rank refuses, TimeoutError, DeviceLost."""
+        while True:
+            try:
+                left = max(0.0, deadline - time.monotonic())
+                message = self.messages.get(timeout=left)
+            except queue.Empty:
+                seconds = self.config.parallel.dist_timeout
+                raise TimeoutError(
+                    f"{absent} within {seconds} s; see its log, or raise --dist-timeout."
+                ) from None
+            if isinstance(message, DeviceLost):
+                raise message
+            if isinstance(message, RankFailed):
+                raise _error_of(message)
+            if isinstance(message, kinds):
+                return message
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _run(self, started: threading.Event) -> None:
+        try:
+            inbox = self._open()
+        except OSError as error:
+            self._failure = error
+            for child in self._children:
+                child.kill()
+            started.set()
+            return
+        started.set()
+        looked = beaten = time.monotonic()
+        while not self._closing.is_set():
+            parts = inbox.take(WATCH_SECONDS)
+            if parts is not None:
+                self._receive(parts[0])
+            now = time.monotonic()
+            if now - looked >= WATCH_SECONDS and not self.lost:
+                late, looked = now - looked > SILENT_SECONDS, now
+                self._look(now, late)
+            if now - beaten >= BEAT_SECONDS:
+                beaten = now
+                for node in self._nodes.values():
+                    node.outbox.send(encode_message(NodeBeat(self.epoch, 0)))
+        inbox.close()
+
+    def _open(self) -> InLink:
+        parallel = self.config.parallel
+        write_config(self.config, self.directory)
+        if parallel.nnodes > 1:
+            host, port = parallel.address
+            address = f"tcp://{bracketed(host)}:{port}"
+            try:
+                inbox = InLink(address)
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"--dist-init-addr is {parallel.dist_init_addr}, which this machine cannot "
+                    f"listen at ({os.strerror(error.errno or 0)}); give a free port of an address "
+                    "of node 0",
+                ) from error
+        else:
+            inbox = InLink.of(self.directory, "p")
+        for rank in self.layout.node_ranks(0):
+            child = start_rank(rank, self.epoch, inbox.address, self.directory, self.config)
+            self._children.append(child)
+        return inbox
+
+    def _receive(self, frame: bytes) -> None:
+        try:
+            message = decode_message(frame)
+        except (msgspec.DecodeError, ValueError, UnicodeDecodeError) as error:
+            log.error("dropped a malformed frame of %d bytes: %s", len(frame), error)
+            return
+        if isinstance(message, NodeJoins):
+            self._join(message)
+        elif message.epoch != self.epoch:
+            log.warning("dropped a message of epoch %d", message.epoch)
+        elif isinstance(message, NodeBeat):
+            if message.node in self._nodes:
+                self._nodes[message.node].heard = time.monotonic()
+        elif isinstance(message, RankFailed):
+            self.messages.put(message)
+            self.lose(f"rank {message.rank} cannot go on: {message.error}")
+        elif not self.takes(message):
+            self.messages.put(message)
+
+    def _join(self, message: NodeJoins) -> None:
+        """Take the ranks of a machine, or say why not."""
+        if message.node in self._nodes:
+            return
+        outbox = OutLink(message.inbox)
+        refusal = differing(self.facts, message.facts, "node 0", f"node {message.node}")
+        if not 0 < message.node < self.layout.nodes:
+            refusal = f"--node-rank {message.node} is none of --nnodes {self.layout.nodes}."
+        if refusal:
+            outbox.send(encode_message(NodeRefused(self.epoch, refusal)))
+            outbox.close()
+            self.messages.put(RankFailed(self.epoch, -1, "value", refusal))
+            return
+        log.info("node %d has joined", message.node)
+        self._nodes[message.node] = RemoteNode(message.node, outbox, time.monotonic())
+        outbox.send(encode_message(NodeStarts(self.epoch)))
+
+    def _look(self, now: float, late: bool) -> None:
+        """Look at the processes and the other machines. ``late``: this process was stopped."""
+        for child in self._children:
+            if fault := child.fault():
+                return self.lose(fault)
+        for node in self._nodes.values():
+            if late:
+                node.heard = now
+            elif now - node.heard > SILENT_SECONDS:
+                return self.lose(f"node {node.number} has been silent for {SILENT_SECONDS:g} s")
+
+    def lose(self, why: str) -> None:
+        """End all ranks, for what ``why`` says."""
+        if self.lost:
+            return
+        self.lost = why
+        for child in self._children:
+            child.kill()
+        self._stop_nodes()
+        self.messages.put(DeviceLost(why))
+        self.takes(Stop(self.epoch))
+
+    # -- end -------------------------------------------------------------------------------------
+
+    def forget_directory(self) -> None:
+        """Remove the files of the sockets, once all are connected."""
+        if self._own:
+            self._remove()
+
+    def close(self) -> None:
+        """End all ranks. A second call has no effect."""
+        if self._closing.is_set():
+            return
+        if not self.lost:
+            self.lost = "the ranks were stopped"
+            self.send_all(Stop(self.epoch))
+            self._stop_nodes()
+        deadline = time.monotonic() + STOP_SECONDS
+        for child in self._children:
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            child.kill()
+            child.process.wait()
+        self._closing.set()
+        self._thread.join()
+        for outbox in (*self._outboxes.values(), *(n.outbox for n in self._nodes.values())):
+            outbox.close()
+        if self._own:
+            self._remove()
+
+    def _stop_nodes(self) -> None:
+        for node in self._nodes.values():
+            node.outbox.send(encode_message(Stop(self.epoch)))
+
+    def _remove(self) -> None:
+        if self._own:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def missing(self) -> list[int]:
+        """Machines that have not joined."""
+        return [n for n in range(1, self.layout.nodes) if n not in self._nodes]
+
+
+def node_facts(config: Config) -> dict[str, str]:
+    """Settings that must be equal on all machines for their ranks to be started."""
+    from sglang.srt.core.version import __version__
+
+    parallel = config.parallel
+    return {
+        "version": __version__, "nnodes": str(parallel.nnodes), "tp_size": str(parallel.tp_size),
+        "pp_size": str(parallel.pp_size), "assigned_layers": parallel.assigned_layers,
+    }  # fmt: skip
+
+
+def differing(one: dict[str, str], other: dict[str, str], name: str, another: str) -> str:
+    """The facts that differ, as one line; "" where none does."""
+    names = [key for key in one if one[key] != other.get(key)]
+    if not names:
+        return ""
+    each = ", ".join(f"{key} is {one[key]} on {name} and {other.get(key)} on {another}"
+                     for key in names)  # fmt: skip
+    return f"the ranks differ: {each}; use one model, one version and the same flags everywhere."
+
+
+def _error_of(failure: RankFailed) -> Exception:
+    kinds = {"value": ValueError, "memory": MemoryError}
+    return kinds.get(failure.kind, RuntimeError)(failure.error)
+
+
+def _nothing(message: RankMessage) -> bool:
+    return False
+
+
+def check_equal(hellos: Sequence[Hello]) -> None:
+    """Raise ValueError where a rank differs from the first one."""
+    first = hellos[0]
+    for hello in hellos[1:]:
+        text = differing(first.facts, hello.facts, f"rank {first.rank}", f"rank {hello.rank}")
+        if text:
+            raise ValueError(text)

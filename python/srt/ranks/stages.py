@@ -1,0 +1,166 @@
+"""Stages: how a rank computes its part of a pass.
+
+RankForward    the forward of a rank: hidden states come from the stage before, and one rank samples
+StageRunner    the passes of a stage that is not the last: it sends its hidden states on
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from sglang.srt.attention.attention_protocol import Int32Array
+from sglang.srt.core.batch import Batch, RowOutput, Sample, StepResult
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.workers import NO_MASKS, Finish, Masks
+from sglang.srt.ranks.links import InLink, OutLink
+from sglang.srt.ranks.rank_messages import (
+    SampledIds,
+    StatesHead,
+    decode_message,
+    encode_message,
+)
+from sglang.srt.worker.forward import Forward
+from sglang.srt.worker.inputs import Embedded, Inputs
+from sglang.srt.worker.runner import ModelRunner
+from sglang.srt.worker.sampler import Drawing, drawn
+from torch import Tensor
+
+
+class StatesLink:
+    """Hidden states from one rank of a stage to its counterpart of the next, through host memory.
+
+    ``before``: the stage before; None of the first stage. ``after``: the next stage; None of the
+    last.
+    """
+
+    def __init__(self, epoch: int, before: InLink | None, after: OutLink | None) -> None:
+        self.epoch, self._before, self._after = epoch, before, after
+
+    @property
+    def receives(self) -> bool:
+        return self._before is not None
+
+    @property
+    def sends(self) -> bool:
+        return self._after is not None
+
+    def send(self, batch: int, states: Tensor) -> None:
+        """Send the states [T, width] of a batch; they do not change any more."""
+        assert self._after is not None
+        host = states.detach().cpu().contiguous()
+        dtype = str(host.dtype).removeprefix("torch.")
+        rows, width = host.shape
+        head = StatesHead(self.epoch, batch, (rows, width), dtype)
+        data = memoryview(host.view(torch.uint8).numpy().reshape(-1))  # type: ignore[arg-type]
+        self._after.send(encode_message(head), data)
+
+    def fail(self, batch: int, error: str) -> None:
+        """Report that a batch has no states."""
+        if self._after is not None:
+            head = StatesHead(self.epoch, batch, (0, 0), "", error or "the stage before failed")
+            self._after.send(encode_message(head), b"")
+
+    def receive(self, batch: int, device: torch.device) -> Tensor:
+        """Wait for the states of a batch [T, width]. Raises ValueError where the stage before could
+        not compute them."""
+        assert self._before is not None
+        while True:
+            parts = self._before.take()
+            assert parts is not None
+            head = decode_message(parts[0])
+            if not isinstance(head, StatesHead) or head.epoch != self.epoch or head.id < batch:
+                continue
+            if head.error:
+                raise ValueError(head.error)
+            states = torch.frombuffer(bytearray(parts[1]), dtype=getattr(torch, head.dtype))
+            return states.view(head.shape).to(device)
+
+
+class IdsLink:
+    """Sampled ids, from the rank that samples to those of the first stage."""
+
+    def __init__(self, epoch: int, inbox: InLink | None, receivers: Sequence[OutLink]) -> None:
+        self.epoch, self._inbox, self._receivers = epoch, inbox, receivers
+        self._last = SampledIds(epoch, -1, ints())
+
+    def send(self, batch: int, tokens: Tensor | None) -> None:
+        """Send the tokens that a batch sampled [rows]; None: it sampled none."""
+        if not self._receivers:
+            return
+        values = ints() if tokens is None else array("i", tokens.cpu().numpy().tobytes())
+        frame = encode_message(SampledIds(self.epoch, batch, values))
+        for receiver in self._receivers:
+            receiver.send(frame)
+
+    def of(self, batch: int, wait: bool) -> Ints:
+        """The tokens of a batch. Without ``wait``, take those that are there and return none."""
+        assert self._inbox is not None
+        while self._last.id != batch:
+            parts = self._inbox.take(None if wait else 0)
+            if parts is None:
+                break
+            message = decode_message(parts[0])
+            if isinstance(message, SampledIds) and message.epoch == self.epoch:
+                self._last = message
+        return self._last.tokens if self._last.id == batch else ints()
+
+
+class RankForward:
+    """Implements ``worker.forward.Forward`` around a rank's own.
+
+    ``samples``: this rank samples; the others return zeros that count nowhere.
+    """
+
+    def __init__(self, inner: Forward, link: StatesLink, samples: bool) -> None:
+        self.inner, self.link, self.samples = inner, link, samples
+        self.batch = 0  # the one that is computed
+
+    def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
+        if self.link.receives:
+            states = self.link.receive(self.batch, inputs.tokens.device)
+            count = inputs.tokens.shape[0]
+            if states.shape[0] != count:
+                raise ValueError(
+                    f"batch {self.batch} has {count} tokens; the stage before sent "
+                    f"{states.shape[0]}."
+                )
+            every = np.arange(count, dtype=np.int32)
+            inputs = replace(inputs, embedded=Embedded(every, states))
+        return self.inner.hidden(inputs, wanted)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.inner.logits(hidden)
+
+    def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
+        if self.samples:
+            return self.inner.draw(logits, samples)
+        return drawn(torch.zeros(len(samples), dtype=torch.int32, device=logits.device), [])
+
+
+class StageRunner:
+    """Passes of a stage that is not the last, by the parts of ``runner``."""
+
+    def __init__(self, runner: ModelRunner, forward: RankForward, link: StatesLink) -> None:
+        self.runner, self.forward, self.link = runner, forward, link
+        self.drawn: Tensor | None = None
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
+        """Compute the stage's layers and send what comes out. The outputs are empty."""
+        outputs = [RowOutput() for _ in batch.rows]
+        if not batch.rows and batch.moves is not None:
+            self.runner.reader.tables.drop(batch.dropped)
+            return partial(StepResult, batch.id, [])
+        inputs = self.runner.reader.read(batch, self.drawn)
+        inputs = self.runner.adapters.applied(batch, inputs, outputs)
+        every = np.arange(inputs.tokens.shape[0], dtype=np.int32)
+        self.link.send(batch.id, self.forward.hidden(inputs, every))
+        return partial(StepResult, batch.id, outputs)
+
+
+Launch = Callable[[Batch, Masks], Finish]
