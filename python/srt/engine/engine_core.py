@@ -23,7 +23,7 @@ from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Row, RowOutput
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.context import Context
-from sglang.srt.core.device_errors import lost_device
+from sglang.srt.core.device_errors import DeviceLost, lost_device
 from sglang.srt.core.ints import from_bytes
 from sglang.srt.core.messages import (
     Advance,
@@ -406,12 +406,12 @@ class EngineCore:
         return events
 
     def _lose(self, failed: PlannedPass, error: Exception) -> list[Event]:
-        """Fail all requests, since no later pass can be computed: those of the pass that raised,
-        which may be the cause, and the others, which may be sent again."""
+        """Fail all requests, since no later pass can be computed: those of a pass that may be the
+        cause, and the others, which may be sent again."""
         self._in_flight.clear()
         self.stats.failed_passes += 1
-        inside = {request.id for request, *_ in failed.parts.values()}
-        events: list[Event] = []
+        parts = () if isinstance(error, DeviceLost) else failed.parts.values()  # a rank has ended
+        inside, events = {request.id for request, *_ in parts}, list[Event]()
         for request in list(self._requests.values()):
             if request.id in inside:
                 text = f"the forward pass failed: {type(error).__name__}: {error}"

@@ -35,10 +35,13 @@ class Executor(Protocol):
         rows may go on from the tokens of the one before (``Row.follows``). More: a pipeline of
         ``depth - 1`` stages. A request whose token is being sampled is not planned again, so no row
         follows another, and masks are made before ``submit`` returns.
+    ``lost``: why it can compute nothing any more, "" while it can.
     """
 
     @property
     def depth(self) -> int: ...
+    @property
+    def lost(self) -> str: ...
     @property
     def disk(self) -> Disk | None:
         """The worker's (``Worker.disk``)."""
@@ -76,6 +79,7 @@ class _Adapts:
     """An executor's adapters and disk are its worker's."""
 
     worker: Worker
+    lost = ""
 
     @property
     def disk(self) -> Disk | None:

@@ -72,8 +72,9 @@ def serve(engine: EngineCore, channel: Channel) -> None:
                 log.warning("events were not sent; trying again: %s", error)
             else:
                 events = []
-        if engine.lost and not events:
-            raise DeviceLost(engine.lost)
+        lost = engine.lost or ("" if engine.busy else engine.executor.lost)
+        if lost and not events:
+            raise DeviceLost(lost)
 
 
 def affordable(verbs: Sequence[Verb], contexts: Mapping[int, Context]) -> int:

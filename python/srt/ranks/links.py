@@ -15,10 +15,12 @@ from typing import Any
 import zmq
 
 MAX_FRAME = 1 << 30
+# Apart from the engine's, which is ended while ranks are connected.
+_CONTEXT: Any = zmq.Context()
 
 
 def _configured(kind: int) -> Any:
-    made: Any = zmq.Context.instance().socket(kind)
+    made = _CONTEXT.socket(kind)
     made.setsockopt(zmq.LINGER, 200)
     made.setsockopt(zmq.SNDHWM, 0)
     made.setsockopt(zmq.RCVHWM, 0)
@@ -75,7 +77,7 @@ class OutLink:
 
 def finish_sending() -> None:
     """Close all sockets of the process, once what was sent is out or 0.2 s are over."""
-    zmq.Context.instance().destroy(linger=200)
+    _CONTEXT.destroy(linger=200)
 
 
 def bracketed(host: str) -> str:

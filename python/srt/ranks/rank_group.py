@@ -45,6 +45,7 @@ log = logging.getLogger("sglang.srt.ranks")
 WATCH_SECONDS = 0.25  # between two looks at the processes
 BEAT_SECONDS = 0.5  # between two signs of life of a machine
 SILENT_SECONDS = 3.0  # a machine without one is lost
+CAUSE_SECONDS = 0.1  # between a rank's end and what the others see of it
 STOP_SECONDS = 1.0  # for ranks to end by themselves
 LONGEST_NAME = "999d"  # of a socket
 
@@ -205,7 +206,10 @@ class RankGroup:
             now = time.monotonic()
             if now - looked >= WATCH_SECONDS and not self.lost:
                 late, looked = now - looked > SILENT_SECONDS, now
-                self._look(now, late)
+                if fault := self._fault(now, late):
+                    while (parts := inbox.take(0)) is not None:  # it may say why
+                        self._receive(parts[0])
+                    self.lose(fault)
             if now - beaten >= BEAT_SECONDS:
                 beaten = now
                 for node in self._nodes.values():
@@ -249,9 +253,17 @@ class RankGroup:
                 self._nodes[message.node].heard = time.monotonic()
         elif isinstance(message, RankFailed):
             self.messages.put(message)
-            self.lose(f"rank {message.rank} cannot go on: {message.error}")
+            self.lose(self._cause(message))
         elif not self.takes(message):
             self.messages.put(message)
+
+    def _cause(self, failure: RankFailed) -> str:
+        """Why a rank failed: the end of another one, where a signal ended one just now."""
+        time.sleep(CAUSE_SECONDS if failure.kind == "lost" else 0.0)
+        killed = [child for child in self._children if (child.process.poll() or 0) < 0]
+        if killed:
+            return killed[0].fault()
+        return f"rank {failure.rank} cannot go on: {failure.error}"
 
     def _join(self, message: NodeJoins) -> None:
         """Take the ranks of a machine, or say why not."""
@@ -270,16 +282,18 @@ class RankGroup:
         self._nodes[message.node] = RemoteNode(message.node, outbox, time.monotonic())
         outbox.send(encode_message(NodeStarts(self.epoch)))
 
-    def _look(self, now: float, late: bool) -> None:
-        """Look at the processes and the other machines. ``late``: this process was stopped."""
+    def _fault(self, now: float, late: bool) -> str:
+        """Why a process or another machine computes nothing any more; "" where all may. ``late``:
+        this process was stopped."""
         for child in self._children:
             if fault := child.fault():
-                return self.lose(fault)
+                return fault
         for node in self._nodes.values():
             if late:
                 node.heard = now
             elif now - node.heard > SILENT_SECONDS:
-                return self.lose(f"node {node.number} has been silent for {SILENT_SECONDS:g} s")
+                return f"node {node.number} has been silent for {SILENT_SECONDS:g} s"
+        return ""
 
     def lose(self, why: str) -> None:
         """End all ranks, for what ``why`` says."""

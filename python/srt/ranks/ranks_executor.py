@@ -126,6 +126,10 @@ class Ranks:
             return False
         return True
 
+    @property
+    def lost(self) -> str:
+        return self.group.lost
+
     # -- passes ----------------------------------------------------------------------------------
 
     def submit(self, batch: Batch, masks: Masks = NO_MASKS) -> None:

@@ -1,0 +1,120 @@
+"""A launched server over two ranks: whatever ends one, requests end, the engine comes back, and
+nothing is left running."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from helpers.http_server import is_error
+from helpers.launched import Server, client_of, gone, launched, toy_model
+
+LONG = {"max_new_tokens": 3000, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return [*toy_model(tmp_path_factory.mktemp("toy")), "--max-total-tokens", "20000"]
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files of this test's servers."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def ranks_of(server: Server) -> list[psutil.Process]:
+    """The processes of the ranks, in their order."""
+    lines = [(child.cmdline(), child) for child in server.engine().children()]
+    ours = [(line[-1], child) for line, child in lines if "sglang.srt.ranks.rank" in line]
+    found = [(json.loads(start)["rank"], child) for start, child in ours]
+    return [child for _, child in sorted(found, key=lambda pair: pair[0])]
+
+
+def stream(url: str) -> str:
+    """The last line of a stream."""
+    body = {"text": "a", "sampling_params": LONG, "stream": True}
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as reply:
+        return [line for line in reply.iter_lines() if line][-1]
+
+
+def whole(url: str) -> httpx.Response:
+    return httpx.post(f"{url}/generate", json={"text": "b", "sampling_params": LONG}, timeout=60)
+
+
+def wait_for(http: object, status: int) -> None:
+    deadline = time.monotonic() + 60
+    while http.get("/health").status_code != status:  # type: ignore[attr-defined]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_seeded_faults_of_ranks(toy: list[str], alone: Path) -> None:
+    """Ranks are killed or stopped, at a random moment of two generations."""
+    r = random.Random(20)
+    faults = [(signal.SIGKILL, 1), (signal.SIGSTOP, 0)]
+    with launched([*toy, "--tp-size", "2"]) as server, client_of(server) as http:
+        before, ended = http.golden(), []
+        for number, rank in faults:
+            ended += ranks_of(server)
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                streamed = pool.submit(stream, server.url)
+                plain = pool.submit(whole, server.url)
+                while http.stats()["running"] < 2:
+                    time.sleep(0.02)
+                time.sleep(0.2 * r.random())
+                ended[rank - 2].send_signal(number)
+                assert is_error(plain.result(), 503)["code"] == "engine_lost"
+                last = json.loads(streamed.result().removeprefix("data: "))
+                assert last["error"]["code"] == "engine_lost"
+            wait_for(http, 503)
+            gone(ended[-2:])
+            wait_for(http, 200)
+            assert http.golden() == before
+            http.idle()
+        ended += ranks_of(server)
+        server.process.terminate()
+        assert server.wait_end() == 0
+        gone(ended)
+        errors = server.errors()
+        for text in ("rank 1 (process", "ended by signal SIGKILL", "was stopped from outside"):
+            assert text in errors
+        assert "Traceback" not in errors
+    assert not [path for path in alone.iterdir() if path.name.startswith("sglang-")]
+
+
+def test_a_stopped_rank_ends_with_an_engine_that_is_killed(toy: list[str]) -> None:
+    with launched([*toy, "--pp-size", "2", "--max-engine-restarts", "0"]) as server:
+        ranks = ranks_of(server)
+        ranks[1].suspend()
+        server.engine().kill()
+        gone(ranks)
+        assert server.wait_end() == 1
+
+
+def test_a_rank_that_ends_without_work_is_noticed(toy: list[str]) -> None:
+    with launched([*toy, "--pp-size", "2", "--max-engine-restarts", "0"]) as server:
+        ranks = ranks_of(server)
+        ranks[0].kill()
+        assert server.wait_end() == 1
+        gone(ranks)
+        assert "rank 0 (process" in server.errors()
+
+
+def test_a_start_that_cannot_be_ends_with_one_line(toy: list[str], alone: Path) -> None:
+    server = Server([*toy, "--tp-size", "3"])
+    assert server.wait_end() == 1
+    errors = [line for line in server.errors().splitlines() if "INFO" not in line]
+    assert errors == [
+        "sglang: num_attention_heads is 4, which 3 tensor-parallel ranks cannot share evenly; use "
+        "a size that divides it."
+    ]
+    assert not [path for path in alone.iterdir() if path.name.startswith("sglang-")]
