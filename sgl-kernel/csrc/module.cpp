@@ -8,6 +8,7 @@
 #include "bind.h"
 #include "experts.h"
 #include "kernels.h"
+#include "meeting.h"
 #include "pages.h"
 #include "tape.h"
 
@@ -295,6 +296,31 @@ int64_t tape_run_adapted(Tape* tape, int threads, const int64_t* pass, const int
   return tape->run(threads, pass_of(pass), chosen, count, result, all.at, some.at);
 }
 
+void tape_input(Tape* tape, int64_t out) { tape->input(out); }
+void tape_share(Tape* tape, int64_t first) { tape->share(first); }
+void tape_overwrite(Tape* tape) { tape->overwrite(); }
+void tape_reduce(Tape* tape, int64_t out, int64_t x, Meeting* meeting, bool add) {
+  tape->reduce(out, x, meeting, add);
+}
+
+// ---- ranks of one machine --------------------------------------------------------------------
+
+size_t meeting_bytes(int64_t size) { return Meeting::bytes(static_cast<int>(size)); }
+int64_t meeting_new(void* memory, int64_t rank, int64_t size) {
+  return reinterpret_cast<int64_t>(
+      new Meeting(memory, static_cast<int>(rank), static_cast<int>(size)));
+}
+void meeting_free(Meeting* meeting) { delete meeting; }
+void meeting_sum(Meeting* meeting, int threads, const float* x, float* out, int64_t count) {
+  auto body = [&](Team& team) { meeting->sum(team, x, out, count, false); };
+  parallel(threads, body);
+}
+void meeting_gather(Meeting* meeting, int threads, const float* x, float* out, int64_t rows,
+                    int64_t width) {
+  auto body = [&](Team& team) { meeting->gather(team, x, out, rows, width); };
+  parallel(threads, body);
+}
+
 PyMethodDef methods[] = {
     method<isa>("isa"),
     method<choose>("choose"),
@@ -331,6 +357,15 @@ PyMethodDef methods[] = {
     method<tape_run>("tape_run"),
     method<tape_adapt>("tape_adapt"),
     method<tape_run_adapted>("tape_run_adapted"),
+    method<tape_input>("tape_input"),
+    method<tape_share>("tape_share"),
+    method<tape_overwrite>("tape_overwrite"),
+    method<tape_reduce>("tape_reduce"),
+    method<meeting_bytes>("meeting_bytes"),
+    method<meeting_new>("meeting_new"),
+    method<meeting_free>("meeting_free"),
+    method<meeting_sum>("meeting_sum"),
+    method<meeting_gather>("meeting_gather"),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -30,6 +30,18 @@ void Tape::embed(int64_t out, const Matrix& table, float scale) {
   steps_.push_back(s);
 }
 
+void Tape::input(int64_t out) { embed(out, Matrix{}, 1.f); }
+
+void Tape::share(int64_t first) { steps_.back().shared = first; }
+
+void Tape::overwrite() { steps_.back().add = false; }
+
+void Tape::reduce(int64_t out, int64_t x, Meeting* meeting, bool add) {
+  Step s{};
+  s.kind = Kind::REDUCE, s.out = out, s.x = x, s.meeting = meeting, s.add = add;
+  steps_.push_back(s);
+}
+
 void Tape::choose(int64_t out, int64_t x) {
   Step s{};
   s.kind = Kind::CHOOSE, s.out = out, s.x = x;
@@ -160,10 +172,19 @@ void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows, const
       for (int64_t t = mine.begin; t < mine.end; t++) {
         if (given != end && *given == t) {
           const float* from = pass.embeddings + (given++ - pass.given_at) * ldo;
-          memcpy(out + t * ldo, from, static_cast<size_t>(ldo) * 4);
+          if (s.shared > 0) memset(out + t * ldo, 0, static_cast<size_t>(ldo) * 4);
+          else memcpy(out + t * ldo, from, static_cast<size_t>(ldo) * 4);
           continue;
         }
-        k.unpack(s.w, pass.ids[t], out + t * ldo);
+        int64_t id = pass.ids[t];
+        if (s.shared >= 0) {
+          id -= s.shared;
+          if (id < 0 || id >= s.w.n) {
+            memset(out + t * ldo, 0, static_cast<size_t>(ldo) * 4);
+            continue;
+          }
+        }
+        k.unpack(s.w, static_cast<int32_t>(id), out + t * ldo);
         if (s.scale != 1.f)
           for (int64_t i = 0; i < ldo; i++) out[t * ldo + i] *= s.scale;
       }
@@ -199,13 +220,16 @@ void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows, const
       linear(team, s, rows, adapted);
       break;
     case Kind::EXPERTS:
-      k.experts(team, *s.experts, s.norm, x, ldx, rows, true, out, ldo, scratch_);
+      k.experts(team, *s.experts, s.norm, x, ldx, rows, s.add, out, ldo, scratch_);
       break;
     case Kind::APPEND:
       k.append(team, pass, s.heads, s.rotary, out, ldo, s.kv);
       break;
     case Kind::ATTEND:
       k.attend(team, pass, s.heads, x, ldx, s.kv, out, ldo, scratch_);
+      break;
+    case Kind::REDUCE:
+      s.meeting->sum(team, x, out, rows * ldo, s.add);
       break;
   }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "meeting.h"
 
 namespace sgl {
 
@@ -37,6 +38,16 @@ class Tape {
   void append(int64_t qkv, const Heads&, const Rotary&, const KV&);
   void attend(int64_t out, int64_t qkv, const Heads&, const KV&);
 
+  // The states of all tokens, which the pass gives: a tape that begins behind the first layer.
+  void input(int64_t out);
+  // The embedding added last has rows [first, first + n) of the table: others give zeros, and what the
+  // pass gives counts at the rank that has row 0.
+  void share(int64_t first);
+  // The experts added last write their outputs instead of adding them.
+  void overwrite();
+  // out = the sum of x over the ranks, or out += it.
+  void reduce(int64_t out, int64_t x, Meeting*, bool add);
+
   // The product added last is number `product` of those that adapters know.
   void adapt(int64_t product);
 
@@ -50,7 +61,9 @@ class Tape {
   ~Tape();
 
  private:
-  enum class Kind { EMBED, CHOOSE, PLACE, REORDER, NORM, ACTIVATE, LINEAR, EXPERTS, APPEND, ATTEND };
+  enum class Kind {
+    EMBED, CHOOSE, PLACE, REORDER, NORM, ACTIVATE, LINEAR, EXPERTS, APPEND, ATTEND, REDUCE
+  };
   struct Step {
     Kind kind;
     int64_t out, x;
@@ -68,6 +81,9 @@ class Tape {
     KV kv;
     float scale;
     int64_t product = -1;
+    int64_t shared = -1;  // the first row of a share of a table; -1: all rows are there
+    bool add = true;
+    Meeting* meeting = nullptr;
   };
   // Buffers lie one behind the other in the arena. One that is first written behind a choice has
   // room for the chosen tokens only.

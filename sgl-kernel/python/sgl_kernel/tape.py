@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sgl_kernel.experts import Experts
 from sgl_kernel.lora import Adapted, Adapter
+from sgl_kernel.meeting import Meeting
 from sgl_kernel.native import need
 from sgl_kernel.packed import ACTIVATIONS, Packed, address
 from sgl_kernel.paged import KV, Array, Fields, Heads, Pass, Rotary
@@ -46,6 +47,30 @@ class Tape:
         self._embedded = table.k
         code, n, k, group, _, data = table.fields
         need().tape_embed(self._tape, out, code, n, k, group, data, scale)
+        return out
+
+    def share(self, first: int) -> None:
+        """The table of the embedding added last has the rows from ``first`` on alone: others are
+        zeros here. What the pass gives in place of rows counts where ``first`` is 0."""
+        need().tape_share(self._tape, first)
+
+    def input(self, width: int) -> int:
+        """The states of all tokens, which the pass gives: a new buffer. For a tape that begins
+        behind the first layer."""
+        out = self._out(self.buffer(width))
+        self._embedded = width
+        need().tape_input(self._tape, out)
+        return out
+
+    def reduce(self, x: int, meeting: Meeting, into: int, add: bool) -> int:
+        """``into``, which may be x: the sum of x over the ranks, or its old values and that sum.
+        Every rank runs its tape over the same tokens."""
+        if self._widths[x] != self._widths[into]:
+            raise ValueError(
+                f"buffers are {self._widths[x]} and {self._widths[into]} wide; sums need one."
+            )
+        out = self._out(into, meeting)
+        need().tape_reduce(self._tape, out, x, meeting.address, add)
         return out
 
     def choose(self, x: int) -> int:
@@ -138,14 +163,18 @@ class Tape:
         need().tape_reorder(self._tape, out, x, order.data_ptr())
         return out
 
-    def experts(self, x: int, layer: Experts, into: int, gain: Tensor | None, eps: float) -> int:
-        """``into += layer(norm(x))``."""
+    def experts(
+        self, x: int, layer: Experts, into: int, gain: Tensor | None, eps: float, add: bool = True
+    ) -> int:
+        """``into += layer(norm(x))``; without ``add``, ``into = layer(norm(x))``."""
         widths = self._widths[x], self._widths[into]
         if widths != (layer.width, layer.width):
             raise ValueError(f"buffers are {widths} wide; the experts take {layer.width}.")
         gain = None if gain is None else gain.float().contiguous()
         out = self._out(into, layer, gain)
         need().tape_experts(self._tape, out, x, layer.address, address(gain), eps)
+        if not add:
+            need().tape_overwrite(self._tape)
         return out
 
     def append(self, qkv: int, heads: Heads, rotary: Rotary, kv: KV) -> None:
