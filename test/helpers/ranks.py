@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ import numpy as np
 import torch
 from sglang.srt.attention.attention_protocol import Layout
 from sglang.srt.attention.native_attention import NativeAttention
+from sglang.srt.core.batch import Batch, Row
+from sglang.srt.core.ints import ints
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
 from sglang.srt.models.checkpoint_format import open_checkpoint
 from sglang.srt.models.model_spec import read_config
 from sglang.srt.models.registry import lookup
 from sglang.srt.models.renamed_checkpoint import named
-from sglang.srt.parallel.groups import Group
+from sglang.srt.parallel.groups import Group, SharedGroup
 from sglang.srt.worker.kv import KVPool
 from torch import Tensor
 
@@ -41,13 +45,13 @@ class Meeting:
 
 @dataclass(frozen=True)
 class ThreadGroup(Group):
-    meeting: Meeting = field(default_factory=lambda: Meeting(1))
+    threads: Meeting = field(default_factory=lambda: Meeting(1))
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self.meeting.exchange(self.rank, x)).sum(0)
+        return torch.stack(self.threads.exchange(self.rank, x)).sum(0)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return torch.cat(self.meeting.exchange(self.rank, x), dim=-1)
+        return torch.cat(self.threads.exchange(self.rank, x), dim=-1)
 
 
 def split_logits(path: str, tokens: list[int], size: int) -> list[Tensor]:
@@ -62,6 +66,24 @@ def split_logits(path: str, tokens: list[int], size: int) -> list[Tensor]:
             meeting.barrier.abort()
             raise
 
+    return _of_ranks(rank, size)
+
+
+def native_split_logits(path: str, tokens: list[int], size: int) -> list[Tensor]:
+    """The same by native kernels, which sum through shared memory."""
+    from sgl_kernel import meeting
+
+    memory = mmap(-1, meeting.meeting_bytes(size))
+
+    def rank(number: int) -> Tensor:
+        met = meeting.Meeting(memory, number, size)
+        with torch.inference_mode():
+            return _native_logits(path, tokens, SharedGroup(number, size, None, met))
+
+    return _of_ranks(rank, size)
+
+
+def _of_ranks(rank: Callable[[int], Tensor], size: int) -> list[Tensor]:
     with ThreadPoolExecutor(size) as threads:
         found = [threads.submit(rank, number) for number in range(size)]
         # The first error says more than its consequences.
@@ -88,3 +110,23 @@ def _logits(path: str, tokens: list[int], group: Group) -> Tensor:
     attention.plan(Layout(ends[:1], ends[1:], ends, places, places))
     hidden = model.forward(torch.tensor(tokens), torch.from_numpy(places), attention)
     return model.logits(hidden)
+
+
+def _native_logits(path: str, tokens: list[int], group: Group) -> Tensor:
+    from sglang.srt.worker.inputs import InputReader
+    from sglang.srt.worker.native_forward import Layered, Native, Packer
+    from sglang.srt.worker.page_tables import PageTables
+
+    fields, architecture = read_config(Path(path))
+    family, count = lookup(architecture), len(tokens)
+    spec, cpu = family.read(fields, architecture), torch.device("cpu")
+    model = family(spec, Place(cpu, torch.float32, group, torch.float32), count)
+    packer = Packer(model, "", 1)
+    checkpoint = named(open_checkpoint(Path(path), fields), family)
+    weights.load(model.slots(), checkpoint, show=False, filled=packer.filled)
+    kv = spec.kv if spec.kv.shared else replace(spec.kv, heads=max(1, spec.kv.heads // group.size))
+    pool = KVPool(spec.num_layers, kv, count, 1, torch.float32, cpu)
+    forward = (Native if model.recordable else Layered)(model, pool, 1)
+    reader = InputReader(PageTables(count, 1), cpu, spec.vocab_size, count)
+    inputs = reader.read(Batch(0, [Row(0, 0, ints(tokens), ints(range(count)))]))
+    return forward.logits(forward.hidden(inputs, np.arange(count, dtype=np.int32)))

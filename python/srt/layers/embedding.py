@@ -47,7 +47,11 @@ class TokenEmbedding(Stored):
 
     def record(self, tape: TapeRecorder, scale: float = 1.0) -> int:
         """The tokens' rows, scaled: the buffer that becomes the residual stream."""
-        return tape.embed(self, scale)
+        x = tape.embed(self, scale)
+        if self.group.meeting is not None:
+            tape.share(self.first)
+            tape.reduce(x, self.group.meeting)
+        return x
 
     def slots(self, name: str) -> Slots:
         return {name: Slot(self.weight[: self.count], self.shape, 0, self.first)}

@@ -189,7 +189,7 @@ class Experts:
 
     def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
         """Add the layer's outputs to the residual stream."""
-        tape.experts(x, self.native(), residual)
+        tape.experts(x, self.native(), residual, self.place.group.meeting)
 
     def stored(self) -> list[Stored]:
         return [self.router, *self.gate_up, *self.down]

@@ -144,11 +144,18 @@ class RowLinear(Stored):
 
     def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
         """Add the outputs to the residual stream."""
-        tape.linear(x, self, residual)
+        if self.group.meeting is None:
+            tape.linear(x, self, residual)
+            return
+        part = tape.partial(x, self, first=self.group.rank == 0)
+        tape.reduce(part, self.group.meeting, residual)
 
     def outputs(self, tape: TapeRecorder, x: ProductInput) -> int:
         """The outputs' buffer."""
-        return tape.linear(x, self)
+        if self.group.meeting is None:
+            return tape.linear(x, self)
+        part = tape.partial(x, self, first=self.group.rank == 0)
+        return tape.reduce(part, self.group.meeting)
 
     def slots(self, prefix: str) -> Slots:
         start = self.group.rank * self.weight.shape[1]

@@ -16,6 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from sgl_kernel import paged
     from sgl_kernel.experts import Experts
+    from sgl_kernel.meeting import Meeting
     from sgl_kernel.tape import Tape
     from sglang.srt.layers.rotary import Rotary
     from sglang.srt.layers.weight import Stored
@@ -40,6 +41,7 @@ class TapeRecorder:
         self.tape, self.pools = tape, pools
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
         self._buffers: dict[int, int] = {}  # buffers of products, by width
+        self._parts: dict[int, int] = {}  # of ranks, by width
         self._attended: dict[int, int] = {}  # by width
         self._normed: dict[int, int] = {}  # by width
 
@@ -59,9 +61,38 @@ class TapeRecorder:
             product=layer.site,
         )  # fmt: skip
 
-    def experts(self, x: ProductInput, layer: Experts, residual: int) -> None:
-        """Add a mixture's outputs to the residual stream."""
-        self.tape.experts(x.buffer, layer, residual, x.gain, x.eps)
+    def partial(self, x: ProductInput, layer: Stored, first: bool) -> int:
+        """A buffer of this rank's part of products, with the bias where it is the ``first``."""
+        assert layer.packed is not None
+        bias = layer.bias if first else None
+        return self.tape.linear(
+            x.buffer, layer.packed, into=self._part(layer.packed.outputs), gain=x.gain, eps=x.eps,
+            bias=bias, product=layer.site,
+        )  # fmt: skip
+
+    def reduce(self, part: int, meeting: Meeting, residual: int | None = None) -> int:
+        """The sum of the ranks' parts in their buffer, or added to the residual stream."""
+        into = part if residual is None else residual
+        return self.tape.reduce(part, meeting, into, residual is not None)
+
+    def share(self, first: int) -> None:
+        """The embedding has the rows from ``first`` on alone (``Tape.share``)."""
+        self.tape.share(first)
+
+    def input(self, width: int) -> int:
+        """The states that the stage before computed: the residual stream."""
+        return self.tape.input(width)
+
+    def experts(
+        self, x: ProductInput, layer: Experts, residual: int, meeting: Meeting | None = None
+    ) -> None:
+        """Add a mixture's outputs to the residual stream; with ``meeting``, those of all ranks."""
+        if meeting is None:
+            self.tape.experts(x.buffer, layer, residual, x.gain, x.eps)
+            return
+        part = self._part(layer.width)
+        self.tape.experts(x.buffer, layer, part, x.gain, x.eps, add=False)
+        self.reduce(part, meeting, residual)
 
     def attend(
         self,
@@ -122,6 +153,12 @@ class TapeRecorder:
     def place(self, x: int, table: Tensor) -> None:
         """Add the row of each token's position."""
         self.tape.place(x, table)
+
+    def _part(self, width: int) -> int:
+        """The buffer of one rank's part of a sum. None of its products reads it."""
+        if width not in self._parts:
+            self._parts[width] = self.tape.buffer(width)
+        return self._parts[width]
 
     def _buffer(self, width: int) -> int:
         if width not in self._buffers:

@@ -42,6 +42,8 @@ class CausalLM:
     HEAD: ClassVar[str] = "lm_head.weight"
     # Other names of some tensors in checkpoints, whole names.
     ALIASES: ClassVar[Mapping[str, str]] = {}
+    # There are norms over all heads of a token at once.
+    WHOLE_NORMS: ClassVar[bool] = False
     # Ends of the names of needless tensors that old releases saved.
     BUFFERS: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
 
@@ -49,6 +51,8 @@ class CausalLM:
         self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
     ) -> None:
         self.spec, self.place = spec, place
+        if self.WHOLE_NORMS and place.group.size > 1:
+            self.recordable = False  # a tape sums whole outputs over the ranks, not squares
         self.owned = range(spec.num_layers) if layers is None else layers
         self.first, self.last = self.owned.start == 0, self.owned.stop == spec.num_layers
         self.rotary = Rotary(spec.rope, spec.head_dim, length, place.states, place.device)
@@ -122,11 +126,12 @@ class CausalLM:
         return stream.sum if self.norm is None else self.norm.join(stream)[1]
 
     def record(self, tape: TapeRecorder) -> None:
-        assert self.norm is not None
-        x = self.record_embedding(tape)
+        x = self.record_embedding(tape) if self.first else tape.input(self.spec.hidden_size)
         for layer in self.layers:
-            x = cast(Recordable, layer).record(tape, x, last=layer is self.layers[-1])
-        self.norm.alone(tape, x)
+            last = self.last and layer is self.layers[-1]
+            x = cast(Recordable, layer).record(tape, x, last)
+        if self.norm is not None:
+            self.norm.alone(tape, x)
 
     def record_embedding(self, tape: TapeRecorder) -> int:
         """Record the embedding: the buffer of the residual stream."""

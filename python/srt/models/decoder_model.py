@@ -102,7 +102,7 @@ class DecoderModel(Protocol):
         ...
 
     def record(self, tape: TapeRecorder) -> None:
-        """``forward`` of a model that owns all layers, for the tokens whose outputs are wanted."""
+        """``forward``; of the last range for the tokens whose outputs are wanted."""
         ...
 
     def adjust(self, scores: Tensor) -> Tensor:

@@ -47,6 +47,8 @@ class Olmo2Block(LlamaBlock):
 
 
 class Olmo2ForCausalLM(LlamaForCausalLM):
+    WHOLE_NORMS = True
+
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:
         bias = config.flag("attention_bias")

@@ -19,7 +19,7 @@ class OlmoeBlock(LlamaBlock):
 
 
 class OlmoeForCausalLM(MixtureForCausalLM):
-    BLOCK = OlmoeBlock
+    BLOCK, WHOLE_NORMS = OlmoeBlock, True
 
     @staticmethod
     def read(config: Fields, architecture: str) -> MixtureSpec:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from sgl_kernel.meeting import Meeting
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,11 @@ class Group:
     rank: int = 0
     size: int = 1
     handle: Any = None
+
+    @property
+    def meeting(self) -> Meeting | None:
+        """The memory that the ranks share, where all of them are on one machine."""
+        return None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum of ``x`` over the ranks, same shape. May overwrite ``x``."""
@@ -62,6 +70,28 @@ class Group:
         each = -(-total // self.size)
         first = min(each * self.rank, total)
         return each, first, max(0, min(each, total - first))
+
+
+@dataclass(frozen=True)
+class SharedGroup(Group):
+    """Ranks of one machine: float32 tensors of a CPU go through ``memory``, others as in ``Group``.
+    Sums are the same bits on every rank."""
+
+    memory: Meeting | None = None
+
+    @property
+    def meeting(self) -> Meeting | None:
+        return self.memory
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if self.memory is None or x.dtype != torch.float32 or x.device.type != "cpu":
+            return super().all_reduce(x)
+        return self.memory.sum(x.contiguous())
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        if self.memory is None or x.dtype != torch.float32 or x.device.type != "cpu":
+            return super().all_gather(x)
+        return self.memory.gather(x.contiguous())
 
 
 def _same(number: int) -> int:

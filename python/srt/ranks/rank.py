@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from mmap import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,6 +53,7 @@ from sglang.srt.ranks.rank_messages import (
 )
 
 if TYPE_CHECKING:
+    from sgl_kernel.meeting import Meeting
     from sglang.srt.parallel.groups import Group
     from sglang.srt.worker.model_loading import ModelPlan
     from sglang.srt.worker.model_worker import ModelWorker
@@ -68,7 +70,8 @@ class RankStart(msgspec.Struct, frozen=True):
         planner: address at which the planner takes messages.
         directory: of the node's sockets and of ``config``.
         parent: process that the rank ends with.
-        host: a name of node 0, "" where all ranks are on one machine.
+        host, port: of node 0; "" where all ranks are on one machine.
+        memory: descriptor of the memory that the ranks of the stage share; -1: there is none.
     """
 
     rank: int
@@ -78,6 +81,7 @@ class RankStart(msgspec.Struct, frozen=True):
     parent: int
     host: str = ""
     port: int = 0
+    memory: int = -1
 
 
 class RankError(RuntimeError):
@@ -296,7 +300,7 @@ class Rendezvous:
     def __init__(self, start: RankStart, layout: RankLayout, host: str) -> None:
         self._layout, self._rank, self._held = layout, start.rank, None
         self.address = f"file://{start.directory}/store" if not start.host else ""
-        self._needed = layout.tensor > 1
+        self._needed, self._memory = layout.tensor > 1, start.memory
         if start.host and start.rank == 0 and self._needed:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -311,6 +315,7 @@ class Rendezvous:
         if not self._needed:
             return group
         import torch.distributed as dist
+        from sglang.srt.parallel.groups import SharedGroup
 
         backend = "nccl" if plan.device.type == "cuda" else "gloo"
         if self._held is not None:
@@ -326,7 +331,18 @@ class Rendezvous:
             made = dist.new_group(list(self._layout.stage_ranks(stage)))
             if stage == self._layout.stage(self._rank):
                 handle = made
-        return replace(group, handle=handle)
+        memory = None if plan.device.type != "cpu" or plan.torch_because else self._meeting(group)
+        return SharedGroup(group.rank, group.size, handle, memory)
+
+    def _meeting(self, group: Group) -> Meeting | None:
+        """The memory that the ranks of the stage share, where they do."""
+        if self._memory < 0:
+            return None
+        from sgl_kernel.meeting import Meeting, meeting_bytes
+
+        size = meeting_bytes(group.size)
+        os.ftruncate(self._memory, size)  # every rank sets the same size
+        return Meeting(mmap(self._memory, size), group.rank, group.size)
 
 
 def refuse(plan: ModelPlan, config: Config) -> None:

@@ -81,13 +81,48 @@ def write_config(config: Config, directory: Path) -> None:
     (directory / "config").write_bytes(msgspec.msgpack.encode(asdict(config)))
 
 
-def start_rank(rank: int, epoch: int, planner: str, directory: Path, config: Config) -> RankChild:
-    """Start a rank on this machine. Raises OSError."""
+def shared_memory(layout: RankLayout, node: int) -> dict[int, int]:
+    """Descriptors of the memory that ranks of one stage share, by stage; none for stages of several
+    ranks that are not all on the machine ``node``."""
+    if layout.tensor == 1 or not hasattr(os, "memfd_create"):
+        return {}
+    local = layout.node_ranks(node)
+    stages = {layout.stage(rank) for rank in local}
+    return {
+        stage: os.memfd_create("sglang-ranks")
+        for stage in stages
+        if all(rank in local for rank in layout.stage_ranks(stage))
+    }
+
+
+def start_ranks(
+    node: int, epoch: int, planner: str, directory: Path, config: Config
+) -> list[RankChild]:
+    """Start the ranks of this machine. Raises OSError."""
+    layout, children = RankLayout.of(config.parallel), list[RankChild]()
+    memory = shared_memory(layout, node)
+    try:
+        for rank in layout.node_ranks(node):
+            shared = memory.get(layout.stage(rank), -1)
+            children.append(_start_rank(rank, epoch, planner, directory, config, shared))
+    except OSError:
+        for child in children:
+            child.kill()
+        raise
+    finally:
+        for descriptor in memory.values():
+            os.close(descriptor)
+    return children
+
+
+def _start_rank(
+    rank: int, epoch: int, planner: str, directory: Path, config: Config, memory: int
+) -> RankChild:
     parallel = config.parallel
     host, port = parallel.address if parallel.nnodes > 1 else ("", 0)
     argument = {
         "rank": rank, "epoch": epoch, "planner": planner, "directory": str(directory),
-        "parent": os.getpid(), "host": host, "port": port,
+        "parent": os.getpid(), "host": host, "port": port, "memory": memory,
     }  # fmt: skip
     paths = [IMPORT_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     cores = len(os.sched_getaffinity(0))
@@ -95,6 +130,7 @@ def start_rank(rank: int, epoch: int, planner: str, directory: Path, config: Con
     process = subprocess.Popen(
         [sys.executable, "-m", "sglang.srt.ranks.rank", msgspec.json.encode(argument).decode()],
         stdin=subprocess.DEVNULL,
+        pass_fds=() if memory < 0 else (memory,),
         env={
             **os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads),
         },
@@ -134,7 +170,7 @@ class RankGroup:
         self._nodes: dict[int, RemoteNode] = {}
         self._children: list[RankChild] = []
         self._sending = threading.Lock()
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._closing = threading.Event()
         started = threading.Event()
         self._thread = threading.Thread(
@@ -191,10 +227,8 @@ class RankGroup:
     def _run(self, started: threading.Event) -> None:
         try:
             inbox = self._open()
-        except OSError as error:
+        except Exception as error:
             self._failure = error
-            for child in self._children:
-                child.kill()
             started.set()
             return
         started.set()
@@ -207,7 +241,7 @@ class RankGroup:
             if now - looked >= WATCH_SECONDS and not self.lost:
                 late, looked = now - looked > SILENT_SECONDS, now
                 if fault := self._fault(now, late):
-                    while (parts := inbox.take(0)) is not None:  # it may say why
+                    while (parts := inbox.take(0)) is not None:  # a rank may have said why
                         self._receive(parts[0])
                     self.lose(fault)
             if now - beaten >= BEAT_SECONDS:
@@ -233,9 +267,7 @@ class RankGroup:
                 ) from error
         else:
             inbox = InLink.of(self.directory, "p")
-        for rank in self.layout.node_ranks(0):
-            child = start_rank(rank, self.epoch, inbox.address, self.directory, self.config)
-            self._children.append(child)
+        self._children += start_ranks(0, self.epoch, inbox.address, self.directory, self.config)
         return inbox
 
     def _receive(self, frame: bytes) -> None:
@@ -258,7 +290,7 @@ class RankGroup:
             self.messages.put(message)
 
     def _cause(self, failure: RankFailed) -> str:
-        """Why a rank failed: the end of another one, where a signal ended one just now."""
+        """Return why a rank failed: the end of another one, where a signal ended one just now."""
         time.sleep(CAUSE_SECONDS if failure.kind == "lost" else 0.0)
         killed = [child for child in self._children if (child.process.poll() or 0) < 0]
         if killed:
@@ -283,7 +315,7 @@ class RankGroup:
         outbox.send(encode_message(NodeStarts(self.epoch)))
 
     def _fault(self, now: float, late: bool) -> str:
-        """Why a process or another machine computes nothing any more; "" where all may. ``late``:
+        """Return why a process or another machine computes nothing any more; "" where all may. ``late``:
         this process was stopped."""
         for child in self._children:
             if fault := child.fault():

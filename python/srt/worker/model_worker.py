@@ -227,7 +227,8 @@ def forward_of(
     if not plan.torch_because:
         from sglang.srt.worker.native_forward import Layered, Native
 
-        recorded = model.recordable and plan.shard.whole
+        group = plan.shard.group
+        recorded = model.recordable and (group.size == 1 or group.meeting is not None)
         native = (Native if recorded else Layered)(model, pool, threads)
         log.info("kernels: sgl-kernel, %s, %d threads", native.isa, threads)
         return ForwardChoice(native, native.isa)

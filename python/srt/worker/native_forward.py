@@ -163,10 +163,6 @@ class Native(Layered):
 
     def __init__(self, model: DecoderModel, pool: KVPool, threads: int) -> None:
         super().__init__(model, pool, threads)
-        if model.head is not None and (ranks := model.head.group.size) > 1:
-            raise ValueError(
-                f"the tensor-parallel group has {ranks} ranks; a tape is recorded for 1."
-            )
         self.tape = Tape()
         model.record(TapeRecorder(self.tape, self.pools))
 

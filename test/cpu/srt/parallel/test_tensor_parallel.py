@@ -101,18 +101,3 @@ def test_a_group_that_cannot_share_says_so(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, "LlamaForCausalLM", num_attention_heads=4)
     with pytest.raises(ValueError, match="num_attention_heads is 4, which 3 tensor-parallel"):
         build(path, Group(0, 3))
-
-
-def test_a_tape_of_several_ranks_is_refused(tmp_path: Path) -> None:
-    """Native products are not summed over the ranks."""
-    native = pytest.importorskip("sglang.srt.worker.native_forward")
-    path = checkpoint(tmp_path / "model", "LlamaForCausalLM", vocab_size=96)
-    fields, architecture = read_config(Path(path))
-    family = lookup(architecture)
-    spec = family.read(fields, architecture)
-    cpu = torch.device("cpu")
-    model = family(spec, Place(cpu, torch.float32, Group(0, 2)), 16)
-    native.Packer(model, "", 1).filled(model.head.weight)
-    pool = KVPool(spec.num_layers, spec.kv, 4, 1, torch.float32, cpu)
-    with pytest.raises(ValueError, match="has 2 ranks; a tape is recorded for 1"):
-        native.Native(model, pool, 1)
