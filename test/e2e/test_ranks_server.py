@@ -7,6 +7,7 @@ import concurrent.futures
 import json
 import random
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -118,3 +119,65 @@ def test_a_start_that_cannot_be_ends_with_one_line(toy: list[str], alone: Path) 
         "a size that divides it."
     ]
     assert not [path for path in alone.iterdir() if path.name.startswith("sglang-")]
+
+
+def one_line(server: Server, code: int = 1) -> str:
+    """What a start that cannot be says."""
+    assert server.wait_end() == code
+    (line,) = [line for line in server.errors().splitlines() if " INFO " not in line]
+    return line
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def nodes(toy: list[str]) -> list[str]:
+    return [*toy, "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{free_port()}"]
+
+
+def test_two_machines_serve_one_model(nodes: list[str], alone: Path) -> None:
+    """The machines are this one twice. A rank of the second is killed, and both go on."""
+    other = Server([*nodes, "--tp-size", "2", "--node-rank", "1"])
+    try:
+        with launched([*nodes, "--tp-size", "2"]) as server, client_of(server) as http:
+            wanted = http.golden()
+            (rank,) = psutil.Process(other.process.pid).children()
+            rank.kill()
+            wait_for(http, 503)
+            wait_for(http, 200)
+            assert http.golden() == wanted
+            (rank,) = psutil.Process(other.process.pid).children()
+            server.process.terminate()
+            assert server.wait_end() == 0
+            gone([rank])
+            assert other.process.poll() is None  # it waits for the next planner
+        other.process.terminate()
+        assert other.wait_end() == 0
+        assert "ended by signal SIGKILL" in other.errors()
+    finally:
+        other.process.kill()
+    assert not [path for path in alone.iterdir() if path.name.startswith("sglang-")]
+
+
+def test_machines_that_differ_are_refused(nodes: list[str]) -> None:
+    other = Server([*nodes, "--pp-size", "2", "--node-rank", "1"])
+    server = Server([*nodes, "--tp-size", "2"])
+    try:
+        for one in (server, other):
+            line = one_line(one)
+            assert "the ranks differ: tp_size is 2 on node 0 and 1 on node 1" in line
+    finally:
+        other.process.kill()
+
+
+def test_a_machine_that_never_comes_and_a_port_in_use(nodes: list[str]) -> None:
+    line = one_line(Server([*nodes, "--tp-size", "2", "--dist-timeout", "1"]))
+    assert "node 1 has not come: start it with --node-rank 1 --nnodes 2 --dist-init-addr" in line
+    assert "within 1 s" in line
+    port = int(nodes[-1].rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        line = one_line(Server([*nodes, "--tp-size", "2"]))
+    assert f"127.0.0.1:{port}, which this machine cannot listen at (Address already in use)" in line

@@ -8,6 +8,7 @@ machines they are TCP addresses, on a network that must be trusted.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class InLink:
             self._socket.bind(address)
         except zmq.ZMQError as error:
             self._socket.close()
-            raise OSError(error.errno, f"{address} cannot be used: {error}") from error
+            raise OSError(error.errno, os.strerror(error.errno)) from error
         self.address = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     @classmethod
@@ -83,6 +84,11 @@ def finish_sending() -> None:
 def bracketed(host: str) -> str:
     """A host as it stands in an address with a port."""
     return f"[{host}]" if ":" in host else host
+
+
+def numeric(host: str, port: int) -> str:
+    """The number of an address of this machine. Raises OSError where the host is unknown."""
+    return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
 
 
 def reached_as(host: str, port: int) -> str:

@@ -302,11 +302,9 @@ class Rendezvous:
         self.address = f"file://{start.directory}/store" if not start.host else ""
         self._needed, self._memory = layout.tensor > 1, start.memory
         if start.host and start.rank == 0 and self._needed:
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-            self._held = TCPStore(host, 0, layout.ranks, True, wait_for_workers=False)
-            self.address = f"tcp://{host}:{self._held.port}"
-        if not start.host:
+            self._held = _tcp_store(host, 0, layout.ranks, first=True)
+            self.address = f"{self._held.port} {host}"
+        if not start.host or host.startswith("127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
     def join(self, address: str, plan: ModelPlan) -> Group:
@@ -318,14 +316,13 @@ class Rendezvous:
         from sglang.srt.parallel.groups import SharedGroup
 
         backend = "nccl" if plan.device.type == "cuda" else "gloo"
-        if self._held is not None:
-            dist.init_process_group(
-                backend, store=self._held, rank=self._rank, world_size=self._layout.ranks
-            )
+        count = self._layout.ranks
+        if address.startswith("file:"):
+            dist.init_process_group(backend, init_method=address, rank=self._rank, world_size=count)
         else:
-            dist.init_process_group(
-                backend, init_method=address, rank=self._rank, world_size=self._layout.ranks
-            )
+            port, _, host = address.partition(" ")
+            store = self._held or _tcp_store(host, int(port), count, first=False)
+            dist.init_process_group(backend, store=store, rank=self._rank, world_size=count)
         handle = None
         for stage in range(self._layout.stages):  # every rank makes every group
             made = dist.new_group(list(self._layout.stage_ranks(stage)))
@@ -343,6 +340,13 @@ class Rendezvous:
         size = meeting_bytes(group.size)
         os.ftruncate(self._memory, size)  # every rank sets the same size
         return Meeting(mmap(self._memory, size), group.rank, group.size)
+
+
+def _tcp_store(host: str, port: int, ranks: int, first: bool) -> Any:
+    """The store of ranks on several machines: the ``first`` rank's, or a connection to it."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(host, port, ranks, first, wait_for_workers=False)
 
 
 def refuse(plan: ModelPlan, config: Config) -> None:

@@ -27,7 +27,7 @@ from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.core.import_root import IMPORT_ROOT
 from sglang.srt.core.processes import socket_directory, stopped_twice
 from sglang.srt.ranks.layout import RankLayout
-from sglang.srt.ranks.links import InLink, OutLink, bracketed
+from sglang.srt.ranks.links import InLink, OutLink, bracketed, numeric
 from sglang.srt.ranks.rank_messages import (
     Hello,
     NodeBeat,
@@ -255,15 +255,12 @@ class RankGroup:
         write_config(self.config, self.directory)
         if parallel.nnodes > 1:
             host, port = parallel.address
-            address = f"tcp://{bracketed(host)}:{port}"
             try:
-                inbox = InLink(address)
+                inbox = InLink(f"tcp://{bracketed(numeric(host, port))}:{port}")
             except OSError as error:
                 raise OSError(
-                    error.errno,
                     f"--dist-init-addr is {parallel.dist_init_addr}, which this machine cannot "
-                    f"listen at ({os.strerror(error.errno or 0)}); give a free port of an address "
-                    "of node 0",
+                    f"listen at ({error.strerror}); give a free port of an address of node 0",
                 ) from error
         else:
             inbox = InLink.of(self.directory, "p")
@@ -315,8 +312,8 @@ class RankGroup:
         outbox.send(encode_message(NodeStarts(self.epoch)))
 
     def _fault(self, now: float, late: bool) -> str:
-        """Return why a process or another machine computes nothing any more; "" where all may. ``late``:
-        this process was stopped."""
+        """Return why a process or another machine computes nothing any more; "" where all may.
+        ``late``: this process was stopped."""
         for child in self._children:
             if fault := child.fault():
                 return fault

@@ -50,7 +50,12 @@ class Ranks:
     def __init__(self, config: Config, directory: Path | None = None) -> None:
         """Start the ranks and wait until each has its part of the model. ``directory``: see
         ``RankGroup``. Raises ValueError, MemoryError, OSError, RuntimeError."""
-        stages = config.parallel.pp_size
+        stages, number = config.parallel.pp_size, config.parallel.node_rank
+        if number:
+            raise ValueError(
+                f"--node-rank is {number} and only node 0 answers requests; use sglang serve "
+                "on this machine."
+            )
         self.depth = TENSOR_DEPTH if stages == 1 else min(stages + 1, MOST_DEPTH)
         self.group = group = RankGroup(config, directory)
         self.facts: dict[str, Any] = {}
@@ -102,16 +107,15 @@ class Ranks:
         log.info("%d ranks are ready: %d stages of %d", layout.ranks, layout.stages, layout.tensor)
 
     def _absent(self, hellos: dict[int, Hello]) -> str:
-        layout, parallel = self.group.layout, self.group.config.parallel
-        rank = next(r for r in range(layout.ranks) if r not in hellos)
-        node = layout.node(rank)
-        if node:
-            return (
-                f"node {node} has not come: start it with --node-rank {node} --nnodes "
-                f"{layout.nodes} --dist-init-addr {parallel.dist_init_addr}; rank {rank} did not "
-                "report"
-            )
-        return f"rank {rank} did not report"
+        """What the start waits for."""
+        group, layout = self.group, self.group.layout
+        if not group.missing:
+            return f"rank {min(set(range(layout.ranks)) - hellos.keys())} did not report"
+        node = group.missing[0]
+        return (
+            f"node {node} has not come: start it with --node-rank {node} --nnodes {layout.nodes} "
+            f"--dist-init-addr {group.config.parallel.dist_init_addr}; it did not report"
+        )
 
     def _take(self, message: RankMessage) -> bool:
         """Sort a message, in the thread of the group."""

@@ -53,6 +53,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(str(error))
     if config.server.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    if config.parallel.node_rank:
+        return _serve_node(config)
     _signals_before_the_loop(config)
     try:
         with _bind(config) as listener, Started(config) as engine:
@@ -62,6 +64,19 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
+
+
+def _serve_node(config: Config) -> int:
+    """Compute ranks for the server on another machine."""
+    from sglang.srt.ranks.node import run_node
+
+    try:
+        refusal = run_node(config)
+    except OSError as error:
+        refusal = str(error)
+    if refusal:
+        print(f"sglang: {refusal}", file=sys.stderr)
+    return 1 if refusal else 0
 
 
 def _signals_before_the_loop(config: Config) -> None:

@@ -62,7 +62,7 @@ RULES = {
     " starlette pydantic_core uvicorn httptools prometheus_client psutil",
     "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
     "srt.web.launch": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
-    " srt.engine srt.config.command_line",
+    " srt.engine srt.ranks srt.config.command_line",
     "srt.web.serving": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
     " srt.engine uvicorn",
     "srt.web.telemetry.request_tracing": "srt.core srt.requests opentelemetry",
