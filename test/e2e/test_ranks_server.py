@@ -122,7 +122,7 @@ def test_a_start_that_cannot_be_ends_with_one_line(toy: list[str], alone: Path) 
 
 
 def one_line(server: Server, code: int = 1) -> str:
-    """What a start that cannot be says."""
+    """Return the error of a start that cannot be."""
     assert server.wait_end() == code
     (line,) = [line for line in server.errors().splitlines() if " INFO " not in line]
     return line
@@ -153,7 +153,7 @@ def test_two_machines_serve_one_model(nodes: list[str], alone: Path) -> None:
             server.process.terminate()
             assert server.wait_end() == 0
             gone([rank])
-            assert other.process.poll() is None  # it waits for the next planner
+            assert other.process.poll() is None  # a planner may come again
         other.process.terminate()
         assert other.wait_end() == 0
         assert "ended by signal SIGKILL" in other.errors()

@@ -39,7 +39,7 @@ class InLink:
             self._socket.bind(address)
         except zmq.ZMQError as error:
             self._socket.close()
-            raise OSError(error.errno, os.strerror(error.errno)) from error
+            raise OSError(error.errno, os.strerror(error.errno or 0)) from error
         self.address = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Node: a machine that computes some of the ranks of a planner on another one.
+"""RankNode: a machine that computes some of the ranks of a planner on another one.
 
 It waits for the planner as long as it takes, starts its ranks when the planner wants them, and ends
 them when the planner, or one of them, is gone. Then it waits again: the planner's server may start
@@ -44,7 +44,7 @@ JOIN_SECONDS = 0.5  # between two attempts to find the planner
 END_SECONDS = 1.0  # for ranks that were stopped to end by themselves
 
 
-class Node:
+class RankNode:
     """One machine beside node 0.
 
     Attributes:
@@ -148,7 +148,7 @@ def _end(children: list[RankChild]) -> None:
 def run_node(config: Config) -> str:
     """Serve as a machine beside node 0 until a signal; return why it cannot, "" where it can.
     Raises OSError."""
-    node = Node(config)
+    node = RankNode(config)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: node.stopping.set())
     return node.serve()

@@ -107,7 +107,7 @@ class Ranks:
         log.info("%d ranks are ready: %d stages of %d", layout.ranks, layout.stages, layout.tensor)
 
     def _absent(self, hellos: dict[int, Hello]) -> str:
-        """What the start waits for."""
+        """Return what the start waits for."""
         group, layout = self.group, self.group.layout
         if not group.missing:
             return f"rank {min(set(range(layout.ranks)) - hellos.keys())} did not report"
