@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
@@ -147,7 +148,7 @@ class Rank:
 
     def run(self) -> None:
         """Load and serve until the planner stops the rank."""
-        plan = self.plan()
+        plan = plan_rank(self.config, self.start.rank)
         store = self._store()
         self.link.send(
             Hello(
@@ -160,21 +161,6 @@ class Rank:
         shard = replace(plan.shard, group=group, smallest=self._smallest)
         self._load(replace(plan, shard=shard), welcome)
         self.serve()
-
-    def plan(self) -> ModelPlan:
-        """The plan of this rank's part. Raises ValueError for a model that cannot be shared so."""
-        from sglang.srt.parallel.groups import Group, Shard
-        from sglang.srt.worker.model_loading import plan_of
-
-        layout, rank = self.layout, self.start.rank
-        whole = plan_of(self.config)
-        refuse(whole, self.config)
-        layers = None
-        if layout.stages > 1:
-            counts = self.config.parallel.layer_counts
-            layers = stage_layers(whole.spec.num_layers, layout.stages, counts)[self.stage]
-        group = Group(layout.within(rank), layout.tensor)
-        return plan_of(self.config, Shard(group, layers, layout.local))
 
     def _store(self) -> Rendezvous:
         return Rendezvous(self.start, self.layout, self.host)
@@ -221,7 +207,7 @@ class Rank:
                 return
 
     def _compute(self, batch: Batch) -> None:
-        epoch, failed = self.start.epoch, ""
+        epoch, failed, began = self.start.epoch, "", time.perf_counter()
         self._take_ids(batch)
         self.forward.batch = batch.id
         try:
@@ -239,7 +225,11 @@ class Rank:
         if failed:
             self.link.send(PassFailed(epoch, batch.id, failed))
         else:
-            self.link.send(Outcome(epoch, finish()))
+            result = finish()
+            if self.stage:
+                own = time.perf_counter() - began - self.states_link.waited
+                result.stages = (*self.states_link.seconds, own)
+            self.link.send(Outcome(epoch, result))
 
     def _take_ids(self, batch: Batch) -> None:
         """Let the runner have the tokens that the batch before sampled."""
@@ -347,6 +337,22 @@ def _tcp_store(host: str, port: int, ranks: int, first: bool) -> Any:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(host, port, ranks, first, wait_for_workers=False)
+
+
+def plan_rank(config: Config, rank: int) -> ModelPlan:
+    """The plan of one rank's part. Raises ValueError for a model that cannot be shared so."""
+    from sglang.srt.parallel.groups import Group, Shard
+    from sglang.srt.worker.model_loading import plan_of
+
+    layout, counts = RankLayout.of(config.parallel), config.parallel.layer_counts
+    whole = plan_of(config)
+    refuse(whole, config)
+    layers = None
+    if layout.stages > 1:
+        stages = stage_layers(whole.spec.num_layers, layout.stages, counts)
+        layers = stages[layout.stage(rank)]
+    group = Group(layout.within(rank), layout.tensor)
+    return plan_of(config, Shard(group, layers, layout.local))
 
 
 def refuse(plan: ModelPlan, config: Config) -> None:

@@ -102,11 +102,12 @@ class SampledIds(_RankFrame, frozen=True, tag=True):
 
 class StatesHead(_RankFrame, frozen=True, tag=True):
     """Description of the hidden states of batch ``id``, which are the frame behind it; ``error``:
-    why there are none."""
+    why there are none. ``seconds``: what the stages so far took for it, without waiting."""
 
     id: int
     shape: tuple[int, int]
     dtype: str
+    seconds: list[float]
     error: str = ""
 
 

@@ -6,6 +6,7 @@ StageRunner    the passes of a stage that is not the last: it sends its hidden s
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -40,6 +41,8 @@ class StatesLink:
 
     def __init__(self, epoch: int, before: InLink | None, after: OutLink | None) -> None:
         self.epoch, self._before, self._after = epoch, before, after
+        self.waited = 0.0  # seconds, for the last states
+        self.seconds: list[float] = []  # of the stages before, for the last states
 
     @property
     def receives(self) -> bool:
@@ -49,32 +52,36 @@ class StatesLink:
     def sends(self) -> bool:
         return self._after is not None
 
-    def send(self, batch: int, states: Tensor) -> None:
-        """Send the states [T, width] of a batch; they do not change any more."""
+    def send(self, batch: int, states: Tensor, seconds: float) -> None:
+        """Send the states [T, width] of a batch; they do not change any more. ``seconds``: what
+        this stage took."""
         assert self._after is not None
         host = states.detach().cpu().contiguous()
         dtype = str(host.dtype).removeprefix("torch.")
         rows, width = host.shape
-        head = StatesHead(self.epoch, batch, (rows, width), dtype)
+        taken = [*self.seconds, seconds]
+        head = StatesHead(self.epoch, batch, (rows, width), dtype, taken)
         data = memoryview(host.view(torch.uint8).numpy().reshape(-1))  # type: ignore[arg-type]
         self._after.send(encode_message(head), data)
 
     def fail(self, batch: int, error: str) -> None:
         """Report that a batch has no states."""
         if self._after is not None:
-            head = StatesHead(self.epoch, batch, (0, 0), "", error or "the stage before failed")
+            head = StatesHead(self.epoch, batch, (0, 0), "", [], error or "the stage before failed")
             self._after.send(encode_message(head), b"")
 
     def receive(self, batch: int, device: torch.device) -> Tensor:
         """Wait for the states of a batch [T, width]. Raises ValueError where the stage before could
         not compute them."""
         assert self._before is not None
+        began = time.perf_counter()
         while True:
             parts = self._before.take()
             assert parts is not None
             head = decode_message(parts[0])
             if not isinstance(head, StatesHead) or head.epoch != self.epoch or head.id < batch:
                 continue
+            self.waited, self.seconds = time.perf_counter() - began, head.seconds
             if head.error:
                 raise ValueError(head.error)
             states = torch.frombuffer(bytearray(parts[1]), dtype=getattr(torch, head.dtype))
@@ -152,14 +159,15 @@ class StageRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         """Compute the stage's layers and send what comes out. The outputs are empty."""
-        outputs = [RowOutput() for _ in batch.rows]
+        began, outputs = time.perf_counter(), [RowOutput() for _ in batch.rows]
         if not batch.rows and batch.moves is not None:
             self.runner.reader.tables.drop(batch.dropped)
             return partial(StepResult, batch.id, [])
         inputs = self.runner.reader.read(batch, self.drawn)
         inputs = self.runner.adapters.applied(batch, inputs, outputs)
         every = np.arange(inputs.tokens.shape[0], dtype=np.int32)
-        self.link.send(batch.id, self.forward.hidden(inputs, every))
+        states = self.forward.hidden(inputs, every)
+        self.link.send(batch.id, states, time.perf_counter() - began - self.link.waited)
         return partial(StepResult, batch.id, outputs)
 
 

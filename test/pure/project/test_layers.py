@@ -72,7 +72,7 @@ RULES = {
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
     "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.requests srt.layers srt.models"
-    " srt.files srt.attention srt.worker srt.runtime sgl_kernel msgspec psutil torch"
+    " srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel msgspec psutil torch"
     " huggingface_hub",
     "srt.cli": "srt.config.command_line srt.commands srt.web.launch",
     "srt.server": UPSTREAM,

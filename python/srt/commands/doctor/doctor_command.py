@@ -89,7 +89,7 @@ def model(config: Config) -> list[CheckFinding]:
         [
             ("model", found.directory),
             ("weights", found.weights),
-            ("memory", found.memory),
+            ("ranks", found.ranks) if config.parallel.ranks > 1 else ("memory", found.memory),
             ("tokenizer", found.tokenizer),
         ]
     )

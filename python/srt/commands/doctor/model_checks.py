@@ -136,6 +136,34 @@ class ModelChecks:
         else:
             yield CheckFinding("memory", OK, found)
 
+    def ranks(self) -> Iterator[CheckFinding]:
+        """The parts of several ranks, and whether this machine has memory for its own."""
+        if self._spec is None:
+            return
+        from sglang.srt.ranks.layout import RankLayout
+        from sglang.srt.ranks.rank import plan_rank, rank_config
+        from sglang.srt.worker.kv import available_memory
+
+        layout, sizes = RankLayout.of(self._config.parallel), list[int]()
+        try:
+            for rank in layout.node_ranks(self._config.parallel.node_rank):
+                plan = plan_rank(rank_config(self._config, rank), rank)
+                sizes.append(plan.storage.weight_bytes)
+        except (ValueError, OSError) as error:
+            yield CheckFinding("ranks", FAIL, str(error), "change the sizes that it names")
+            return
+        found = (
+            f"{layout.stages} stages of {layout.tensor} ranks, {layout.local} on this machine with "
+            f"{', '.join(f'{size / 1e9:.3f}' for size in sizes)} GB of weights"
+        )
+        need = sum(sizes) if plan.device.type == "cpu" else max(sizes)
+        free = available_memory(plan.device)
+        if need > free:
+            fix = "use more ranks or machines, or a smaller model"
+            yield CheckFinding("ranks", FAIL, f"{found}; {free / 1e9:.2f} GB are free", fix)
+        else:
+            yield CheckFinding("ranks", OK, f"{found}; {free / 1e9:.2f} GB are free")
+
     def tokenizer(self) -> Iterator[CheckFinding]:
         """Whether it reads and writes text, and what its chat template knows."""
         model = self._config.model
