@@ -56,7 +56,7 @@ class Ranks:
                 f"--node-rank is {number} and only node 0 answers requests; use sglang serve "
                 "on this machine."
             )
-        self.depth = TENSOR_DEPTH if stages == 1 else min(stages + 1, MOST_DEPTH)
+        self.depth = TENSOR_DEPTH if stages == 1 else stages + 1
         self.group = group = RankGroup(config, directory)
         self.facts: dict[str, Any] = {}
         self.frames = 0
@@ -179,6 +179,3 @@ class Ranks:
 
     def close(self) -> None:
         self.group.close()
-
-
-MOST_DEPTH = 2  # see engine.executor
