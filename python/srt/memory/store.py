@@ -38,6 +38,8 @@ class Transfer(Protocol):
     def loadable(self) -> int: ...
     @property
     def cheap(self) -> bool: ...
+    @property
+    def tokens(self) -> int: ...
     def store(self, pages: int) -> None: ...
     def load(self, pages: int) -> None: ...
 
@@ -243,7 +245,9 @@ class Store:
             else:  # several at once: each walks the path to a leaf
                 room = self.transfer.storable if self.transfer is not None else 0
                 ahead = min(AHEAD // self.page_size, self.tree.evictable // 8, room)
-                ahead = ahead if self.choose is None else 0  # claims give what is needed
+                if self.choose is not None:  # claims give what the pass needs
+                    taken = self.transfer.tokens if self.transfer is not None else 0
+                    ahead = min(ahead, self._pages(taken))
                 self.tree.evict(max(need - free, ahead), save=self._save, choose=self.choose)
         try:
             context.pages.extend(self.pool.take(need))
@@ -401,7 +405,6 @@ class Store:
         Passes before the planned one have computed what is copied: a request with a row in the
         planned pass keeps its path locked (``Item.fixed``), and what the pass loads has its copy.
         """
-        assert self.host is not None
         transfer = self.transfer
         if transfer is not None and transfer.storable:
             self._copy(node, transfer.storable)
@@ -411,15 +414,16 @@ class Store:
         far as its budget goes or ``unbounded``. Return whether host memory then has all of it."""
         if self.host is None or self.transfer is None:
             return False
-        return self._copy(node, self.pool.size if unbounded else self.transfer.storable)
+        tokens = self._copy(node, self.pool.size if unbounded else self.transfer.storable)
+        return self.host.match(tokens, len(tokens), self.tree.namespace(node)) == len(tokens)
 
-    def _copy(self, node: RadixNode, most: int) -> bool:
+    def _copy(self, node: RadixNode, most: int) -> Ints:
+        """Copy the path to a leaf, at most ``most`` pages of it. Return its tokens."""
         assert self.host is not None
         assert self.transfer is not None
         tokens, pages = self.tree.path(node)
-        namespace = self.tree.namespace(node)
-        self.transfer.store(self.host.save(tokens, pages, namespace, most))
-        return self.host.match(tokens, len(tokens), namespace) == len(tokens)
+        self.transfer.store(self.host.save(tokens, pages, self.tree.namespace(node), most))
+        return tokens
 
     def _node(self, context: Context) -> RadixNode:
         return cast(RadixNode, context.lock)

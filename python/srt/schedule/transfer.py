@@ -21,10 +21,13 @@ class TransferBudget:
         tokens: those that the pass is to compute.
         page_size: tokens a page.
         most: tokens that may be copied each way, whatever the pass takes.
+
+    Attributes:
+        tokens: those that the pass computes, as far as is known.
     """
 
     def __init__(self, costs: Costs, tokens: int, page_size: int, most: int) -> None:
-        self._costs, self._tokens = costs, tokens
+        self._costs, self.tokens = costs, tokens
         self._page_size, self._most = page_size, most
         self._stored = self._loaded = 0
 
@@ -63,10 +66,10 @@ class TransferBudget:
 
     def spare(self, tokens: int) -> None:
         """Note that the pass computes ``tokens`` tokens less."""
-        self._tokens = max(self._tokens - tokens, 0)
+        self.tokens = max(self.tokens - tokens, 0)
 
     def _room(self, used: int) -> int:
         """Tokens left for a direction that has used ``used``."""
-        whole = self._costs.copyable(self._tokens)
+        whole = self._costs.copyable(self.tokens)
         half = min(whole // 2, self._most)
         return max(min(half - used, whole - self._stored - self._loaded), 0)
