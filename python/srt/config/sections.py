@@ -10,7 +10,8 @@ from typing import Any
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random", "priority")
 PREFILL_BUDGETS = ("auto", "fixed", "sarathi", "throttle", "balance", "turns")
 PARK_POLICIES = (
-    "priced", "none", "discard", "preserve", "swap", "heuristic", "min-waste",
+    "priced", "none", "discard", "preserve", "swap", "heuristic", "min-waste", "ttl",
+    "eager",
 )  # fmt: skip
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "flashinfer", "flashinfer-fa3")

@@ -9,6 +9,10 @@ with the KV now, and ``value`` which of it goes first where memory is short.
     heuristic         one of the three, by the expected duration (InferCept's baseline H)
     min-waste         the paper's: copied to host memory within the budget of a pass, the most
                       wasteful first; of the rest, what wastes less of staying and being discarded
+    ttl               it stays for a fixed time, and nothing else may use its memory while others
+                      can go on; then its claim ends
+    eager             it is copied to host memory at once within the budget of the passes, the
+                      oldest first, and stays as under ``priced``
     priced            it stays as long as nothing needs its memory more; copied shortly before that
     none              claims do not count: least recently used goes first
 
@@ -31,6 +35,8 @@ from sglang.srt.schedule.costs import Costs
 SHORT, MEDIUM = 4.0, 7.0  # seconds: InferCept's thresholds of the heuristic policy
 SOON = 0.01  # seconds: least time until a page is used
 HORIZON = 1.0  # seconds: what will be evicted within them is copied under ``priced``
+RETENTION = 4.0  # seconds that ``ttl`` keeps KV: calls of programs are shorter, those of people not
+REFRESH = 0.1  # seconds between two decisions of a policy that does not decide at every pass
 
 
 class ParkedItem(NamedTuple):
@@ -77,12 +83,15 @@ class ParkingDecision:
     Attributes:
         discard: their KV is given up.
         swap: it is copied to host memory and given up, if the pass may copy all of it.
-        copy: it is copied to host memory.
+        copy: it is copied to host memory, as far as the pass may. One that is in ``discard`` too
+            is copied first.
+        release: their claims end: the least recently used goes first.
     """
 
     discard: list[int] = field(default_factory=list)
     swap: list[int] = field(default_factory=list)
     copy: list[int] = field(default_factory=list)
+    release: list[int] = field(default_factory=list)
 
 
 # Items are made where they are requested: with a thousand parked contexts that takes a while.
@@ -96,17 +105,18 @@ class ParkingPolicy:
     """Treatment of parked contexts.
 
     Attributes:
-        decide: called, at most ten times a second where the policy is soft, for the contexts whose
-            tool has not answered.
+        decide: called for the contexts whose tool has not answered.
         value: of a token of a context's KV; the lowest goes first where memory is short.
         soft: whether memory for a request may be taken from parked contexts, whatever runs.
         synchronous: whether copies may take longer than their pass.
+        pause: seconds between two calls of ``decide``; 0: it is called for every pass.
     """
 
     decide: Decide
     value: Value
     soft: bool = False
     synchronous: bool = False
+    pause: float = 0.0
 
 
 def discard(items: Items, view: ParkingView) -> ParkingDecision:
@@ -154,6 +164,23 @@ def min_waste(items: Items, view: ParkingView) -> ParkingDecision:
     return made
 
 
+def ttl(items: Items, view: ParkingView) -> ParkingDecision:
+    """Keep everything for ``RETENTION`` seconds."""
+    return ParkingDecision(release=[item.id for item in items() if item.elapsed > RETENTION])
+
+
+def eager(items: Items, view: ParkingView) -> ParkingDecision:
+    """Copy everything within the budget, the oldest first, and give up nothing."""
+    made, left = ParkingDecision(), view.storable
+    for item in items() if left > 0 else ():
+        if left <= 0:
+            break
+        if not item.copied:
+            left -= item.tokens
+            made.copy.append(item.id)
+    return made
+
+
 def write_back(items: Items, view: ParkingView) -> ParkingDecision:
     """Copy what will be evicted within the horizon, the first to go first."""
     made, left, room = ParkingDecision(), view.storable, view.room
@@ -190,11 +217,13 @@ def youngest_first(item: ParkedItem, costs: Costs) -> float:
 
 
 POLICIES: dict[str, ParkingPolicy] = {
-    "priced": ParkingPolicy(write_back, priced_value, soft=True),
-    "none": ParkingPolicy(preserve, youngest_first, soft=True),
+    "priced": ParkingPolicy(write_back, priced_value, soft=True, pause=REFRESH),
+    "none": ParkingPolicy(preserve, youngest_first, soft=True, pause=REFRESH),
     "discard": ParkingPolicy(discard, youngest_first),
     "preserve": ParkingPolicy(preserve, youngest_first),
     "swap": ParkingPolicy(swap, youngest_first, synchronous=True),
     "heuristic": ParkingPolicy(heuristic, youngest_first, synchronous=True),
     "min-waste": ParkingPolicy(min_waste, youngest_first),
+    "ttl": ParkingPolicy(ttl, youngest_first),
+    "eager": ParkingPolicy(eager, priced_value, soft=True),
 }

@@ -23,6 +23,7 @@ from sglang.srt.core.messages import Park
 from sglang.srt.interception.durations import Durations
 from sglang.srt.interception.park_policies import (
     POLICIES,
+    REFRESH,
     ParkedItem,
     ParkingView,
     unclaimed_value,
@@ -31,7 +32,6 @@ from sglang.srt.memory.radix import RadixNode
 from sglang.srt.memory.store import Store, Transfer
 from sglang.srt.schedule.costs import Costs
 
-REFRESH = 0.1  # seconds that the order of the claims is kept
 GROWTH = 0.1  # growth of the elapsed time at which a prediction is made anew
 
 
@@ -176,7 +176,7 @@ class Parked:
             taken: tokens that the pass takes.
         """
         now, size = self._clock.now(), self._store.page_size
-        if self.policy.soft and now - self._acted_at < REFRESH:
+        if now - self._acted_at < self.policy.pause:
             return
         self._acted_at = now
         view = ParkingView(
@@ -192,6 +192,8 @@ class Parked:
                 self._give_up(self._claims[number])
         for number in made.discard:
             self._give_up(self._claims[number])
+        for number in made.release:
+            self.end(number)
 
     def _items(self) -> list[ParkedItem]:
         """Contexts that have KV on the device, and whose tool has not answered."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sglang.srt.config.sections import PARK_POLICIES
 from sglang.srt.interception.park_policies import (
     POLICIES,
+    RETENTION,
     ParkedItem,
     ParkingDecision,
     ParkingView,
@@ -56,6 +57,19 @@ def test_the_heuristic_goes_by_the_expected_duration() -> None:
     items = [item(1, remaining=3.9), item(2, remaining=3.9, elapsed=0.2), item(3, remaining=7.0)]
     made = decide("heuristic", items, view())
     assert (made.swap, made.discard) == ([2], [3])
+
+
+def test_ttl_ends_the_claims_that_are_too_old() -> None:
+    items = [item(1, elapsed=RETENTION), item(2, elapsed=RETENTION + 0.1, remaining=0.0), item(3)]
+    made = decide("ttl", items, view(10_000))
+    assert (made.release, made.discard, made.swap, made.copy) == ([2], [], [], [])
+
+
+def test_eager_copies_at_once_within_the_budget() -> None:
+    items = [item(1, copied=True), item(2), item(3), item(4)]
+    assert decide("eager", items, view(1500, room=10**6)).copy == [2, 3]
+    assert decide("eager", items, view(0)).copy == []
+    assert POLICIES["eager"].pause == 0
 
 
 item_lists = st.lists(

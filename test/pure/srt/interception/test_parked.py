@@ -24,6 +24,7 @@ from sglang.srt.core.messages import (
 )
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
+from sglang.srt.interception.park_policies import RETENTION
 
 GOAL = Generate(SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True))
 
@@ -126,6 +127,20 @@ def test_preserved_kv_gives_way_where_nobody_can_go_on() -> None:
     desk.compute(4, close=True)
     assert [desk.cached(number) for number in (1, 2)] == [10, 10]
     assert desk.cached(3) < 10
+
+
+def test_retained_kv_is_withheld_for_a_time() -> None:
+    desk = Desk("ttl", capacity=35)
+    desk.compute(1, 2)
+    desk.engine.handle([Park(1, expected=1.0)])
+    desk.compute(3, close=True)
+    assert (desk.cached(1), len(desk.parked)) == (10, 1)
+    desk.clock.advance(RETENTION)
+    desk.compute(4, close=True)
+    assert len(desk.parked) == 0
+    assert desk.parked.durations.remaining("", "", 0.0) >= RETENTION
+    desk.compute(5, 6, close=True)
+    assert desk.cached(1) < 10
 
 
 def test_discarded_kv_is_free_at_once_but_for_what_others_share() -> None:
