@@ -1,13 +1,17 @@
 """Claim: with KV in host memory, and what saves least giving way first, programs that call tools
 finish at least 2.2 times as often as where their KV is discarded, 1.5 times as often as with the
 radix cache alone, 1.3 times as often as where it is preserved, and no less often than with
-InferCept's min-waste, at 6 sessions a second.
+InferCept's min-waste, at 6 sessions a second. The other claims are in ``claims``.
 
     python -m benchmark.interception [--rates 2,4,6] [--arms discard,radix,priced] [--seeds 3]
+        [--workloads mixed,qa,chat] [--lost 0.1] [--json FILE] [--plot FILE]
+    python -m benchmark.interception --breakdown [--plot FILE]
+    python -m benchmark.interception --report FILE [--plot FILE]
 
 The engine is the real one; time is virtual. Its worker computes nothing: it says how long a pass
 and its copies would take (InferCept's fit for GPT-J 6B on an A100). The sessions are those of
-InferCept's Table 1, mixed. Every generation is checked to have its tokens. Means over the seeds:
+InferCept's Table 1, mixed or of one workload. Every generation is checked to have its tokens. Means
+over the seeds, with the least and the most:
 
     done/s      sessions finished a second
     p50, p90    normalised latency without the calls, ms a generated token
@@ -22,34 +26,44 @@ InferCept's Table 1, mixed. Every generation is checked to have its tokens. Mean
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmark.interception.claims import CLAIMED_SECONDS, judged
+from benchmark.interception.plots import draw_arms, draw_steps
+from benchmark.interception.records import (
+    MIXED,
+    Point,
+    Record,
+    append,
+    grouped,
+    heading,
+    read,
+    record,
+    row,
+)
+from benchmark.interception.session_run import Run
 from benchmark.interception.sessions import WORKLOADS, sessions
-from benchmark.interception.virtual_engine import ARMS, Machine, Outcome, Run
+from benchmark.interception.virtual_engine import ARMS, CLOSES, EVERY_ARM, STEPS, Machine
 
-CLAIMED_RATE, CLAIMED_SECONDS = 6.0, 240.0
-# Least ratio of arm ``priced`` to these.
-CLAIMS = {"discard": 2.2, "radix": 1.5, "preserve": 1.3, "min-waste": 1.0}
-MOST_STALL = 0.02
+CHOICES = [*ARMS, *CLOSES, *(step for step in STEPS if step not in ARMS)]
 
 
-def names(known: Sequence[str]) -> object:
+def names(known: Sequence[str]) -> Callable[[str], list[str]]:
     """An argument type: several of the known names, separated by commas."""
 
-    def read(text: str) -> list[str]:
+    def read_names(text: str) -> list[str]:
         found = text.split(",")
         for name in found:
             if name not in known:
                 raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
         return found
 
-    return read
+    return read_names
 
 
 def rates(text: str) -> list[float]:
@@ -59,72 +73,82 @@ def rates(text: str) -> list[float]:
     return found
 
 
-def measure(arm: str, rate: float, seconds: float, seeds: int, workloads: list[str]) -> Outcome:
-    """Means of one arm over the seeds."""
-    runs = []
-    for seed in range(seeds):
-        run = Run(ARMS[arm], Machine(), sessions(rate, seconds, seed, workloads))
-        runs.append(run.run(seconds))
-    fields = {name: statistics.mean(getattr(run, name) for run in runs) for name in NUMBERS}
-    return Outcome(**fields)
+def share(text: str) -> float:
+    found = float(text)
+    if not 0 <= found < 1:
+        raise argparse.ArgumentTypeError(f"a share of {found}; give at least 0 and less than 1")
+    return found
 
 
-NUMBERS = (
-    "finished", "p50", "p90", "ttft", "computed", "recomputed", "waste", "stored",
-    "loaded", "stall", "retractions",
-)  # fmt: skip
+def seeds(text: str) -> int:
+    found = int(text)
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{found} seeds; give at least 1")
+    return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def measured(options: argparse.Namespace) -> Iterator[list[Record]]:
+    """Run the arms. Yields the records of all seeds, point by point."""
+    for workload in options.workloads:
+        kinds = list(WORKLOADS) if workload == MIXED else [workload]
+        for rate in options.rates:
+            for arm in options.arms:
+                point, found = Point(workload, rate, arm, options.lost), []
+                for seed in range(options.seeds):
+                    played = sessions(rate, options.seconds, seed, kinds, options.lost)
+                    run = Run(EVERY_ARM[arm], Machine(), played)
+                    outcome = run.run(options.seconds)
+                    found.append(record(point, seed, options.seconds, outcome))
+                    if options.json is not None:
+                        append(options.json, found[-1])
+                yield found
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--rates", type=rates, default=[4.0, CLAIMED_RATE], help="sessions a second"
-    )
-    parser.add_argument("--arms", type=names(list(ARMS)), default=list(ARMS))
-    parser.add_argument("--workloads", type=names(list(WORKLOADS)), default=list(WORKLOADS))
-    parser.add_argument("--seconds", type=float, default=CLAIMED_SECONDS, help="virtual, a run")
-    parser.add_argument("--seeds", type=int, default=1)
+    add = parser.add_argument
+    add("--rates", type=rates, help="sessions a second; 4,6 by default, 2,4 of the breakdown")
+    add("--arms", type=names(CHOICES), help=f"of {', '.join(CHOICES)}")
+    add("--workloads", type=names([MIXED, *WORKLOADS]), default=[MIXED],
+        help="one after the other; mixed: all at once")  # fmt: skip
+    add("--seconds", type=float, default=CLAIMED_SECONDS, help="virtual, a run")
+    add("--seeds", type=seeds, default=1)
+    add("--lost", type=share, default=0.0, help="share of the sessions whose last call never "
+        "returns; arm 'priced closes' closes their contexts")  # fmt: skip
+    add("--breakdown", action="store_true", help="InferCept's Figure 3: one technique after the "
+        "other, then those of the default policy")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="append one JSON line a run")
+    add("--plot", type=Path, metavar="FILE", help="draw an SVG or PNG; needs matplotlib")
+    add("--report", type=Path, metavar="FILE", help="take the runs of a file of --json")
     options = parser.parse_args(arguments)
-    columns = ("done/s", "p50", "p90", "first", "again", "waste", "moved", "stall")
-    print(f"{'rate':>5} {'arm':<18}", *(f"{name:>8}" for name in columns))
-    missed = []
-    for rate in options.rates:
-        found: dict[str, Outcome] = {}
-        for arm in options.arms:
-            out = found[arm] = measure(
-                arm, rate, options.seconds, options.seeds, options.workloads
-            )  # fmt: skip
-            moved = (out.stored + out.loaded) / max(out.finished * options.seconds, 1)
-            again = out.recomputed / max(out.finished * options.seconds, 1)
-            print(
-                f"{rate:>5g} {arm:<18} {out.finished:>8.2f} {out.p50:>8.1f} {out.p90:>8.1f} "
-                f"{out.ttft:>8.0f} {again:>8.0f} {out.waste:>8.2%} "
-                f"{moved:>8.0f} {out.stall:>8.2%}",
-                flush=True,
-            )
-        missed += broken(rate, options.seconds, found)
-    for text in missed:
-        print(text)
-    return 1 if missed else 0
+    if options.rates is None:
+        options.rates = [2.0, 4.0] if options.breakdown else [4.0, 6.0]
+    if options.arms is None:
+        options.arms = list(STEPS if options.breakdown else ARMS)
+    return options
 
 
-def broken(rate: float, seconds: float, found: dict[str, Outcome]) -> list[str]:
-    """Claims that the measured arms break."""
-    priced = found.get("priced")
-    if priced is None:
-        return []
-    missed = []
-    if priced.stall > MOST_STALL:
-        missed.append(f"copies stall {priced.stall:.1%} of the passes at {rate:g}/s, not 2 %")
-    for arm, ratio in CLAIMS.items():
-        if rate == CLAIMED_RATE and arm in found and seconds >= CLAIMED_SECONDS:
-            got = priced.finished / max(found[arm].finished, 1e-9)
-            print(f"priced / {arm} at {rate:g}/s: {got:.2f}x (claimed {ratio}x)")
-            if got < ratio:
-                missed.append(f"the claim of {ratio}x {arm} is broken")
-    return missed
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parsed(arguments)
+    if options.report is None:
+        points = measured(options)
+    else:
+        points = iter(grouped(read(options.report)).values())
+    print(heading())
+    found: list[Record] = []
+    for records in points:
+        print(row(records), flush=True)
+        found += records
+    groups = grouped(found)
+    if options.plot is not None:
+        arms = [arm for arm in options.arms if any(point.arm == arm for point in groups)]
+        (draw_steps if options.breakdown else draw_arms)(groups, arms, options.plot)
+    claims = judged(groups)
+    for claim in claims:
+        print(claim.text if claim.kept else f"MISSED {claim.text}")
+    return 0 if all(claim.kept for claim in claims) else 1
 
 
 if __name__ == "__main__":

@@ -13,17 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.config import ScheduleConfig
-from sglang.srt.core.clock import ManualClock
+from sglang.srt.commands.bench.stats import percentile
 from sglang.srt.core.messages import Advance, Append, Done, Generate, Open, Tokens, Truncate, Verb
-from sglang.srt.engine.engine_core import EngineCore
-from sglang.srt.engine.executor import Inline
-from sglang.srt.engine.info import EngineInfo
 
 from benchmark.interception.agent_load import ALL, AgentTurn, Program
 from benchmark.interception.bounds import PageNumbers, Reading
 from benchmark.interception.gate import ProgramGate
-from benchmark.interception.virtual_engine import BIG, TOKEN, Arm, Machine, VirtualWorker
+from benchmark.interception.virtual_engine import TOKEN, Arm, Machine, VirtualEngine
 
 PAGE = 16
 STAGGER = 20.0  # seconds within which the first programs begin
@@ -99,8 +95,7 @@ class AgentOutcome:
 
     def ttft(self, share: float) -> float:
         """Return a quantile of the seconds to the first token."""
-        found = sorted(answer.ttft for answer in self.answers)
-        return found[int(share * (len(found) - 1))] if found else 0.0
+        return percentile(sorted(answer.ttft for answer in self.answers) or [0.0], 100 * share)
 
     @property
     def hit_rate(self) -> float:
@@ -120,22 +115,8 @@ class AgentRun:
         self, arm: Arm, machine: Machine, programs: Sequence[Program], clients: int = 0
     ) -> None:
         self.arm = arm
-        # The worker counts pages, so its link carries pages.
-        self.worker = VirtualWorker(replace(machine, link=machine.link / PAGE))
-        self.clock = ManualClock()
-        schedule = ScheduleConfig(
-            schedule_policy=arm.policy, chunked_prefill_size=machine.chunk,
-            max_queued_requests=BIG,
-        )  # fmt: skip
-        info = EngineInfo(
-            model_path="", architecture="", dtype="", device="", vocab_size=BIG,
-            context_length=1 << 20, capacity=machine.capacity, page_size=PAGE, eos=(),
-            max_running_requests=256, max_queued_requests=BIG,
-            host_capacity=machine.host if arm.host else 0,
-        )  # fmt: skip
-        self.engine = EngineCore(
-            Inline(self.worker), info, schedule, [b"."], share=arm.share, clock=self.clock
-        )
+        virtual = self.virtual = VirtualEngine(arm, machine, PAGE)
+        self.worker, self.clock, self.engine = virtual.worker, virtual.clock, virtual.core
         self.lives: dict[int, Life] = {}  # by number, of programs that have begun
         self._numbers, self._pages = itertools.count(1), PageNumbers(PAGE)
         self._busy: dict[int, Life] = {}  # by request
@@ -163,12 +144,7 @@ class AgentRun:
             self.admit()
             before = clock.now()
             if engine.busy:
-                self.worker.ms = 0.0
-                events = engine.step()
-                clock.advance(self.worker.ms / 1e3)
-                if not self.worker.ms and not events:
-                    raise RuntimeError("the engine is busy and does nothing")
-                for event in events:
+                for event in self.virtual.step():
                     self._take(event)
             elif self._due or self.held():
                 until = self._due[0][0] - before if self._due else POLL
@@ -297,7 +273,7 @@ class AgentRun:
             finished=self._finished,
             prefill=worker.computed - self._generated,
             live=self._token_seconds / max(seconds, 1e-9),
-            loaded=worker.loaded * PAGE,
+            loaded=worker.loaded,
             readings=self._readings,
         )
 

@@ -26,6 +26,7 @@ if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import sglang as sgl
+from sglang.srt.commands.bench.stats import median
 
 from benchmark.interception.sessions import WORKLOADS, Session, sessions
 from benchmark.models import SHAPES, cached
@@ -55,7 +56,7 @@ class Finished:
 
     @property
     def p50(self) -> float:
-        return sorted(self.latencies)[len(self.latencies) // 2] if self.latencies else 0.0
+        return median(self.latencies or [0.0])
 
 
 async def client(
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("the tokens of all arms are equal")
     good = True
     for arm, numbers in ratios.items():
-        middle = sorted(numbers)[len(numbers) // 2]
+        middle = median(numbers)
         print(f"priced / {arm}: {middle:.2f}x (claimed {CLAIMS[arm]}x)")
         good = good and middle >= CLAIMS[arm]
     return 0 if good else 1

@@ -6,9 +6,10 @@ context. The tokens generated before a call and returned by it are assumptions o
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LONGEST = 1980  # tokens of a context, as in the paper's evaluation (2,048 with some room)
 
@@ -44,7 +45,7 @@ WORKLOADS = {
 @dataclass(frozen=True)
 class Turn:
     """Tokens to generate, then a call of ``seconds`` that returns ``returned`` tokens; the last
-    turn has no call."""
+    turn has no call. A call of infinitely many seconds never returns."""
 
     generated: int
     seconds: float = 0.0
@@ -67,15 +68,22 @@ class Session:
     turns: tuple[Turn, ...]
 
 
-def sessions(rate: float, seconds: float, seed: int, names: Sequence[str]) -> list[Session]:
-    """Poisson arrivals of ``rate`` a second, each of a workload chosen with equal chances."""
-    r, at = random.Random(seed), 0.0
+def sessions(
+    rate: float, seconds: float, seed: int, names: Sequence[str], lost: float = 0.0
+) -> list[Session]:
+    """Poisson arrivals of ``rate`` a second, each of a workload chosen with equal chances. Of the
+    sessions a share of ``lost`` has a last call that never returns."""
+    r, fate, at = random.Random(seed), random.Random(seed), 0.0
     found: list[Session] = []
     while True:
         at += r.expovariate(rate)
         if at > seconds:
             return found
-        found.append(_session(r, len(found) + 1, r.choice(list(names)), at))
+        session = _session(r, len(found) + 1, r.choice(list(names)), at)
+        if fate.random() < lost and len(session.turns) > 1:
+            *before, call, end = session.turns
+            session = replace(session, turns=(*before, replace(call, seconds=math.inf), end))
+        found.append(session)
 
 
 def _session(r: random.Random, number: int, name: str, arrival: float) -> Session:

@@ -6,28 +6,23 @@ as its copies where these take longer; the link to host memory carries 25 tokens
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch, Row, RowOutput, StepResult
 from sglang.srt.core.clock import ManualClock
-from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Advance, Append, Done, Generate, Open, Park, Tokens, Verb
+from sglang.srt.core.messages import Event
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.info import EngineInfo
-from sglang.srt.interception.durations import Durations
+from sglang.srt.interception.park_policies import POLICIES
 
-from benchmark.interception.sessions import Session
+from benchmark.interception.techniques import TECHNIQUES
 
 TOKEN = 5  # each sampled token
 BIG = 1 << 30
+IDLE = 3  # steps in a row that may compute nothing: one retracts requests and plans no rows
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,12 @@ class Arm:
         chunked: prompts are computed in chunks of ``Machine.chunk``.
         line: a session that resumes does not queue as a newcomer.
         host: evicted KV is kept in host memory.
-        parking: what becomes of the KV of contexts that wait for a call.
+        parking: what becomes of the KV of contexts that wait for a call: a policy of the engine, or
+            one of ``TECHNIQUES``.
         hint: factor by which the client's hints of a call's seconds are wrong, or right, 1; 0: the
             client gives none.
         oracle: the hints are believed, whatever calls have taken before.
+        closes: the client closes a context whose call will never return.
     """
 
     policy: str = "fcfs"
@@ -72,6 +69,7 @@ class Arm:
     parking: str = "none"
     hint: float = 0.0
     oracle: bool = False
+    closes: bool = False
 
 
 PRICED = Arm("lpm", line=True, host=True, parking="priced")
@@ -82,26 +80,40 @@ ARMS = {
     "swap": Arm(line=True, host=True, parking="swap"),
     "heuristic": Arm(line=True, host=True, parking="heuristic"),
     "min-waste": Arm(line=True, host=True, parking="min-waste"),
+    "ttl": Arm(line=True, host=True, parking="ttl"),
     "radix": Arm("lpm"),
     "radix + line": Arm("lpm", line=True),
     "tiers": Arm("lpm", line=True, host=True),
+    "eager": replace(PRICED, parking="eager"),
     "priced": PRICED,
     "priced oracle": replace(PRICED, hint=1.0, oracle=True),
     "priced hints / 10": replace(PRICED, hint=0.1),
     "priced hints x 10": replace(PRICED, hint=10.0),
 }
-
-
-class Oracle(Durations):
-    """Believes the hints."""
-
-    def remaining(self, owner: str, tool: str, elapsed: float, expected: float = 0.0) -> float:
-        """Return what the hint leaves."""
-        return max(expected - elapsed, 0.0)
+# The arm that ``priced`` is compared with where some calls never return.
+CLOSES = {"priced closes": replace(PRICED, closes=True)}
+# One technique after the other: InferCept's in the order of its section 5.2, then those here.
+STEPS = {
+    "discard": ARMS["discard"],
+    "+ line": ARMS["improved-discard"],
+    "+ chunks": Arm(share=False, line=True),
+    "+ swap in budget": Arm(line=True, host=True, parking="swap in budget"),
+    "+ preserve short": Arm(line=True, host=True, parking="preserve short"),
+    "min-waste": ARMS["min-waste"],
+    "radix": ARMS["radix"],
+    "radix + line": ARMS["radix + line"],
+    "+ host memory": ARMS["tiers"],
+    "+ claims": replace(PRICED, parking="claims"),
+    "priced": PRICED,
+}
+EVERY_ARM = STEPS | CLOSES | ARMS
 
 
 class VirtualWorker:
     """Samples ``TOKEN`` everywhere. Adds up what the passes would have taken.
+
+    Args:
+        page_size: tokens a page.
 
     Attributes:
         ms: of the last pass.
@@ -113,8 +125,8 @@ class VirtualWorker:
 
     disk = None
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine, page_size: int = 1) -> None:
+        self.machine, self._page_size = machine, page_size
         self.ms = self.forward_ms = self.stall_ms = 0.0
         self.computed = self.stored = self.loaded = self.again = self.last_again = 0
         self._reached: dict[int, int] = {}  # tokens computed so far, by context
@@ -122,7 +134,8 @@ class VirtualWorker:
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         count, stores, loads = batch.num_tokens, 0, 0
         if batch.moves is not None:
-            stores, loads = len(batch.moves.stores), len(batch.moves.loads)
+            stores = self._page_size * len(batch.moves.stores)
+            loads = self._page_size * len(batch.moves.loads)
         forward = self.machine.base_ms + self.machine.token_ms * count if count else 0.0
         self.ms = max(forward, (stores + loads) / self.machine.link)
         self.forward_ms += forward
@@ -150,189 +163,41 @@ class VirtualWorker:
     def unload_adapter(self, number: int) -> None: ...
 
 
-@dataclass
-class Progress:
-    """State of a session.
+class VirtualEngine:
+    """An engine whose time is that of its passes.
 
     Attributes:
-        turn: index of the one that is computed, or whose call is made.
-        paused: seconds of its calls so far; since: when the present one began.
-        first: moment of its first token; ended: of its end.
+        core: the engine; worker: its worker; clock: its time.
     """
 
-    session: Session
-    turn: int = 0
-    generated: int = 0
-    paused: float = 0.0
-    since: float = 0.0
-    first: float = 0.0
-    ended: float = 0.0
-
-    @property
-    def normalised_ms(self) -> float:
-        """Latency without its calls, in ms a generated token."""
-        seconds = self.ended - self.session.arrival - self.paused
-        return 1e3 * seconds / max(self.generated, 1)
-
-
-@dataclass
-class Outcome:
-    """Result of a run. Latencies are medians of finished sessions, in ms.
-
-    Attributes:
-        recomputed: tokens that were computed more than once.
-        waste: share of the device's memory times time that was withheld for waiting calls, or held
-            by requests while tokens were computed again (InferCept, equations 1 to 4). Memory that
-            a claim gives up as soon as it is needed is not withheld.
-    """
-
-    finished: float
-    p50: float
-    p90: float
-    ttft: float
-    computed: int
-    recomputed: int
-    waste: float
-    stored: int
-    loaded: int
-    stall: float
-    retractions: int
-    progress: list[Progress] = field(default_factory=list, repr=False)
-
-
-class Run:
-    """Sessions on an engine, in virtual time."""
-
-    def __init__(self, arm: Arm, machine: Machine, sessions: Sequence[Session]) -> None:
-        self.arm, self.machine = arm, machine
-        self.worker, self.clock = VirtualWorker(machine), ManualClock()
+    def __init__(self, arm: Arm, machine: Machine, page_size: int = 1) -> None:
+        self.worker, self.clock = VirtualWorker(machine, page_size), ManualClock()
+        self._idle = 0
         schedule = ScheduleConfig(
             schedule_policy=arm.policy,
             chunked_prefill_size=machine.chunk if arm.chunked else -1,
             max_queued_requests=BIG,
-            park_policy=arm.parking,
+            park_policy=arm.parking if arm.parking in POLICIES else "preserve",
         )
         info = EngineInfo(
             model_path="", architecture="", dtype="", device="", vocab_size=BIG,
-            context_length=1 << 20, capacity=machine.capacity, page_size=1, eos=(),
+            context_length=1 << 20, capacity=machine.capacity, page_size=page_size, eos=(),
             max_running_requests=256, max_queued_requests=BIG,
             host_capacity=machine.host if arm.host else 0,
         )  # fmt: skip
-        self.engine = EngineCore(
+        self.core = EngineCore(
             Inline(self.worker), info, schedule, [b"."], share=arm.share, clock=self.clock
         )
-        if arm.oracle:
-            self.engine.planner.parked.durations = Oracle()
-        self._numbers = itertools.count(1)
-        self._lost = self._time = 0.0  # memory times time, in token milliseconds
-        self._all = [Progress(session) for session in sessions]
-        self._busy: dict[int, Progress] = {}  # by request
-        self._events: list[tuple[float, int, Progress]] = [
-            (progress.session.arrival, progress.session.number, progress) for progress in self._all
-        ]
-        heapq.heapify(self._events)
+        if arm.parking in TECHNIQUES:
+            self.core.planner.parked.policy = TECHNIQUES[arm.parking]
 
-    def run(self, seconds: float, tick: Callable[[float], None] = lambda now: None) -> Outcome:
-        """Play ``seconds`` and return the result. ``tick`` is called with the time."""
-        clock, engine = self.clock, self.engine
-        while clock.now() < seconds:
-            self._begin_due()
-            if not engine.busy:
-                if not self._events:
-                    break
-                clock.advance(max(self._events[0][0] - clock.now(), 1e-9))
-                continue
-            self.worker.ms = 0.0
-            events = engine.step()
-            clock.advance(self.worker.ms / 1e3)
-            self._measure()
-            if not self.worker.ms and not events:
-                raise RuntimeError("the engine is busy and does nothing")
-            for event in events:
-                self._take(event)
-            tick(clock.now())
-        return self._outcome(min(seconds, clock.now()))
-
-    def _measure(self) -> None:
-        """Add the last pass to the waste."""
-        store, parked = self.engine.store, self.engine.planner.parked
-        held = parked.withheld if parked else 0
-        busy = sum(len(request.context.tokens) for request in self.engine.running.values())
-        again = self.machine.token_ms * self.worker.last_again * busy
-        self._lost += held * self.worker.ms + again
-        self._time += store.pool.size * self.worker.ms
-
-    def _begin_due(self) -> None:
-        while self._events and self._events[0][0] <= self.clock.now():
-            _, _, progress = heapq.heappop(self._events)
-            session = progress.session
-            number, context = next(self._numbers), session.number
-            turn = session.turns[progress.turn]
-            verbs: list[Verb] = []
-            if progress.turn == 0:
-                begin = session.number << 12
-                tokens = ints(range(begin, begin + session.prompt))
-                verbs.append(Open(context, tokens.tobytes()))
-            else:
-                call = session.turns[progress.turn - 1]
-                result = (session.number << 12) + 2048 + 32 * progress.turn
-                verbs.append(Append(context, ints([result] * call.returned).tobytes()))
-                progress.paused += self.clock.now() - progress.since
-            goal = Generate(SamplingParams(
-                max_new_tokens=turn.generated, temperature=0.0, ignore_eos=True
-            ))  # fmt: skip
-            arrived = max(session.arrival, 1e-9) if self.arm.line else 0.0
-            last = progress.turn == len(session.turns) - 1
-            verbs.append(Advance(context, number, goal, close=last, arrived=arrived))
-            self._busy[number] = progress
-            refused = self.engine.handle(verbs)
-            if refused:
-                raise RuntimeError(f"the engine refused: {refused}")
-
-    def _take(self, event: object) -> None:
-        now = self.clock.now()
-        if isinstance(event, Tokens):
-            progress = self._busy[event.request]
-            progress.generated += len(event.tokens)
-            progress.first = progress.first or now
-        elif isinstance(event, Done):
-            progress = self._busy.pop(event.request)
-            turn = progress.session.turns[progress.turn]
-            if event.stats.completion_tokens != turn.generated:
-                raise RuntimeError(f"{event.stats.completion_tokens} tokens, not {turn.generated}")
-            if progress.turn == len(progress.session.turns) - 1:
-                progress.ended = now
-                return
-            progress.turn += 1
-            progress.since = now
-            if self.arm.parking != "none":
-                number, tool = progress.session.number, progress.session.workload
-                expected = self.arm.hint * turn.seconds
-                self.engine.handle([Park(number, tool, expected=expected)])
-            heapq.heappush(self._events, (now + turn.seconds, progress.session.number, progress))
-        else:
-            raise RuntimeError(f"the engine failed: {event}")
-
-    def _outcome(self, seconds: float) -> Outcome:
-        ended = [progress for progress in self._all if progress.ended]
-        begun = [progress for progress in self._all if progress.first]
-        latencies = sorted(progress.normalised_ms for progress in ended)
-        worker = self.worker
-        return Outcome(
-            finished=len(ended) / seconds,
-            p50=_quantile(latencies, 0.5),
-            p90=_quantile(latencies, 0.9),
-            ttft=1e3 * statistics.median([p.first - p.session.arrival for p in begun] or [0.0]),
-            computed=worker.computed,
-            recomputed=worker.again,
-            waste=self._lost / max(self._time, 1e-9),
-            stored=worker.stored,
-            loaded=worker.loaded,
-            stall=worker.stall_ms / max(worker.forward_ms, 1e-9),
-            retractions=self.engine.stats.retractions,
-            progress=self._all,
-        )
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return values[int(share * (len(values) - 1))] if values else 0.0
+    def step(self) -> list[Event]:
+        """Run one step, and let the time of its pass go by. Return its events. Raises RuntimeError
+        where the engine is busy and does nothing."""
+        self.worker.ms = 0.0
+        events = self.core.step()
+        self.clock.advance(self.worker.ms / 1e3)
+        self._idle = 0 if self.worker.ms or events else self._idle + 1
+        if self._idle > IDLE:
+            raise RuntimeError("the engine is busy and does nothing")
+        return events

@@ -19,7 +19,7 @@ from benchmark.peers.figures import Middle
 GREY = "#808890"
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)  # ticks of ratios on a logarithmic axis
 MISSING = "×"  # mark in place of a bar that was not measured
-_COLOURS = ("#e0562b", "#3f7fd4", "#1f9e89", "#a86fd1", "#c29a20", "#d4588f", "#7a9a3a", "#8a8f98",
+COLOURS = ("#e0562b", "#3f7fd4", "#1f9e89", "#a86fd1", "#c29a20", "#d4588f", "#7a9a3a", "#8a8f98",
             "#4fb0c6")  # fmt: skip
 Values = Mapping[str, Sequence[Middle | None]]
 
@@ -93,9 +93,9 @@ def _curve(figures: Figures, path: Path) -> str:
         return ""
     panels = (("throughput", "rate", "items a second"), ("latency", "latency", "seconds an item"),
               ("latency", "first_token", "seconds to the first token"))  # fmt: skip
-    canvas, axes = _canvas(1, len(panels), (10, 2.8))
+    canvas, axes = canvas_of(1, len(panels), (10, 2.8))
     for axis, (mode, of, label) in zip(axes[0], panels):
-        for claim, colour in zip(claims, _COLOURS):
+        for claim, colour in zip(claims, COLOURS):
             points = []
             for side in figures.sides(CURVE, claim, mode):
                 value = figures.value(CURVE, claim, mode, side, of)
@@ -110,7 +110,7 @@ def _curve(figures: Figures, path: Path) -> str:
         axis.set_xlabel("hit rate, %")
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
-    _save(canvas, axes[0][0], path)
+    save(canvas, axes[0][0], path)
     return "Throughput, latency and time to the first token by hit rate"
 
 
@@ -144,7 +144,7 @@ def _bars(
     where there is nothing."""
     if not labels or not any(value for values in series.values() for value in values):
         return ""
-    canvas, axes = _canvas(1, 1, (max(7.0, 0.75 * len(labels) + 2), 4.2))
+    canvas, axes = canvas_of(1, 1, (max(7.0, 0.75 * len(labels) + 2), 4.2))
     axis, width = axes[0][0], 0.84 / len(series)
     start = 1.0 if log else 0.0  # a logarithmic axis has no 0 for bars to stand on
     for at, ((name, values), colour) in enumerate(zip(series.items(), _cycle(len(series)))):
@@ -163,7 +163,7 @@ def _bars(
         axis.axhline(1, color=GREY, linewidth=1, linestyle="--", label=base)
     if log:
         _logarithmic(axis)
-    _save(canvas, axis, path)
+    save(canvas, axis, path)
     return label[:1].upper() + label[1:]
 
 
@@ -177,10 +177,10 @@ def _logarithmic(axis: Any) -> None:
 
 
 def _cycle(count: int) -> list[str]:
-    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
+    return [COLOURS[i % len(COLOURS)] for i in range(count)]
 
 
-def _canvas(rows: int, columns: int, size: tuple[float, float]) -> Any:
+def canvas_of(rows: int, columns: int, size: tuple[float, float]) -> Any:
     from matplotlib import pyplot
 
     pyplot.rcParams |= {
@@ -192,7 +192,7 @@ def _canvas(rows: int, columns: int, size: tuple[float, float]) -> Any:
     return pyplot.subplots(rows, columns, figsize=size, squeeze=False)
 
 
-def _save(canvas: Any, legend: Any, path: Path) -> None:
+def save(canvas: Any, legend: Any, path: Path) -> None:
     from matplotlib import pyplot
 
     for axis in canvas.axes:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmark.interception.__main__ import broken, main
+from benchmark.interception.__main__ import main
+from benchmark.interception.claims import judged
+from benchmark.interception.records import MIXED, Record, grouped, read
+from benchmark.interception.session_run import Outcome, Run
 from benchmark.interception.sessions import LONGEST, WORKLOADS, sessions
-from benchmark.interception.virtual_engine import ARMS, Machine, Outcome, Run
+from benchmark.interception.techniques import TECHNIQUES
+from benchmark.interception.virtual_engine import ARMS, EVERY_ARM, STEPS, Machine
 
 SMALL = Machine(capacity=16_000, host=100_000)
 
 
-def outcome(arm: str, seconds: float = 50.0) -> Outcome:
-    return Run(ARMS[arm], SMALL, sessions(3.0, seconds, 0, list(WORKLOADS))).run(seconds)
+def outcome(arm: str, seconds: float = 50.0, lost: float = 0.0) -> Outcome:
+    played = sessions(3.0, seconds, 0, list(WORKLOADS), lost)
+    return Run(EVERY_ARM[arm], SMALL, played).run(seconds)
 
 
 @pytest.mark.slow
@@ -47,7 +54,7 @@ def test_host_memory_finishes_more_and_computes_less() -> None:
 
 
 def test_priced_claims_finish_no_less_and_compute_less() -> None:
-    tiers, priced, kept = outcome("tiers"), outcome("priced"), outcome("preserve")
+    tiers, priced, kept = (outcome(arm, 40.0) for arm in ("tiers", "priced", "preserve"))
     assert priced.finished >= max(tiers.finished, kept.finished)
     assert priced.recomputed < tiers.recomputed
     assert priced.waste < kept.waste
@@ -55,9 +62,9 @@ def test_priced_claims_finish_no_less_and_compute_less() -> None:
 
 
 def test_wrong_hints_do_little_harm() -> None:
-    right = outcome("priced oracle").finished
+    right = outcome("priced oracle", 30.0).finished
     for arm in ("priced", "priced hints / 10", "priced hints x 10"):
-        assert outcome(arm).finished >= 0.9 * right
+        assert outcome(arm, 30.0).finished >= 0.9 * right
 
 
 def test_virtual_time_is_that_of_the_passes() -> None:
@@ -76,15 +83,75 @@ def test_virtual_time_is_that_of_the_passes() -> None:
     assert run.worker.forward_ms >= machine.token_ms * outcome.computed
 
 
-def test_broken_claims_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    zeros = dict.fromkeys(
-        ("p50", "p90", "ttft", "computed", "recomputed", "waste", "stored", "loaded",
-         "retractions"), 0,
-    )  # fmt: skip
-    slow = Outcome(finished=1.0, stall=0.5, **zeros)
-    assert len(broken(6.0, 240.0, {"priced": slow, "discard": slow, "radix": slow})) == 3
-    assert main(["--rates", "1", "--arms", "radix", "--seconds", "3"]) == 0
-    assert "radix" in capsys.readouterr().out
+def test_calls_that_never_return_cost_little() -> None:
+    closed, parked = (outcome(arm, 25.0, lost=0.5) for arm in ("priced closes", "priced"))
+    begun = sum(bool(progress.first) for progress in parked.progress)
+    assert parked.finished * 25 <= 0.7 * begun, "many sessions were lost"
+    assert parked.finished >= 0.9 * closed.finished
+
+
+def test_techniques_give_up_what_they_do_not_keep() -> None:
+    discarded, swapped = outcome("+ chunks", 12.0), outcome("+ swap in budget", 12.0)
+    kept, retained = outcome("+ preserve short", 12.0), outcome("ttl", 12.0)
+    assert not discarded.loaded
+    assert swapped.stored > 0
+    assert swapped.recomputed < discarded.recomputed
+    assert kept.recomputed < swapped.recomputed
+    assert max(swapped.stall, kept.stall) <= 0.02
+    assert retained.waste > outcome("priced", 12.0).waste, "what is retained is withheld"
+
+
+def test_the_breakdown_begins_and_ends_with_arms() -> None:
+    first, *_, last = STEPS
+    assert (first, last) == ("discard", "priced")
+    assert {arm.parking for arm in STEPS.values()} >= set(TECHNIQUES)
+    assert len({repr(arm) for arm in STEPS.values()}) == len(STEPS), "two steps are one arm"
+
+
+def made(arm: str, finished: float, **more: float) -> Record:
+    numbers = dict.fromkeys(("p50", "p90", "ttft", "waste", "stall", "again", "moved"), 0.0)
+    return Record(MIXED, 6.0, arm, 0.0, 0, 240.0, finished, **numbers | more)
+
+
+def test_missed_claims_are_named() -> None:
+    claims = judged(grouped([made("priced", 1.0, stall=0.5), made("radix", 1.0)]))
+    assert [claim.kept for claim in claims] == [False, False]
+    assert "priced against radix: 1.00x (claimed 1.5x)" in claims[0].text
+    assert "copies stall 50.00%" in claims[1].text
+    oracle = [made("priced oracle", 10.0), made("priced hints x 10", 9.4)]
+    claims = judged(grouped([made("priced", 9.4), *oracle]))
+    assert [claim.kept for claim in claims] == [True, False, True]
+    means = judged(grouped([made("priced", 1.0), made("priced", 2.0), made("radix", 1.0)]))
+    assert means[0].kept, "a mean of 1.5 is enough"
+
+
+def test_records_are_measured_kept_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    kept, plot = tmp_path / "runs.jsonl", tmp_path / "arms.svg"
+    short = ["--rates", "1", "--seconds", "3", "--seeds", "2", "--arms", "radix,priced"]
+    assert main([*short, "--json", str(kept), "--workloads", "mixed,qa"]) == 0
+    printed = capsys.readouterr().out
+    assert len(read(kept)) == 8
+    assert main(["--report", str(kept), "--plot", str(plot)]) == 0
+    assert capsys.readouterr().out == printed
+    assert "</svg>" in plot.read_text()
+    assert main(["--report", str(kept), "--breakdown", "--plot", str(plot)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--arms", "nothing"), "'nothing' is not one of discard"),
+        (("--rates", "0"), "0.0 sessions a second; give more than 0"),
+        (("--seeds", "0"), "0 seeds; give at least 1"),
+        (("--lost", "1"), "a share of 1.0; give at least 0 and less than 1"),
+    ],
+)
+def test_bad_options_are_refused(
+    given: tuple[str, str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        main(["--arms", "nothing"])
-    assert "'nothing' is not one of discard" in capsys.readouterr().err
+        main(given)
+    assert told in capsys.readouterr().err
