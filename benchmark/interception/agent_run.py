@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.commands.bench.stats import percentile
 from sglang.srt.core.messages import Advance, Append, Done, Generate, Open, Tokens, Truncate, Verb
+from sglang.srt.interception.gate import ProgramGate
+from sglang.srt.interception.working_set import context_of
 
 from benchmark.interception.agent_load import ALL, AgentTurn, Program
 from benchmark.interception.bounds import PageNumbers, Reading
-from benchmark.interception.gate import ProgramGate
 from benchmark.interception.virtual_engine import TOKEN, Arm, Machine, VirtualEngine
 
 PAGE = 16
@@ -127,7 +128,6 @@ class AgentRun:
         self._readings: list[Reading] = []
         self._finished = self._generated = 0
         self.references: dict[int, int] = {}  # programs alive, by page
-        self.shared = 0  # pages that several programs alive have
         self._token_seconds = 0.0
         first = list(itertools.islice(self._programs, clients)) if clients else list(programs)
         for index, program in enumerate(first):
@@ -190,12 +190,6 @@ class AgentRun:
         if refused:
             raise RuntimeError(f"the engine refused: {refused}")
 
-    def own(self, life: Life) -> int:
-        """Return the tokens of a program's context that no other program alive has."""
-        pages, held = self._pages.of(life.tokens, life.pages[: life.kept // PAGE]), set(life.pages)
-        refer = self.references
-        return PAGE * sum(1 for page in pages if refer.get(page, 0) == (page in held))
-
     def _life(self, moment: float, number: int) -> Life:
         """Return the program whose turn is due, with that turn's prompt."""
         life = self.lives.get(number)
@@ -255,10 +249,8 @@ class AgentRun:
         refer = self.references
         for page in new[common:]:
             refer[page] = refer.get(page, 0) + 1
-            self.shared += refer[page] == 2
         for page in old[common:]:
             refer[page] -= 1
-            self.shared -= refer[page] == 1
             if not refer[page]:
                 del refer[page]
 
@@ -279,35 +271,30 @@ class AgentRun:
 
 
 class GatedRun(AgentRun):
-    """Programs whose turns pass a gate before the engine.
-
-    Args:
-        gate: its room is set here.
-        share: of the KV memory, that the programs inside may have.
-    """
+    """Programs whose turns pass the server's gate before the engine. Its blocks are pages."""
 
     def __init__(
         self, arm: Arm, machine: Machine, programs: Sequence[Program], clients: int,
-        gate: ProgramGate, share: float,
+        gate: ProgramGate,
     ) -> None:  # fmt: skip
         super().__init__(arm, machine, programs, clients)
         self.gate = gate
-        self._room = share * (machine.capacity + (machine.host if arm.host else 0))
 
     def requested(self, life: Life) -> None:
-        size = self.own(life) + life.present.generated
-        if self.gate.request(life.program.number, size, self.clock.now()):
+        context, most = context_of(life.tokens, PAGE), life.present.generated
+        if self.gate.request(life.program.number, context, most, self.clock.now()):
             self.submit(life)
 
     def answered(self, life: Life, last: bool) -> None:
+        number, now = life.program.number, self.clock.now()
+        generated = len(life.tokens) - life.prompt
+        self.gate.answered(number, context_of(life.tokens, PAGE), generated, now)
         if last:
-            self.gate.ended(life.program.number, self.clock.now())
-        else:
-            self.gate.answered(life.program.number, self.own(life), self.clock.now())
+            self.gate.ended(number, now)
 
     def admit(self) -> None:
-        self.gate.room = self._room - PAGE * self.shared
         for number in self.gate.admit(self.clock.now()):
+            assert isinstance(number, int)
             self.submit(self.lives[number])
 
     def held(self) -> bool:

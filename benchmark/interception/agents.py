@@ -1,5 +1,5 @@
-"""Claim: where six times as many programs are alive as the KV memory holds, a gate for programs
-(``benchmark/interception/gate``) answers at least four times as many tokens a second in time as
+"""Claim: where six times as many programs are alive as the KV memory holds, the server's gate for
+programs (``srt/interception/gate``) answers at least four times as many tokens a second in time as
 first come, first served does without one.
 
     python -m benchmark.interception.agents [--loads 0.75,1.5,3,6] [--arms fcfs,fcfs+gate]
@@ -39,6 +39,8 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from sglang.srt.interception.gate import ProgramGate
+
 from benchmark.interception.__main__ import names
 from benchmark.interception.agent_load import (
     BLOCK,
@@ -50,7 +52,6 @@ from benchmark.interception.agent_load import (
 )
 from benchmark.interception.agent_run import PAGE, AgentOutcome, AgentRun, GatedRun
 from benchmark.interception.bounds import belady, infinite
-from benchmark.interception.gate import ProgramGate
 from benchmark.interception.virtual_engine import ARMS, Arm, Machine
 
 HOST = 96_000  # tokens of host memory of arm ``tiers``
@@ -104,8 +105,8 @@ def play(
     """Run one arm."""
     arm = BASES[name.removesuffix(GATE)]
     if name.endswith(GATE):
-        gate = ProgramGate(machine.capacity, QUANTUM, HALF_LIFE)
-        return GatedRun(arm, machine, programs, clients, gate, SHARE).run(seconds)
+        gate = ProgramGate(SHARE * memory(name, machine), QUANTUM, HALF_LIFE, PAGE)
+        return GatedRun(arm, machine, programs, clients, gate).run(seconds)
     return AgentRun(arm, machine, programs, clients).run(seconds)
 
 
