@@ -1,7 +1,8 @@
-"""Parked contexts outlive the engine: the server has their tokens."""
+"""Parked contexts outlive the engine, behind a gate for programs: the server has their tokens."""
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ def generate(http: Client, **body: Any) -> Any:
 
 def test_all_parked_contexts_resume_with_another_engine(tmp_path: Path) -> None:
     texts = [f"the {i} lazy dogs" for i in range(PARKED)]
-    flags = [*toy_model(tmp_path), "--max-total-tokens", "8192"]
+    flags = [*toy_model(tmp_path), "--max-total-tokens", "8192", "--program-gate", "0.9"]
     with launched(flags) as server, client_of(server) as http:
         whole = generate(http, text=texts, sampling_params=sampling(12))
         first = [generate(http, text=text, sampling_params=sampling(6), park={"tool": "t"})
@@ -44,6 +45,9 @@ def test_all_parked_contexts_resume_with_another_engine(tmp_path: Path) -> None:
             found = generate(http, resume=handle_of(before))
             assert before["output_ids"] + found["output_ids"] == all_of_it["output_ids"], text
         assert http.idle()["contexts"] == 0
+        entered = re.search(r"sglang:programs_entered_total\{.*\} (\S+)", http.get("/metrics").text)
+        assert entered is not None
+        assert float(entered[1]) >= 2 * PARKED, "the texts, and all that parked"
 
 
 def handle_of(found: Any) -> str:

@@ -24,6 +24,7 @@ from sglang.srt.config.sections import (
     MemoryConfig,
     ModelConfig,
     OperationsConfig,
+    ProgramGateConfig,
     ScheduleConfig,
     ServerConfig,
     SpeculationConfig,
@@ -47,6 +48,7 @@ __all__ = [
     "ModelConfig",
     "OperationsConfig",
     "ParallelConfig",
+    "ProgramGateConfig",
     "ScheduleConfig",
     "ServerConfig",
     "SpeculationConfig",
@@ -91,6 +93,7 @@ class Config:
     edge: EdgeConfig = field(default_factory=EdgeConfig)
     operations: OperationsConfig = field(default_factory=OperationsConfig)
     toolbox: ToolboxConfig = field(default_factory=ToolboxConfig)
+    programs: ProgramGateConfig = field(default_factory=ProgramGateConfig)
 
     @staticmethod
     def of(**settings: Any) -> Config:
@@ -194,6 +197,7 @@ class Config:
         self.speculation.verify()
         self.media.verify()
         self.toolbox.verify()
+        self.programs.verify()
         self.lora.verify()
 
     def public(self) -> Mapping[str, Any]:

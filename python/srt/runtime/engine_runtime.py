@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from sglang.srt.config import Config
@@ -34,6 +35,7 @@ from sglang.srt.runtime.fair_queue import FairQueue, TurnAborted
 from sglang.srt.runtime.loaded_adapters import LoadedAdapters
 from sglang.srt.runtime.parking.parked_store import ParkedStore, ParkingScope
 from sglang.srt.runtime.parking.resumable import Handles
+from sglang.srt.runtime.program_gate import program_turns
 from sglang.srt.runtime.sessions import Sessions
 from sglang.srt.runtime.tenants import Tenants
 from sglang.srt.runtime.vision_setup import viewer_of, written
@@ -70,6 +72,7 @@ class EngineRuntime:
         tool_format: how the model writes calls. thought_marks: what its thoughts stand between.
         viewer: reads images and videos; None for a model without a vision tower.
         queue: requests of several tenants that wait for their turn.
+        programs: turns of programs that wait at the gate; None where there is none.
         parked: contexts that wait for a tool. handles: those that programs know by name.
     """
 
@@ -97,7 +100,10 @@ class EngineRuntime:
         self.viewer = viewer_of(config, self.info)
         self.sessions = Sessions(self.abort, self.tokenizer.before)
         server, table = config.server, self.tokenizer.token_bytes
-        self.parked = ParkedStore(completion, server.max_parked_per_key, server.max_parked_bytes)
+        self.programs = program_turns(config.programs, self.info)
+        self.parked = ParkedStore(
+            completion, server.max_parked_per_key, server.max_parked_bytes, watcher=self.programs
+        )
         self.handles = Handles(
             self.parked, server.max_parked_bytes, table, self.info.context_length
         )
@@ -169,6 +175,8 @@ class EngineRuntime:
         """End requests named ``rid`` (None: all) of ``owner`` (None: of all) with reason "abort",
         those that wait for their turn too, and close what they have parked; return how many."""
         ended = self.queue.abort(rid, owner) + self.completion.abort(rid, owner)
+        if self.programs is not None:
+            ended += self.programs.abort(rid, owner)
         return ended + self.parked.close(rid, owner)
 
     async def unload_adapter(self, name: str) -> None:
@@ -207,6 +215,8 @@ class EngineRuntime:
                 "n",
             )
         pending = self.completion.pending
+        if self.programs is not None:
+            pending += self.programs.waiting
         if not self._takes_turns:
             if pending + count > limit:
                 raise _full(f"{pending} requests are running or waiting and {limit} may")
@@ -221,6 +231,8 @@ class EngineRuntime:
     def restarted(self) -> None:
         """Go on with another engine, the last one being lost."""
         self.adapters.restore()
+        if self.programs is not None:
+            self.programs.lost()
 
     # -- prompts --------------------------------------------------------------------------------
 
@@ -277,7 +289,7 @@ class EngineRuntime:
     ) -> AsyncGenerator[tuple[int, Output], None]:
         observer, charge, counted = self.observer, caller.charge, dict[int, int]()
         with nullcontext() if observer is None else observer.watch(request) as follower:
-            async with aclosing(self._in_turn(request, caller)) as outputs:
+            async with aclosing(self._gated(request, caller)) as outputs:
                 async for output in outputs:
                     if follower is not None:
                         follower.update(output)
@@ -288,10 +300,17 @@ class EngineRuntime:
                         explained.note(index, request, output)
                     yield index, output
 
+    def _gated(self, request: CompletionRequest, caller: Caller) -> AsyncGenerator[Output, None]:
+        """``_in_turn``, when the gate lets the request's program go on."""
+        if self.programs is None:
+            return self._in_turn(request, caller)
+        run = partial(self._in_turn, request, caller)
+        return _ending(self.programs.follow(request, run), request)
+
     def _in_turn(self, request: CompletionRequest, caller: Caller) -> AsyncGenerator[Output, None]:
         """``Completer.run``, when the caller's turn has come."""
         if self._takes_turns:
-            return self._in_a_turn(request, caller)
+            return _ending(self._in_a_turn(request, caller), request)
         if caller.charge is not None:
             caller.charge(len(request.prompt))
         self._go_on(request)
@@ -306,21 +325,15 @@ class EngineRuntime:
         self, request: CompletionRequest, caller: Caller
     ) -> AsyncGenerator[Output, None]:
         """The same where other tenants wait for theirs."""
-        count = request.sampling.n
-        try:
-            async with (
-                self.queue.turn(caller.tenant, count, request.rid),
-                aclosing(self.completion.run(request)) as outputs,
-            ):
-                if caller.charge is not None:
-                    caller.charge(len(request.prompt))
-                self._go_on(request)
-                async for output in outputs:
-                    yield output
-        except TurnAborted:
-            for index in range(count):
-                stats = RequestStats(prompt_tokens=len(request.prompt))
-                yield Output(index, stats, finish=Finish("abort"))
+        async with (
+            self.queue.turn(caller.tenant, request.sampling.n, request.rid),
+            aclosing(self.completion.run(request)) as outputs,
+        ):
+            if caller.charge is not None:
+                caller.charge(len(request.prompt))
+            self._go_on(request)
+            async for output in outputs:
+                yield output
 
     async def _read_in_turns(
         self, requests: Sequence[CompletionRequest], goal: Embed | Distribution
@@ -338,6 +351,20 @@ class EngineRuntime:
         except TurnAborted as error:
             raise RequestError("The request was aborted.", "rid") from error
         return [found[index] for index in range(len(requests))]
+
+
+async def _ending(
+    outputs: AsyncGenerator[Output, None], request: CompletionRequest
+) -> AsyncGenerator[Output, None]:
+    """The same outputs; where the request was aborted before its turn came, those of the abort."""
+    try:
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
+    except TurnAborted:
+        for index in range(request.sampling.n):
+            stats = RequestStats(prompt_tokens=len(request.prompt))
+            yield Output(index, stats, finish=Finish("abort"))
 
 
 def model_name_of(config: Config) -> str:

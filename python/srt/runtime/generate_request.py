@@ -162,9 +162,9 @@ class GenerateCall(msgspec.Struct):
                 "session_params",
             )
         turn = self.runtime.sessions.begin(params, request.rid, request.prompt, self.caller.tenant)
-        follow = partial(self.runtime.sessions.follow, turn)
+        follow, session = partial(self.runtime.sessions.follow, turn), f"session {params.id}"
         return msgspec.structs.replace(
-            self, requests=[replace(request, prompt=turn.prompt)], turn=follow
+            self, requests=[replace(request, prompt=turn.prompt, program=session)], turn=follow
         )
 
     def run(self) -> AsyncGenerator[tuple[int, Output], None]:

@@ -54,6 +54,7 @@ RULES = {
     "srt.requests.replies": "sglang.ir",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
     "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.requests msgspec",
+    "srt.runtime.program_gate": "srt.core srt.config srt.requests srt.interception srt.engine.info",
     "srt.runtime.vision_setup": "srt.config srt.files srt.media srt.tokenizer srt.requests"
     " srt.engine.info",
     "srt.runtime.supervisor": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine"

@@ -81,6 +81,7 @@ class CompletionRequest:
         adapter: name of the one to be used, "" for none.
         interval: tokens that an output grows by at once, behind the first.
         resumed: the parked context that it goes on with; None for a new beginning.
+        program: name of the program whose turn it is; "": what it goes on with says it.
     """
 
     prompt: Ints
@@ -96,6 +97,7 @@ class CompletionRequest:
     adapter: str = ""
     interval: int = 1
     resumed: Resumption | None = None
+    program: str = ""
 
     def unread(self) -> CompletionRequest:
         """The same request for a caller that reads finished outputs alone: neither process need

@@ -116,7 +116,18 @@ class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
-def _later(seconds: float, call: Callable[[], None]) -> Timer:
+class ParkedWatcher(Protocol):
+    """Learns what becomes of parked contexts."""
+
+    def parked(self, context: ParkedContext) -> None:
+        """A context was parked."""
+
+    def removed(self, context: ParkedContext) -> None:
+        """A context is gone."""
+
+
+def later(seconds: float, call: Callable[[], None]) -> Timer:
+    """Run a call on the event loop after so many seconds."""
     return asyncio.get_running_loop().call_later(seconds, call)
 
 
@@ -127,6 +138,7 @@ class ParkedStore:
         most, most_bytes: contexts of one tenant, and bytes; 0: none is parked.
         clock: of arrivals and deadlines.
         later: runs a call after so many seconds.
+        watcher: None where nothing need learn of the contexts.
 
     Attributes:
         resumed: requests that have gone on with a parked context. expired: contexts that were
@@ -139,10 +151,11 @@ class ParkedStore:
         most: int,
         most_bytes: int,
         clock: Clock = SYSTEM_CLOCK,
-        later: Callable[[float, Callable[[], None]], Timer] = _later,
+        later: Callable[[float, Callable[[], None]], Timer] = later,
+        watcher: ParkedWatcher | None = None,
     ) -> None:
         self._completion, self._most, self._most_bytes = completion, most, most_bytes
-        self._clock, self._later = clock, later
+        self._clock, self._later, self._watcher = clock, later, watcher
         self._tenants: dict[str, TenantContexts] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # with number and tenant
         self._timer: Timer | None = None
@@ -194,6 +207,8 @@ class ParkedStore:
         owned.texts.setdefault(scope, TextIndex()).add(text, context)
         self.hold(context)
         self._expect(expires, number, scope.tenant)
+        if self._watcher is not None:
+            self._watcher.parked(context)
         return context
 
     def hold(self, context: ParkedContext) -> None:
@@ -311,6 +326,8 @@ class ParkedStore:
         if context.held is not None:
             context.held.close()
         self._forget(tenant)
+        if self._watcher is not None:
+            self._watcher.removed(context)
 
     def _forget(self, tenant: str) -> None:
         """Drop the books of a tenant that has nothing any more."""

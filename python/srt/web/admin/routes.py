@@ -87,7 +87,10 @@ async def metrics(state: ServerState, request: Request) -> Response:
         state.metrics.engine.read({})
     except RequestError as error:
         log.warning("metrics: %s", error.message)
-    state.metrics.set_parked(state.runtime.parked.counts())
+    programs = state.runtime.programs
+    state.metrics.set_counts(
+        state.runtime.parked.counts(), {} if programs is None else programs.counts()
+    )
     return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -32,6 +32,38 @@ _PARKED = {
     "expired": ("expired_contexts_total", "parked contexts closed at their deadline"),
 }
 
+# The same of the gate for programs, by the name in ``ProgramTurns.counts``.
+_PROGRAMS = {
+    "inside": ("num_programs_inside", "programs that the gate lets run"),
+    "waiting": ("num_programs_waiting", "turns that wait at the gate"),
+    "working_set": ("program_working_set_tokens", "KV tokens of the programs inside, weighted"),
+    "entered": ("programs_entered_total", "programs that the gate has admitted"),
+    "put_out": ("programs_put_out_total", "programs that left after their quantum"),
+    "turns": ("program_turns_total", "turns that have passed the gate"),
+    "seconds": ("program_gate_seconds_total", "seconds that they waited there"),
+}
+
+
+class ReadCounts:
+    """Gauges and counters whose values are kept elsewhere; a counter's name ends with _total."""
+
+    def __init__(self, families: MetricFamilies, names: Mapping[str, tuple[str, str]]) -> None:
+        self._metrics = {
+            key: families.single(Counter if own[0].endswith("_total") else Gauge, *own)
+            for key, own in names.items()
+        }
+        self._counted = dict.fromkeys(names, 0.0)
+
+    def set(self, counts: Mapping[str, float]) -> None:
+        """Take the values; those that are missing stay."""
+        for key, value in counts.items():
+            metric = self._metrics[key]
+            if isinstance(metric, Gauge):
+                metric.set(value)
+            else:
+                metric.inc(value - self._counted[key])
+                self._counted[key] = value
+
 
 class Metrics:
     """Metrics of one server. Counters grow with the requests.
@@ -74,11 +106,8 @@ class Metrics:
         self._tool_calls = family(Counter, "tool_calls_total", "calls of the toolbox", "tool")
         self._tool_failures = family(Counter, "tool_failures_total", "those that failed", "tool")
         self._tool_seconds = family(Counter, "tool_seconds_total", "seconds of them", "tool")
-        self._parked = {
-            key: one(Counter if names[0].endswith("_total") else Gauge, *names)
-            for key, names in _PARKED.items()
-        }
-        self._parked_counted = dict.fromkeys(_PARKED, 0)
+        self._parked = ReadCounts(families, _PARKED)
+        self._programs = ReadCounts(families, _PROGRAMS)
 
     @contextmanager
     def watch(self, request: CompletionRequest) -> Iterator[RequestWatch]:
@@ -148,14 +177,11 @@ class Metrics:
         if tenant := CALLER.get().tenant:
             self._tokens.labels(self._model, tenant).inc(tokens)
 
-    def set_parked(self, counts: Mapping[str, int]) -> None:
-        """Take the counts of parked contexts, which outlive the engine."""
-        for key, metric in self._parked.items():
-            if isinstance(metric, Gauge):
-                metric.set(counts[key])
-            else:
-                metric.inc(counts[key] - self._parked_counted[key])
-                self._parked_counted[key] = counts[key]
+    def set_counts(self, parked: Mapping[str, float], programs: Mapping[str, float]) -> None:
+        """Take the counts of parked contexts, and those of the gate, {} where there is none. Both
+        outlive the engine."""
+        self._parked.set(parked)
+        self._programs.set(programs)
 
     def render(self) -> bytes:
         """Prometheus text format."""
