@@ -31,6 +31,7 @@ from sglang.srt.core.batch import Batch
 from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.version import __version__
 from sglang.srt.core.workers import Mask
+from sglang.srt.ranks.batch_frames import batch_of
 from sglang.srt.ranks.layout import RankLayout, stage_layers
 from sglang.srt.ranks.links import InLink, OutLink, finish_sending, reached_as
 from sglang.srt.ranks.rank_messages import (
@@ -198,7 +199,7 @@ class Rank:
         while True:
             message = self.link.next()
             if isinstance(message, PassPlan):
-                self._compute(message.batch)
+                self._compute(batch_of(message.columns))
             elif isinstance(message, LoadOnRank):
                 self.link.send(self._load_adapter(message))
             elif isinstance(message, UnloadOnRank):

@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import msgspec
-from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.batch import StepResult
 from sglang.srt.core.ints import Ints, from_wire, to_wire
 from sglang.srt.core.workers import Mask
+from sglang.srt.ranks.batch_frames import BatchColumns
 
 
 class _RankFrame(msgspec.Struct, frozen=True, tag=True):
@@ -70,7 +71,7 @@ class Ready(_RankFrame, frozen=True, tag=True):
 class PassPlan(_RankFrame, frozen=True, tag=True):
     """A batch to compute."""
 
-    batch: Batch
+    columns: BatchColumns
 
 
 class PlanMasks(_RankFrame, frozen=True, tag=True):

@@ -15,6 +15,7 @@ from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.core.disk_jobs import Disk
 from sglang.srt.core.workers import NO_MASKS, Masks
+from sglang.srt.ranks.batch_frames import columns_of
 from sglang.srt.ranks.rank_group import RankGroup, check_equal
 from sglang.srt.ranks.rank_messages import (
     Hello,
@@ -42,7 +43,6 @@ class Ranks:
 
     Attributes:
         facts: of the rank that samples (``ModelWorker.info``).
-        frames, frame_bytes: batches sent, and bytes of one frame each.
     """
 
     disk: Disk | None = None
@@ -59,7 +59,6 @@ class Ranks:
         self.depth = TENSOR_DEPTH if stages == 1 else stages + 1
         self.group = group = RankGroup(config, directory)
         self.facts: dict[str, Any] = {}
-        self.frames = 0
         self._results: queue.SimpleQueue[Outcome | PassFailed | DeviceLost] = queue.SimpleQueue()
         self._adapters: queue.SimpleQueue[LoadedOnRank | DeviceLost] = queue.SimpleQueue()
         self._loading = threading.Lock()
@@ -138,8 +137,7 @@ class Ranks:
 
     def submit(self, batch: Batch, masks: Masks = NO_MASKS) -> None:
         group = self.group
-        group.send_all(PassPlan(group.epoch, batch))
-        self.frames += 1
+        group.send_all(PassPlan(group.epoch, columns_of(batch)))
         made = list(masks.make())
         if made:
             group.send(group.layout.sampling, PlanMasks(group.epoch, batch.id, made))

@@ -42,8 +42,8 @@ RULES = {
     " srt.files srt.media.processor_settings srt.media.tiles safetensors tqdm",
     "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models srt.files"
     " sglang.ir psutil",
-    "srt.ranks": "srt.core srt.config torch numpy sgl_kernel srt.parallel srt.attention srt.worker"
-    " srt.files msgspec zmq",
+    "srt.ranks": "sglang.ir srt.core srt.config torch numpy sgl_kernel srt.parallel srt.attention"
+    " srt.worker srt.files msgspec zmq",
     "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.disk srt.interception"
     " srt.grammar msgspec zmq",
     "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer msgspec zmq",

@@ -157,6 +157,15 @@ def test_memory_that_is_not_there_is_said(copy: Path) -> None:
 
 
 @NEEDS_MODEL
+def test_ranks_that_cannot_be_are_said(copy: Path) -> None:
+    good = of(copy, tp_size=2, pp_size=2, device="cpu")["ranks"]
+    assert good.state == OK
+    assert "2 stages of 2 ranks, 4 on this machine" in good.found
+    assert "which 3 tensor-parallel ranks" in of(copy, tp_size=3, device="cpu")["ranks"].found
+    assert "--pp-size is 9 and the model has" in of(copy, pp_size=9, device="cpu")["ranks"].found
+
+
+@NEEDS_MODEL
 def test_a_tokenizer_of_another_model_is_said(copy: Path, tmp_path: Path) -> None:
     small = byte_level(tmp_path / "small")
     assert of(copy, tokenizer_path=str(small))["tokenizer"].state == OK
