@@ -15,7 +15,6 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 ARRANGEMENTS = {
     "tp 2": {"tp_size": 2},
-    "tp 4": {"tp_size": 4},  # there are 2 key heads
     "pp 2, tp 2": {"pp_size": 2, "tp_size": 2, "assigned_layers": "3,1"},
     "pp 4": {"pp_size": 4},
 }
