@@ -189,14 +189,14 @@ def balance(load: EngineLoad) -> Grant:
     share of the sum.
     """
     cost, limits = load.cost, load.limits
-    if cost is None:
+    if cost is None or not cost.token:
         return throttle(load)
-    share = cost.token * load.decoding + cost.context * load.decoding_tokens
-    share, taken, count = share / load.stages * (1 - 1e-9), 0.0, 0
+    each = cost.context / cost.token  # a token of a context, in new tokens
+    share, taken, count = (load.decoding + each * load.decoding_tokens) / load.stages, 0.0, 0
     for item in load.ready:
-        if taken >= share and count:
+        if taken >= share * (1 - 1e-9):
             break
-        taken += cost.token + cost.context * item.tokens
+        taken += 1 + each * item.tokens
         count += 1
     if load.free < limits.threshold:
         return Grant(PrefillBudget(0), count)

@@ -9,13 +9,15 @@ term as what its token counts leave out.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sglang.srt.core.batch import Batch
 
-FORGET = 0.99  # weight of all passes before, at each pass
+KEPT = 8  # passes of each size that are remembered; sizes double
+EVERY = 8  # passes between two fits
 NEAR = 1.15  # a pass that takes less than this times the floor is bound by the weights
 WARM = 8  # passes before a prediction is used
 _SCALES = (1.0, 100.0, 1e4, 1e6)  # usual sizes of 1, n, Σ(L + x), Σ(2 L x + x²)
@@ -42,10 +44,10 @@ class PassWork(NamedTuple):
 
 @dataclass(slots=True)
 class StageCost:
-    """Milliseconds of one stage, fitted with a memory of some hundred passes.
+    """Milliseconds of one stage, fitted to the last passes of every size.
 
-    Passes near the floor say what the floor is; the others are fitted by least squares, in which no
-    coefficient is below 0.
+    The smallest passes say what the floor is. Those above it are fitted by least squares of the
+    relative errors, in which no coefficient is below 0.
 
     Attributes:
         passes: number of measured passes.
@@ -61,7 +63,7 @@ class StageCost:
     passes: int = 0
     usual: float = 0.0
     error: float = 0.0
-    _squares: list[list[float]] = field(default_factory=lambda: [[0.0] * 5 for _ in range(4)])
+    _last: dict[int, deque[tuple[PassWork, float]]] = field(default_factory=dict)  # by log2(n)
 
     @property
     def knee(self) -> float:
@@ -93,29 +95,37 @@ class StageCost:
             self.error += 0.05 * (abs(self.at(work) - ms) / ms - self.error)
         self.passes += 1
         self.usual += max(0.05, 1 / self.passes) * (ms - self.usual)
-        dense = ms - self.context * work.context - self.attention * work.attention
-        if self.passes == 1:
-            self.floor = ms
-        if dense < self.floor:
-            self.floor += 0.3 * (max(dense, 0.0) - self.floor)
-        elif dense < NEAR * self.floor:
-            self.floor += 0.05 * (dense - self.floor)
-            if not self._squares[0][0]:  # no pass has shown the cost of a token: this is a bound
-                self.token = min(self.token or math.inf, self.floor / work.tokens)
-        if dense >= NEAR * self.floor:
-            self.floor *= 1.001
-            self._fit(work, ms)
+        self._last.setdefault(work.tokens.bit_length(), deque(maxlen=KEPT)).append((work, ms))
+        if self.passes % EVERY == 0 or self.passes == WARM:
+            for _ in range(2):  # the second time with what a context costs
+                self._fit()
 
-    def _fit(self, work: PassWork, ms: float) -> None:
-        x = [value / scale for value, scale in zip((1, *work), _SCALES)]
-        for row, value in zip(self._squares, x):
-            for k in range(4):
-                row[k] = FORGET * row[k] + value * x[k]
-            row[4] = FORGET * row[4] + value * ms
-        found = least_squares(self._squares)
-        self.base, self.token, self.context, self.attention = (
-            value / scale for value, scale in zip(found, _SCALES)
-        )
+    def _fit(self) -> None:
+        points = [
+            (work, ms, ms - self.context * work.context - self.attention * work.attention)
+            for last in self._last.values()
+            for work, ms in last
+        ]
+        smallest = len(self._last[min(self._last)])
+        low = sorted(dense for _, _, dense in sorted(points, key=_tokens)[:smallest])
+        self.floor = max(low[len(low) // 2], 0.0)
+        squares = [[0.0] * 5 for _ in range(4)]
+        for work, ms, dense in points:
+            if dense > NEAR * self.floor:
+                x = [value / scale / ms for value, scale in zip((1, *work), _SCALES)]
+                for row, value in zip(squares, x):
+                    for k in range(4):
+                        row[k] += value * x[k]
+                    row[4] += value
+        found = [value / scale for value, scale in zip(least_squares(squares), _SCALES)]
+        if found[1]:
+            self.base, self.token, self.context, self.attention = found
+        else:  # passes at the floor alone: the cost of a token is at most this
+            self.token = self.floor / max(work.tokens for work, _, _ in points)
+
+
+def _tokens(point: tuple[PassWork, float, float]) -> int:
+    return point[0].tokens
 
 
 def least_squares(squares: Sequence[Sequence[float]]) -> list[float]:
