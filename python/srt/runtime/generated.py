@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from sglang.srt.core.ints import ints
 from sglang.srt.core.request_stats import Count, RequestCounts
 from sglang.srt.requests.completion.completion_request import CompletionRequest, Logprobs
-from sglang.srt.requests.completion.output import Output, PromptLogprobs
+from sglang.srt.requests.completion.output import HintAnswer, Output, PromptLogprobs
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ class CompletionMeta(RequestCounts, kw_only=True, omit_defaults=False):
     choice_logprobs: Maybe[list[float]] = UNSET
     spans: Maybe[Spans] = UNSET
     hidden_states: Maybe[list[Any]] = UNSET
+    kv_hints: Maybe[list[HintAnswer]] = UNSET
 
 
 class Generated(msgspec.Struct):

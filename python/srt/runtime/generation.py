@@ -167,6 +167,8 @@ def _show(
     meta.completion_tokens = output.completion_tokens  # the engine's count comes at the end
     if output.choice_logprobs:
         meta.choice_logprobs = output.choice_logprobs
+    if output.hints:
+        meta.kv_hints = output.hints
     if received is not None and finish is not None:
         meta.spans = _spans(output, received)
     return Generated(output.text[chars:] if chars else output.text, output.tokens[tokens:], meta)

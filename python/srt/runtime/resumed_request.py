@@ -31,11 +31,14 @@ from sglang.srt.runtime.generate_request import (
 )
 from sglang.srt.runtime.generate_request import read_call as read_new
 from sglang.srt.runtime.matched_prompt import framed_text
+from sglang.srt.runtime.parking.kv_hints import HintedTurn, KvHints
 from sglang.srt.runtime.parking.resumable import (
     Handle,
+    Outputs,
     ParkedTurn,
     ParkOptions,
     PausedGeneration,
+    Run,
     SharedWork,
 )
 from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
@@ -56,6 +59,8 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
     if body.park is not None:
         names = {name: f"park.{name}" for name in ParkOptions.__struct_fields__}
         verify_fields(body.park, names)
+    if body.kv_hints is not None:
+        body.kv_hints.verify()
     if body.resume is not None:
         return await _read_resumed(runtime, body, body.resume, caller)
     if body.idempotency_key is not None:
@@ -65,7 +70,48 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
     if body.park is not None and body.session_params is not None:
         raise _refused("session_params")  # before its session has the request
     call = await read_new(runtime, body, caller)
-    return call if body.park is None else _parked(call, body, body.park)
+    call = call if body.park is None else _parked(call, body, body.park)
+    return call if body.kv_hints is None else _hinted(call, body, body.kv_hints)
+
+
+def _hinted(call: GenerateCall, body: GenerateRequest, hints: KvHints) -> GenerateCall:
+    """A call whose hints are answered at its end. Raises RequestError for several texts."""
+    if not call.single:
+        raise RequestError(
+            "kv_hints is given with several prompts, or n above 1; give it with one prompt.",
+            "kv_hints",
+            "unsupported",
+        )
+    request = call.requests[0]
+    if call.turn is not None:
+        refusal = "park, resume and session_params keep the context themselves"
+    elif request.media or request.segments or call.states[0]:
+        refusal = "contexts with parts, images, videos or hidden states are not kept"
+    elif request.sampling.max_new_tokens == 0:
+        refusal = "a request that generates nothing is not kept"
+    else:
+        refusal = ""
+    runtime = call.runtime
+    scope = runtime.scope(call.caller, request.namespace, request.adapter)
+    text = ContextText() if refusal else _text_of(runtime, body, request)
+    table = runtime.tokenizer.token_bytes
+    turn = HintedTurn(runtime.parked, table, request, scope, hints, text, refusal)
+    before = call.turn
+
+    def follow(run: Run) -> Outputs:
+        return turn.follow(run if before is None else partial(before, run))
+
+    return msgspec.structs.replace(call, turn=follow)
+
+
+def _text_of(
+    runtime: EngineRuntime, body: GenerateRequest, request: CompletionRequest
+) -> ContextText:
+    """The text of a prompt of one text or of ids."""
+    if isinstance(body.text, str):
+        framed = framed_text(runtime.tokenizer, body.text)
+        return ContextText(framed.encode("utf-8", "surrogatepass"))
+    return ContextText(bytes_of(runtime.tokenizer.token_bytes, request.prompt))
 
 
 def _parked(call: GenerateCall, body: GenerateRequest, options: ParkOptions) -> GenerateCall:
@@ -74,17 +120,12 @@ def _parked(call: GenerateCall, body: GenerateRequest, options: ParkOptions) -> 
     if others or not call.single:
         raise _refused("several prompts, or n above 1")
     _verify_parkable(request, call.states[0])
-    text = (
-        framed_text(runtime.tokenizer, body.text).encode("utf-8", "surrogatepass")
-        if isinstance(body.text, str)
-        else bytes_of(runtime.tokenizer.token_bytes, request.prompt)
-    )
     resumed, settings = request.resumed, body.sampling_params or {}
     generation = PausedGeneration(
         settings[0] if isinstance(settings, list) else settings,
         len(request.prompt),
         runtime.parked.now() if resumed is None else resumed.arrived,
-        ContextText(text),
+        _text_of(runtime, body, request),
     )
     scope = runtime.scope(call.caller, request.namespace, request.adapter)
     turn = ParkedTurn(runtime.handles, request, scope, generation, options)
@@ -126,7 +167,8 @@ async def _read_resumed(
         runtime, caller, [], True, bool(body.return_text_in_logprobs), received, [False]
     )
     if work is not None:
-        return msgspec.structs.replace(call, requests=[work.request], turn=work.follow)
+        call = msgspec.structs.replace(call, requests=[work.request], turn=work.follow)
+        return call if body.kv_hints is None else _hinted(call, body, body.kv_hints)
     turn = _turn(runtime, body, handle, behind, caller)
     turn.begin()
     request, follow = turn.request, turn.follow
@@ -136,7 +178,8 @@ async def _read_resumed(
         handle.key, handle.body = key, digest
         handle.work = SharedWork(request, turn.follow(run), caller.slot)
         follow = handle.work.follow
-    return msgspec.structs.replace(call, requests=[request], turn=follow)
+    call = msgspec.structs.replace(call, requests=[request], turn=follow)
+    return call if body.kv_hints is None else _hinted(call, body, body.kv_hints)
 
 
 def _turn(

@@ -22,6 +22,21 @@ class Finish:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class HintAnswer:
+    """Answer to one action of ``kv_hints``.
+
+    Attributes:
+        action_id: the action's name.
+        outcome: "accepted", "clipped", "deferred" or "rejected".
+        reason: of an outcome that is not "accepted".
+    """
+
+    action_id: str
+    outcome: str
+    reason: str = ""
+
+
 @dataclass(slots=True)
 class PromptLogprobs:
     """Log-probabilities of the prompt's tokens from ``start`` on; None where nothing precedes."""
@@ -59,6 +74,7 @@ class Output:
         finish: None while running.
         started: time.monotonic() of submission; seconds: from there to the last update.
         resume: handle of its context, where that was parked at its end.
+        hints: answers to the request's ``kv_hints``.
     """
 
     index: int
@@ -75,6 +91,7 @@ class Output:
     started: float = 0.0
     seconds: float = 0.0
     resume: str = ""
+    hints: list[HintAnswer] = field(default_factory=list)
 
     @property
     def completion_tokens(self) -> int:
