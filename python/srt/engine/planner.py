@@ -16,7 +16,7 @@ their own request and no other. The chunks of one prompt still follow each other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from operator import itemgetter
 
@@ -40,7 +40,7 @@ from sglang.srt.interception.parked import Parked
 from sglang.srt.memory.store import Match, Store
 from sglang.srt.schedule.costs import Costs
 from sglang.srt.schedule.prefill_budget import PrefillBudget
-from sglang.srt.schedule.scheduler import AGING, Reserve, plan
+from sglang.srt.schedule.scheduler import AGING, Reserve, pages, plan
 from sglang.srt.schedule.scheduler_view import Item, View
 from sglang.srt.schedule.transfer import TransferBudget
 
@@ -182,6 +182,8 @@ class Planner:
             budget, saved = self._apply(self._ordered(decision.rows, planned), planned, budget)
             if not (decision.retract or saved):
                 break
+        if self._transfer is not None:
+            self._load_idle(planned)
         if self.spill is not None and not (self.running or self.waiting or planned.parts):
             self.spill.save(self.movable // self.info.page_size)
         planned.batch.moves = self.store.moves(planned.batch.id)
@@ -290,8 +292,10 @@ class Planner:
         """
         saved = 0
         if self._transfer is None and self.store.host is not None:
-            tokens = sum(count for _, count in decided)
-            self._transfer = TransferBudget(self.costs, tokens, self.info.page_size, self.movable)
+            counts = [count for _, count in decided]
+            self._transfer = TransferBudget(
+                self.costs, sum(counts), self.info.page_size, self.movable, counts.count(1)
+            )
             self.store.transfer = self._transfer
         if decided and self.parked and not self._acted:
             self._act(decided)
@@ -299,7 +303,7 @@ class Planner:
         for number, count in decided:
             request = self.running.get(number)
             if request is None:
-                request = self._admit(self.waiting[number], planned)
+                request = self._admit(self.waiting[number], count, planned)
                 context = request.context
                 count = count or 1  # all of it was cached, until a parked context's KV was evicted
             else:
@@ -309,15 +313,15 @@ class Planner:
                     saved += gained
                     count -= gained
                     if self.store.host is not None:
-                        count -= self._load_instead(request, count, planned)
+                        most = count + self._unowed(decided)
+                        self._found(request, self._load(request, count, planned, most))
             work = len(context.tokens) - context.saved
             if count > work:
                 saved += count - work
                 count = work
             if work == 0:
                 self.filled.append(request)
-            on = number in planned.loaded and self.store.more(context, request.match_limit)
-            if count == 0 or on:
+            if count == 0 or (number in planned.loaded and self._awaits_copies(request)):
                 continue
             if context.namespace.adapter and not self._adapts(planned, context):
                 continue
@@ -420,18 +424,14 @@ class Planner:
         the plan counts on."""
         if not drafts:
             return []
-        owed = sum(
-            len(self.waiting[number].context.tokens) if number in self.waiting else count
-            for number, count in decided
-        )
-        if self.store.available < owed + len(drafts):  # pages against tokens
+        if self.store.available < sum(self._owed(decided)) + len(drafts):  # pages against tokens
             return []
         self.store.append(request.context, ints(drafts))
         return drafts
 
     # -- admission -------------------------------------------------------------------------------
 
-    def _admit(self, request: Request, planned: PlannedPass) -> Request:
+    def _admit(self, request: Request, count: int, planned: PlannedPass) -> Request:
         self.queue.remove(request)
         self.running[request.id] = request
         self._admitted += len(request.context.tokens)
@@ -439,7 +439,7 @@ class Planner:
         miss = self.store.miss(request.context, request.match_limit) if first else None
         self.store.acquire(request.context, request.match_limit)
         self.parked.end(request.context.id)
-        loaded = self._load(request, planned)
+        loaded = self._load(request, count, planned)
         if miss is not None:
             miss.cover(loaded)
             stats.miss = miss
@@ -454,11 +454,19 @@ class Planner:
                 other.scheduling.overtaken += 1
         return request
 
-    def _load(self, request: Request, planned: PlannedPass, most: int = NEVER) -> int:
-        """Have the pass copy what host memory has of the request's next tokens, at most ``most``.
-        Returns their number."""
-        before = request.context.saved
-        loaded = self.store.load(request.context, min(request.match_limit, before + most))
+    def _load(self, request: Request, count: int, planned: PlannedPass, most: int = NEVER) -> int:
+        """Have the pass copy what host memory has of the request's next tokens, at most ``most``,
+        before it computes ``count`` tokens. Returns the number of tokens copied."""
+        context, before = request.context, request.context.saved
+        had = self.store.on_host(context, request.match_limit)
+        if not had or self._transfer is None:
+            return 0
+        # What is not computed gives the copies less time.
+        sure = 0 if self._transfer.cheap else min(context.work - had, count)
+        self._transfer.computes(sure - count)
+        loaded = self.store.load(context, min(request.match_limit, before + most))
+        if not loaded or not self._awaits_copies(request):
+            self._transfer.computes(min(count, context.work) - sure)
         self.stats.loaded_tokens += loaded
         if loaded:
             planned.loaded.add(request.id)
@@ -467,14 +475,28 @@ class Planner:
             request.stats.disk_tokens += request.scheduling.disk_tokens(before, before + loaded)
         return loaded
 
-    def _load_instead(self, request: Request, count: int, planned: PlannedPass) -> int:
-        """Have the pass copy what it would compute of a running request's next ``count`` tokens, to
-        the pages that were planned for them. Returns the number of tokens."""
-        assert self._transfer is not None
-        loaded = self._load(request, planned, min(count, self._transfer.loadable_instead))
-        self._transfer.spare(loaded)
-        self._found(request, loaded)
-        return loaded
+    def _load_idle(self, planned: PlannedPass) -> None:
+        """Copy what host memory has of prompts that the pass computes nothing of."""
+        for number, request in self.running.items():
+            if number not in planned.parts and request.context.work > 1:
+                self._found(request, self._load(request, 0, planned, self._unowed(())))
+
+    def _awaits_copies(self, request: Request) -> bool:
+        """Whether the request computes nothing until later passes have copied more."""
+        cheap = self._transfer is not None and self._transfer.cheap
+        return cheap and self.store.on_host(request.context, request.match_limit) > 0
+
+    def _unowed(self, decided: Sequence[tuple[int, int]]) -> int:
+        """Tokens for which there are pages that no row of the plan counts on."""
+        owed = sum(pages(tokens, self.info.page_size) + 1 for tokens in self._owed(decided))
+        return max(self.store.available - owed, 0) * self.info.page_size
+
+    def _owed(self, decided: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """Yield the tokens for which each decided row may need memory. A request that is admitted
+        locks what it finds."""
+        for number, count in decided:
+            waiting = self.waiting.get(number)
+            yield count if waiting is None else len(waiting.context.tokens)
 
     def _acquire(self, request: Request, count: int) -> int:
         """Take what the cache has of a running request's next ``count`` tokens. Returns their

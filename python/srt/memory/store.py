@@ -37,8 +37,6 @@ class Transfer(Protocol):
     @property
     def loadable(self) -> int: ...
     @property
-    def cheap(self) -> bool: ...
-    @property
     def tokens(self) -> int: ...
     def store(self, pages: int) -> None: ...
     def load(self, pages: int) -> None: ...
@@ -206,29 +204,26 @@ class Store:
     def load(self, context: Context, limit: int) -> int:
         """Have the planned pass copy what host memory holds of ``tokens[saved:limit]``. Returns the
         number of tokens, which count as computed."""
-        host, start, transfer = self.host, context.saved, self.transfer
+        host, transfer = self.host, self.transfer
         most = transfer.loadable if transfer is not None else 0
-        if host is None or transfer is None or not most:
+        first = context.saved // self.page_size
+        if host is None or transfer is None or not most or first < context.shared:
             return 0
-        if start != len(context.pages) * self.page_size:
+        held = host.held(context.key, first * self.page_size, limit, context.namespace, most)
+        count = (first + len(held)) * self.page_size - context.saved
+        if count <= 0 or not self.grow(context, count):
             return 0
-        held = host.held(context.key, start, limit, context.namespace, most)
-        count = len(held) * self.page_size
-        if not held or not self.grow(context, count):
-            return 0
-        host.load(held, context.pages[-len(held) :])
+        host.load(held, context.pages[first : first + len(held)])
         transfer.load(len(held))
-        context.saved = context.ready = start + count
+        context.saved = context.ready = context.saved + count
         self._publish(context, context.saved, planned=True)
         return count
 
-    def more(self, context: Context, limit: int) -> bool:
-        """Whether to copy in later passes what follows ``saved`` instead of computing it in this
-        one: host memory has it, and copies cost far less."""
-        host, transfer = self.host, self.transfer
-        if host is None or transfer is None or not transfer.cheap:
-            return False
-        return host.match(context.key, limit, context.namespace) > context.saved
+    def on_host(self, context: Context, limit: int) -> int:
+        """Return how many of ``tokens[saved:limit]`` host memory has."""
+        if self.host is None:
+            return 0
+        return max(self.host.match(context.key, limit, context.namespace) - context.saved, 0)
 
     def grow(self, context: Context, count: int) -> bool:
         """Get pages for ``count`` tokens behind ``saved``, evicting if need be. Return False where

@@ -1,16 +1,20 @@
 """TransferBudget: how much KV one pass may copy between the device and host memory.
 
 InferCept, section 4.1: copies beside a pass cost nothing as long as they take no longer than the
-pass. So at most N tokens are copied, where T_swap(N) = T_fwd(B) for a batch B. Half of N is for
-each direction: what leaves makes room for what comes, and neither is to starve. That copies into
-host memory find room there, and copies to the device find pages, the pools see to.
+pass. So at most N tokens are copied, where T_swap(N) = T_fwd(B) for a batch B. A direction may have
+three quarters of N, so that neither starves. That copies into host memory find room there, and
+copies to the device find pages, the pools see to.
+
+What host memory has may be copied or computed. Computing a token delays every request of the pass,
+copying it delays only its own. So a request waits for its copies where that is the smaller sum.
 """
 
 from __future__ import annotations
 
 from sglang.srt.schedule.costs import Costs
 
-CHEAP = 0.25
+CHEAP = 0.25  # part of the time of computing in which copying is worth waiting for in any case
+SHARE = 0.75  # of the copies of a pass, most of one direction
 
 
 class TransferBudget:
@@ -21,13 +25,16 @@ class TransferBudget:
         tokens: those that the pass is to compute.
         page_size: tokens a page.
         most: tokens that may be copied each way, whatever the pass takes.
+        sampling: requests that the pass samples for, about.
 
     Attributes:
         tokens: those that the pass computes, as far as is known.
     """
 
-    def __init__(self, costs: Costs, tokens: int, page_size: int, most: int) -> None:
-        self._costs, self.tokens = costs, tokens
+    def __init__(
+        self, costs: Costs, tokens: int, page_size: int, most: int, sampling: int = 0
+    ) -> None:
+        self._costs, self.tokens, self._sampling = costs, tokens, sampling
         self._page_size, self._most = page_size, most
         self._stored = self._loaded = 0
 
@@ -42,19 +49,11 @@ class TransferBudget:
         return self._room(self._loaded) // self._page_size
 
     @property
-    def loadable_instead(self) -> int:
-        """Tokens that may still be copied from host memory where the pass would compute them
-        otherwise: without them it takes less time, and other copies have less. Where copies are
-        cheap, the pass takes less time than planned in any case."""
-        line = self._costs
-        if self.cheap:
-            return self._room(self._loaded)
-        return int(self._room(self._loaded) / (1 + line.link * line.forward.b))
-
-    @property
     def cheap(self) -> bool:
-        """Whether copying a token takes less than ``CHEAP`` of computing it."""
-        return self._costs.copy.b < CHEAP * self._costs.forward.b
+        """Whether waiting for the copy of a token delays its request by less than computing the
+        token delays all that the pass samples for."""
+        costs = self._costs
+        return costs.copy.b < max(CHEAP, self._sampling) * costs.forward.b
 
     def store(self, pages: int) -> None:
         """Note copies to host memory."""
@@ -64,12 +63,13 @@ class TransferBudget:
         """Note copies from host memory."""
         self._loaded += pages * self._page_size
 
-    def spare(self, tokens: int) -> None:
-        """Note that the pass computes ``tokens`` tokens less."""
-        self.tokens = max(self.tokens - tokens, 0)
+    def computes(self, change: int) -> None:
+        """Note that the pass computes more tokens than it was to, or fewer where ``change`` is
+        negative."""
+        self.tokens = max(self.tokens + change, 0)
 
     def _room(self, used: int) -> int:
         """Tokens left for a direction that has used ``used``."""
         whole = self._costs.copyable(self.tokens)
-        half = min(whole // 2, self._most)
-        return max(min(half - used, whole - self._stored - self._loaded), 0)
+        share = min(int(SHARE * whole), self._most)
+        return max(min(share - used, whole - self._stored - self._loaded), 0)

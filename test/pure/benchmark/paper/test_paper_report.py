@@ -241,7 +241,7 @@ def test_bars_have_whiskers_a_base_and_a_mark_where_nothing_was_measured(
 ) -> None:
     pytest.importorskip("matplotlib").use("Agg")
     kept: list[Any] = []
-    monkeypatch.setattr(plot, "_save", lambda canvas, axis, path: kept.append(axis))
+    monkeypatch.setattr(plot, "save", lambda canvas, axis, path: kept.append(axis))
     series = {"a": [Middle(2, 1.5, 4), None], "b": [Middle(0.5, 0.5, 0.5), Middle(8, 8, 8)]}
     assert plot._bars(["x", "y"], series, "it", tmp_path, base="ours", log=True) == "It"
     (axis,) = kept

@@ -381,6 +381,9 @@ MUTATIONS = {
     "a running request loads into pages of others": [
         Mutation(Planner, "_load", "min(_.match_limit, _)", become("request.match_limit")),
     ],
+    "the rest of a page that was computed in part is skipped": [
+        Mutation(Store, "load", "_.saved // _", become("-(-context.saved // self.page_size)")),
+    ],
     "what hangs below a copy that failed is lost": [
         Mutation(RadixTree, "prune", "_.extend(_)", drop),
     ],
