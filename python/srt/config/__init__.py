@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang.srt.config.parallel_section import ParallelConfig
+from sglang.srt.config.program_gate_section import ProgramGateConfig
 from sglang.srt.config.sections import (
     JSON_WHITESPACE,
     EdgeConfig,
@@ -24,7 +25,6 @@ from sglang.srt.config.sections import (
     MemoryConfig,
     ModelConfig,
     OperationsConfig,
-    ProgramGateConfig,
     ScheduleConfig,
     ServerConfig,
     SpeculationConfig,
