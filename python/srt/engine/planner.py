@@ -314,7 +314,9 @@ class Planner:
                     count -= gained
                     if self.store.host is not None:
                         most = count + self._unowed(decided)
-                        self._found(request, self._load(request, count, planned, most))
+                        loaded = self._load(request, count, planned, most)
+                        self._found(request, loaded)
+                        count = max(min(count, most - loaded), 0)
             work = len(context.tokens) - context.saved
             if count > work:
                 saved += count - work
@@ -461,7 +463,7 @@ class Planner:
         had = self.store.on_host(context, request.match_limit)
         if not had or self._transfer is None:
             return 0
-        # What is not computed gives the copies less time.
+        # A shorter pass gives the copies less time.
         sure = 0 if self._transfer.cheap else min(context.work - had, count)
         self._transfer.computes(sure - count)
         loaded = self.store.load(context, min(request.match_limit, before + most))

@@ -16,8 +16,11 @@ FILE_LINES = 500
 FUNCTION_LINES = 80
 
 # Path, or path::function, to the length it has now. A shorter one must lower its number here.
-# One class, whole.
-EXCEPTIONS: dict[str, int] = {"python/sglang/run/stream_executor.py": 531}
+# One class each, whole.
+EXCEPTIONS: dict[str, int] = {
+    "python/sglang/run/stream_executor.py": 531,
+    "python/srt/engine/planner.py": 516,
+}
 
 
 def lengths(path: str, source: str) -> Iterator[tuple[str, int, int]]:

@@ -18,6 +18,7 @@ from sglang.srt.config import (
     ModelConfig,
     OperationsConfig,
     ParallelConfig,
+    ProgramGateConfig,
     ScheduleConfig,
     ServerConfig,
     SpeculationConfig,
@@ -30,6 +31,7 @@ from sglang.srt.config.command_line import ELSEWHERE, Parser, keys_from_environm
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
     MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig, ParallelConfig,
+    ProgramGateConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 

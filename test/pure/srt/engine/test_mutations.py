@@ -378,9 +378,6 @@ MUTATIONS = {
     "one page more counts than is loaded": [
         Mutation(Store, "load", "_.saved = _.ready = X", plus(1)),
     ],
-    "a running request loads into pages of others": [
-        Mutation(Planner, "_load", "min(_.match_limit, _)", become("request.match_limit")),
-    ],
     "the rest of a page that was computed in part is skipped": [
         Mutation(Store, "load", "_.saved // _", become("-(-context.saved // self.page_size)")),
     ],
@@ -418,7 +415,7 @@ MUTATIONS = {
         Mutation(Parked, "_choose", "return X", become("oldest"), 3),
     ],
     "preserved KV stops everybody": [
-        Mutation(Planner, "plan", "withheld = X", become("withheld"), 2),
+        Mutation(Planner, "plan", "_, _, _ = X, False, _", become("withheld")),
     ],
     "the pages of claims are counted twice": [
         Mutation(Parked, "end", "_ -= _", drop),

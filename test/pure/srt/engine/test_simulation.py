@@ -79,7 +79,6 @@ USUAL = {
     "images that cannot be encoded": 10,
     "loaded with a grammar": 5,
     "loaded with a salt": 3,
-    "loaded with an adapter": 1,
     "loaded with images": 2,
     "loaded with parts": 1,
     "long histories": 1,
@@ -106,8 +105,8 @@ USUAL = {
     "retracted with penalties": 30,
     "retractions": 100,
     "rows sharing within a pass": 200,
-    "rows that follow": 800,
-    "rows that follow with penalties": 200,
+    "rows that follow": 300,
+    "rows that follow with penalties": 100,
     "scored prompts": 300,
     "splits": 300,
     "tokens loaded from host memory": 200,
@@ -115,6 +114,7 @@ USUAL = {
     "texts drafted by auto": 4,
     "texts drafted by draft": 40,
     "texts drafted by ngram": 1,
+    "texts cut between engines": 20,
     "texts that went on": 25,
 }
 
