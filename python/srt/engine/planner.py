@@ -309,14 +309,14 @@ class Planner:
             else:
                 context = request.context
                 if len(context.tokens) - context.saved > 1:
-                    gained = self._acquire(request, count)
+                    most = count + self._unowed(decided)
+                    gained = self._acquire(request, most)
                     saved += gained
-                    count -= gained
+                    count = min(count, most - gained)
                     if self.store.host is not None:
-                        most = count + self._unowed(decided)
-                        loaded = self._load(request, count, planned, most)
+                        loaded = self._load(request, count, planned, most - gained)
                         self._found(request, loaded)
-                        count = max(min(count, most - loaded), 0)
+                        count = max(min(count, most - gained - loaded), 0)
             work = len(context.tokens) - context.saved
             if count > work:
                 saved += count - work
@@ -502,7 +502,7 @@ class Planner:
 
     def _acquire(self, request: Request, count: int) -> int:
         """Take what the cache has of a running request's next ``count`` tokens. Returns their
-        number. More of them would take evictable pages that the plan has given to others."""
+        number. More would take evictable pages that the plan has given to others."""
         limit = min(request.match_limit, request.context.saved + count)
         gained = self.store.acquire(request.context, limit)
         self._found(request, gained)
