@@ -125,7 +125,7 @@ def test_answers_are_those_without_host_memory(kv: str, tmp_path: Path) -> None:
     assert [(text, logprobs) for text, _, logprobs in tiered] == [
         (text, logprobs) for text, _, logprobs in plain
     ]
-    assert sum(loaded for _, loaded, _ in tiered) > 500
+    assert sum(loaded for _, loaded, _ in tiered) > 300
     assert not any(loaded for _, loaded, _ in plain)
 
 
