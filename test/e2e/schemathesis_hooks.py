@@ -26,7 +26,8 @@ BETWEEN_FIELDS = re.compile(
     |entries\ for\ \d+\ prompts|give\ one,\ or\ as\ many
     |Only\ a\ response\ created
     |\ needs\ |\ is\ given\ with(out)?\ |exclude\ one\ another|names\ of\ one\ thing
-    |must\ be\ at\ least\ n,|^tool_choice|has\ no\ token\ that\ begins|is\ open\ already""",
+    |must\ be\ at\ least\ n,|^kv_hints\.protocol_version
+    |^tool_choice|has\ no\ token\ that\ begins|is\ open\ already""",
     re.VERBOSE,
 )
 NO_INTEGER = re.compile("got `float`|list of token ids|mixes texts, token ids")

@@ -55,7 +55,7 @@ class KvHintAction(msgspec.Struct, kw_only=True):
 class KvHints(msgspec.Struct, kw_only=True):
     """``kv_hints`` of a request."""
 
-    protocol_version: Annotated[str, msgspec.Meta(extra_json_schema={"enum": [PROTOCOL]})]
+    protocol_version: str
     message_id: Annotated[str, NAME, "Name of the message; the answer has it."]
     actions: Annotated[list[KvHintAction], Bounds(entries=MAX_ACTIONS), "What is wished."]
 
