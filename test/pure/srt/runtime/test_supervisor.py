@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -61,7 +62,7 @@ def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[subprocess
     directories.mkdir()
     patched = {"Popen": popen, "DEVNULL": subprocess.DEVNULL}
     monkeypatch.setattr(process, "subprocess", type("Patched", (), patched))
-    monkeypatch.setattr(process.tempfile, "tempdir", str(directories))
+    monkeypatch.setattr(tempfile, "tempdir", str(directories))
     monkeypatch.setattr(process, "WATCH_SECONDS", 0.05)
     monkeypatch.setattr(module, "PAUSE", 0.0)
     return started
@@ -422,7 +423,7 @@ def test_the_end_in_the_middle_of_a_restart_leaves_nothing(
         await supervisor.stop()
         assert time.monotonic() - begun < 30  # loading would take twice that
         assert children[1].poll() is not None
-        assert not list(Path(process.tempfile.tempdir).iterdir())
+        assert not list(Path(tempfile.tempdir).iterdir())
 
     run(test)
 
@@ -438,7 +439,7 @@ def test_the_second_signal_kills_an_engine_that_is_loading(
         assert children[0].poll() is not None
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
-        assert not list(Path(process.tempfile.tempdir).iterdir())
+        assert not list(Path(tempfile.tempdir).iterdir())
 
     run(test)
 
@@ -451,7 +452,7 @@ def counts() -> dict[str, int]:
         "threads": running_threads(),
         "tasks": len(asyncio.all_tasks()),
         "children": len(own.children(recursive=True)),
-        "directories": len(list(Path(process.tempfile.tempdir).iterdir())),
+        "directories": len(list(Path(tempfile.tempdir).iterdir())),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -304,7 +305,7 @@ def test_an_engine_that_cannot_be_started_leaves_nothing(
         raise OSError("no more processes")
 
     monkeypatch.setattr(process.subprocess, "Popen", refuse)
-    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     keys = {"api_key": "a-secret-key", "admin_api_key": "a-secret-key-too"}
     config = Config.of(**keys, ssl_keyfile_password="a-secret-password")
     with pytest.raises(OSError, match="no more processes"):
