@@ -76,6 +76,8 @@ BOTH_RIGHT = {
     "batch": {"sglang.batch", "sglang.srt.core.batch"},
     # Messages between processes; Anthropic's API of that name.
     "messages": {"sglang.srt.core.messages", "sglang.srt.web.anthropic.messages"},
+    # Experts for tokens; engines for requests.
+    "routing": {"sglang.srt.layers.routing", "sglang.srt.routing"},
     # A package and its main module.
     "tokenizer": {"sglang.srt.tokenizer", "sglang.srt.tokenizer.tokenizer"},
 }

@@ -48,7 +48,7 @@ class ExpertsShape:
     Attributes:
         inner: width inside an expert.
         bias: of the experts' matrices; router_bias: of the router's, added to the logits.
-        choice_bias: there is the ``bias`` of ``routing.route``.
+        choice_bias: there is the ``bias`` of ``layers.routing.route``.
         shared: width inside the expert that every token goes through; 0: there is none.
         shared_gate: its output is multiplied with a sigmoid.
     """
@@ -65,7 +65,7 @@ class ExpertsShape:
     names: ExpertNames = ExpertNames()
 
 
-class Router(Stored):
+class ExpertRouter(Stored):
     """Logits in float32 [T, experts], and behind them the shared expert's gate where it has one."""
 
     exact = True
@@ -102,7 +102,7 @@ class Experts:
 
     def __init__(self, shape: ExpertsShape, place: Place) -> None:
         self.shape, self.place, names = shape, place, shape.names
-        self.router = Router(shape, place)
+        self.router = ExpertRouter(shape, place)
         self._native: NativeExperts | None = None
         self.grouped = place.device.type == "cuda" and not triton_lacks(place.device)
         stacked = names.fused or self.grouped

@@ -27,6 +27,7 @@ RULES = {
     "srt.config": "srt.core",
     "srt.memory": "srt.core",
     "srt.schedule": "srt.core",
+    "srt.routing": "srt.core",
     "srt.disk": "srt.core srt.memory",
     "srt.interception": "srt.core srt.memory srt.schedule",
     "srt.grammar": "sglang.ir srt.core srt.config msgspec numpy re2 interegular outlines_core"

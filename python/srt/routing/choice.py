@@ -1,0 +1,136 @@
+"""Choice: one prompt and the engines that it may go to, as a policy sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+from sglang.srt.routing.engines import Engines
+from sglang.srt.routing.meta_tree import Holder, Step, held_blocks
+from sglang.srt.routing.prompt import Prompt, tokens_at
+from sglang.srt.routing.routed_engine import RoutedEngine
+
+ALL = 12  # engines of which each one is a candidate
+# Candidates that hold a part of the prompt: of the longest match, of a shorter one, in all.
+AT_END, ON_WAY, HOLDERS = 4, 3, 12
+SAMPLED = 4  # candidates taken at random
+LISTED = 64  # holders that are listed; where more hold a node, engines are sampled and looked up
+TRIES = 4  # samples for each engine wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The facts that an engine is chosen by.
+
+    Attributes:
+        steps: nodes of the tree that the prompt matches.
+        present: engines that hold anything of the prompt's namespace and adapter.
+        allowed: names of the engines that may be chosen, None: all.
+        home: the engine with the prompt's parked context, or its conversation; None: unknown.
+        now: seconds.
+    """
+
+    prompt: Prompt
+    steps: Sequence[Step]
+    present: Mapping[Holder, int]
+    engines: Engines
+    allowed: Collection[str] | None
+    home: RoutedEngine | None
+    random: Random
+    now: float
+
+    # -- engines ---------------------------------------------------------------------------------
+
+    def permits(self, engine: RoutedEngine) -> bool:
+        return self.allowed is None or engine.name in self.allowed
+
+    def permitted(self) -> list[RoutedEngine]:
+        """Return all engines that may be chosen, at least one. Linear in their number."""
+        if self.allowed is None:
+            return self.engines.listed
+        return [engine for engine in self.engines if engine.name in self.allowed]
+
+    def sampled(self, count: int) -> list[RoutedEngine]:
+        """Sample up to ``count`` engines that may be chosen, at least one; one may come twice."""
+        listed, size, found = self.engines.listed, len(self.engines), list[RoutedEngine]()
+        for _ in range(count if self.allowed is None else TRIES * count):
+            engine = listed[int(self.random.random() * size)]
+            if self.permits(engine):
+                found.append(engine)
+                if len(found) == count:
+                    return found
+        if not found:
+            permitted = self.permitted()
+            found.append(permitted[int(self.random.random() * len(permitted))])
+        return found
+
+    def candidates(self) -> Iterator[RoutedEngine]:
+        """Yield the engines that are worth a score: all of a few; of many the home, some that hold
+        a part of the prompt, some of its namespace, and some at random."""
+        if len(self.engines) <= ALL:
+            yield from self.permitted()
+            return
+        found: dict[RoutedEngine, None] = {}
+        if self.home is not None:
+            found[self.home] = None
+        level, count = len(self.steps) - 1, AT_END
+        while level >= 0 and len(found) < HOLDERS:
+            self._add_some(found, self.steps[level][0].holdings, count)
+            level, count = (level - 1) // 2 if level else -1, ON_WAY
+        if self.prompt.namespace:
+            self._add_some(found, self.present, AT_END)
+        found.update(dict.fromkeys(self.sampled(SAMPLED)))
+        yield from found
+
+    def _add_some(
+        self, found: dict[RoutedEngine, None], holders: Mapping[Holder, object], count: int
+    ) -> None:
+        """Add up to ``count`` of the holders that may be chosen."""
+        size = len(holders)
+        if size > LISTED and size * TRIES >= len(self.engines):
+            for engine in self.sampled(TRIES * TRIES):
+                if engine.cache in holders and count:
+                    found[engine] = None
+                    count -= 1
+            return
+        listed = list(islice(holders, LISTED * TRIES))
+        if size > count:
+            start = int(self.random.random() * len(listed))
+            listed = listed[start:] + listed[:start]
+        for cache in listed:
+            if not count:
+                return
+            engine = self.engines.with_cache(cache)
+            if self.permits(engine):
+                found[engine] = None
+                count -= 1
+
+    # -- figures ---------------------------------------------------------------------------------
+
+    def matched(self, engine: RoutedEngine) -> int:
+        """Return the tokens of the prompt that the tree believes to be cached at an engine."""
+        if not self.steps:
+            return 0
+        blocks, more = held_blocks(self.steps, engine.cache)
+        return min(tokens_at(blocks) + more, len(self.prompt.tokens))
+
+    def longest(self) -> tuple[int, Sequence[Holder]]:
+        """Return the tokens of the longest match, and the engines that hold it."""
+        if not self.steps:
+            return 0, ()
+        node, length = self.steps[-1]
+        holders = [cache for cache, held in node.holdings.items() if held.blocks >= length]
+        if not holders:
+            length = max(held.blocks for held in node.holdings.values())
+            holders = [cache for cache, held in node.holdings.items() if held.blocks == length]
+        return tokens_at(node.start + length), holders
+
+    def wait(self, engine: RoutedEngine) -> float:
+        """Return the predicted seconds until an engine begins with the prompt."""
+        return engine.wait(self.now, self.engines.averages)
+
+    def seconds(self, engine: RoutedEngine, tokens: int) -> float:
+        """Return the predicted seconds in which an engine computes ``tokens`` of a prompt."""
+        return tokens * engine.rate.per_token(self.engines.averages.per_token)

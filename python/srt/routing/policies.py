@@ -1,0 +1,133 @@
+"""Policies: functions that choose an engine, by the words of the option.
+
+The default, ``predicted``, takes the least of
+
+    wait + work (1 + queue) (2 where memory is full) (2 where the namespace is new) + load
+
+    wait    predicted seconds until the engine begins with the prompt
+    work    seconds to compute the tokens that are not cached there
+    queue   mean number of requests without a first token an engine: those that more work delays
+    load    seconds to load an adapter that the engine has not used
+
+A prefix is computed again where that costs less than waiting, so that no threshold is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from sglang.srt.routing.choice import Choice
+from sglang.srt.routing.routed_engine import RoutedEngine
+
+Policy: TypeAlias = "Callable[[Choice], RoutedEngine]"
+
+ADAPTER_SECONDS = 0.5  # to load an adapter
+# Upstream's rule: the share of a prompt from which on its holder is chosen. Loads are out of
+# balance where the most and the least differ by more than both.
+MATCHED, DIFFERENCE, PROPORTION = 0.3, 64, 1.5
+
+
+def predicted(choice: Choice) -> RoutedEngine:
+    """The least predicted cost to this prompt and to those that wait."""
+    return _least(choice, choice.candidates(), predicted_cost)
+
+
+def predicted_cost(choice: Choice, engine: RoutedEngine) -> float:
+    """Return the seconds that sending the prompt to an engine costs."""
+    prompt = choice.prompt
+    uncached = len(prompt.tokens) - choice.matched(engine)
+    if engine is choice.home and engine.name == prompt.home:
+        uncached = 0  # the new tokens cost the same everywhere
+    work = choice.seconds(engine, uncached) * (1 + choice.engines.queue)
+    if engine.cache.full:
+        work *= 2
+    if prompt.namespace and choice.present and engine.cache not in choice.present:
+        work *= 2
+    load = ADAPTER_SECONDS if prompt.adapter and prompt.adapter not in engine.adapters else 0.0
+    return choice.wait(engine) + work + load
+
+
+def product(choice: Choice) -> RoutedEngine:
+    """The least product of uncached tokens and requests."""
+
+    def cost(choice: Choice, engine: RoutedEngine) -> float:
+        uncached = len(choice.prompt.tokens) - choice.matched(engine)
+        return (uncached + 1) * (engine.load + 1)
+
+    return _least(choice, choice.candidates(), cost)
+
+
+def cache_aware(choice: Choice) -> RoutedEngine:
+    """Upstream's rule: the engine with the longest match, where that is a large share of the prompt
+    and loads are in balance; else the one with the fewest requests. Linear in the engines."""
+    permitted = choice.permitted()
+    loads = [engine.load for engine in permitted]
+    most, least = max(loads), min(loads)
+    tokens, caches = choice.longest()
+    if most - least <= DIFFERENCE or most <= PROPORTION * least:
+        holders = [choice.engines.with_cache(cache) for cache in caches]
+        holders = [engine for engine in holders if choice.permits(engine)]
+        if holders and tokens > MATCHED * len(choice.prompt.tokens):
+            return holders[int(choice.random.random() * len(holders))]
+    return _least(choice, permitted, _load)
+
+
+def affinity(choice: Choice) -> RoutedEngine:
+    """The home, else an engine with the longest match, else the one with the fewest requests."""
+    if choice.home is not None:
+        return choice.home
+    holders = [choice.engines.with_cache(cache) for cache in choice.longest()[1]]
+    holders = [engine for engine in holders if choice.permits(engine)]
+    return _least(choice, holders or choice.permitted(), _load)
+
+
+def least_load(choice: Choice) -> RoutedEngine:
+    """The engine with the fewest requests. Linear in the engines."""
+    return _least(choice, choice.permitted(), _load)
+
+
+def at_random(choice: Choice) -> RoutedEngine:
+    return choice.sampled(1)[0]
+
+
+def round_robin(choice: Choice) -> RoutedEngine:
+    """The next engine in turn that may be chosen."""
+    engines = choice.engines
+    while True:
+        engine = engines.listed[engines.turn % len(engines)]
+        engines.turn = (engines.turn + 1) % len(engines)
+        if choice.permits(engine):
+            return engine
+
+
+def _load(choice: Choice, engine: RoutedEngine) -> float:
+    return engine.load
+
+
+def _least(
+    choice: Choice,
+    engines: Iterable[RoutedEngine],
+    cost: Callable[[Choice, RoutedEngine], float],
+) -> RoutedEngine:
+    """Return the engine of least cost, a random one of several."""
+    best, least, lot = None, 0.0, 0.0
+    for engine in engines:
+        value = cost(choice, engine)
+        if best is None or value <= least:
+            ticket = choice.random.random()
+            if best is None or value < least or ticket < lot:
+                best, least, lot = engine, value, ticket
+    assert best is not None, "a choice has at least one engine"
+    return best
+
+
+POLICIES: dict[str, Policy] = {
+    "predicted": predicted,
+    "random": at_random,
+    "round-robin": round_robin,
+    "least-load": least_load,
+    "cache-aware": cache_aware,
+    "affinity": affinity,
+    "product": product,
+}

@@ -1,0 +1,206 @@
+"""Router: chooses an engine for each request, without I/O; moments are arguments, in seconds.
+
+    choose         a ticket: the engine believes to have the prompt from now on
+    first_token    what the prompt had cached corrects the tree, its moment the engine's rate
+    ended          once for every ticket, also where the request failed or was aborted
+
+The tree of prefixes (``meta_tree``) does well with what the router itself sends and with
+``first_token``. Reports of the engines are for routers that do not see all requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from random import Random
+
+from sglang.srt.routing.choice import Choice
+from sglang.srt.routing.engines import Engines
+from sglang.srt.routing.meta_tree import MetaTree
+from sglang.srt.routing.policies import POLICIES
+from sglang.srt.routing.prefix_reports import PrefixEvent, PrefixReports
+from sglang.srt.routing.prompt import PrefixPath, Prompt, blocks_in
+from sglang.srt.routing.routed_engine import RoutedEngine, Ticket
+
+NODES = 1_000_000  # most nodes of the tree
+AFFINITIES = 100_000  # most conversations whose engine is remembered
+
+
+class NoEngine(LookupError):
+    """There is no engine that the request may go to."""
+
+
+class Router:
+    """Chooses engines for requests.
+
+    Args:
+        policy: word of ``policies.POLICIES``.
+        seed: of the random numbers; equal calls get equal choices.
+        most_nodes: of the tree of prefixes, some 500 bytes each.
+    """
+
+    def __init__(self, policy: str = "predicted", seed: int = 0, most_nodes: int = NODES) -> None:
+        """Raises ValueError for an unknown policy or a limit below 1."""
+        if policy not in POLICIES:
+            raise ValueError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
+        self.policy = POLICIES[policy]
+        self.tree = MetaTree(most_nodes)
+        self.engines = Engines()
+        self._random = Random(seed)
+        self._reports: dict[str, PrefixReports] = {}
+        self._affinities: OrderedDict[str, str] = OrderedDict()
+
+    # -- engines ---------------------------------------------------------------------------------
+
+    def add(self, name: str, capacity_tokens: int, slots: int) -> None:
+        """Take in an engine.
+
+        Args:
+            capacity_tokens: of its KV memory.
+            slots: requests that it runs at a time.
+
+        Raises ValueError for a name that is taken and for a limit below 1.
+        """
+        if self.engines.get(name) is not None:
+            raise ValueError(f"engine {name!r} is there; remove it first, or choose another name")
+        engine = RoutedEngine(name, capacity_tokens, slots)
+        self.engines.add(engine)
+        self._reports[name] = PrefixReports(engine.cache)
+
+    def remove(self, name: str) -> None:
+        """Take out an engine. Its tickets have no further effect. Raises KeyError where there is
+        none."""
+        engine = self._engine(name)
+        self.engines.remove(engine)
+        self.tree.forget(engine.cache)
+        del self._reports[name]
+
+    def forget(self, name: str) -> None:
+        """Begin anew with an engine that was restarted: its cache is empty, nothing runs there.
+        Raises KeyError where there is none."""
+        engine = self._engine(name)
+        self.remove(name)
+        self.add(name, engine.cache.capacity, engine.slots)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def choose(
+        self, prompt: Prompt, now: float, allowed: Collection[str] | None = None
+    ) -> Ticket:  # fmt: skip
+        """Choose an engine, and count the request as sent to it.
+
+        Args:
+            allowed: names of the engines that may be chosen; None: all. A set is looked up as it
+                is; other collections are copied.
+
+        Raises NoEngine where no engine is allowed.
+        """
+        allowed = self._checked(allowed)
+        path = prompt.path()
+        choice = Choice(
+            prompt=prompt, steps=self.tree.match(path), present=self.tree.present(path),
+            engines=self.engines, allowed=allowed, home=self._home(prompt, allowed),
+            random=self._random, now=now,
+        )  # fmt: skip
+        engine = self.policy(choice)
+        return self._send(choice, path, engine)
+
+    def first_token(self, ticket: Ticket, now: float, cached_tokens: int) -> None:
+        """Note the first token of a request and how many tokens of its prompt were cached. A second
+        call, and one after the end, have no effect."""
+        engine = ticket.state
+        if engine is None or ticket not in engine.waiting:
+            return
+        self.engines.waiting -= 1
+        engine.begin(ticket, now, cached_tokens, self.engines.averages)
+        kept = blocks_in(cached_tokens)
+        if kept < blocks_in(ticket.cached):
+            self.tree.lose(ticket.path, engine.cache, kept, before=ticket.use)
+
+    def ended(self, ticket: Ticket, now: float, generated_tokens: int) -> None:
+        """Note that a request has ended, however. A second call has no effect.
+
+        Args:
+            generated_tokens: those in the engine's cache behind the prompt.
+        """
+        engine = ticket.state
+        if engine is None:
+            return
+        begun = ticket not in engine.waiting
+        engine.end(ticket)
+        if begun:
+            self.engines.averages.ended(now - ticket.sent, generated_tokens)
+            tail = ticket.length - ticket.path.tokens
+            self.tree.extend(ticket.path, engine.cache, tail + generated_tokens)
+        else:
+            self.engines.waiting -= 1
+            self.tree.retract(ticket.path, engine.cache, blocks_in(ticket.cached), ticket.use)
+
+    # -- reports ---------------------------------------------------------------------------------
+
+    def report(self, name: str, sequence: int, events: Iterable[PrefixEvent]) -> bool:
+        """Apply what an engine has stored and evicted.
+
+        Args:
+            sequence: number of the report, one more than that of the engine's report before; the
+                first may have any. A report that came before is left out.
+
+        Returns False where a report is missing: reports are left out until ``snapshot`` is called.
+        Raises KeyError where there is no such engine.
+        """
+        self._engine(name)
+        return self._reports[name].apply(self.tree, sequence, events)
+
+    def snapshot(self, name: str, sequence: int, paths: Iterable[PrefixPath]) -> bool:
+        """Believe that an engine holds these prefixes alone, the last used one last, as after its
+        report ``sequence``, and what was sent to it and has no first token. Returns False, changing
+        nothing, where a later report was applied. Raises KeyError where there is no such engine."""
+        engine = self._engine(name)
+        applied = self._reports[name].replace(self.tree, sequence, paths)
+        if applied:
+            for ticket in engine.waiting:
+                ticket.use = self.tree.insert(ticket.path, engine.cache)
+        return applied
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _engine(self, name: str) -> RoutedEngine:
+        engine = self.engines.get(name)
+        if engine is None:
+            raise KeyError(f"there is no engine {name!r}; add it first")
+        return engine
+
+    def _checked(self, allowed: Collection[str] | None) -> Collection[str] | None:
+        """Return what membership is looked up in. Raises NoEngine where no engine is in it."""
+        if not len(self.engines):
+            raise NoEngine("the router has no engine; add one")
+        if allowed is None:
+            return None
+        if not any(self.engines.get(name) is not None for name in allowed):
+            raise NoEngine(
+                f"none of the {len(self.engines)} engines is allowed; allowed are"
+                f" {', '.join(map(repr, sorted(allowed)[:8])) or 'none'}"
+            )
+        return allowed if isinstance(allowed, (set, frozenset, dict)) else frozenset(allowed)
+
+    def _home(self, prompt: Prompt, allowed: Collection[str] | None) -> RoutedEngine | None:
+        name = prompt.home or self._affinities.get(prompt.affinity, "")
+        engine = self.engines.get(name)
+        return engine if engine and (allowed is None or name in allowed) else None
+
+    def _send(self, choice: Choice, path: PrefixPath, engine: RoutedEngine) -> Ticket:
+        prompt, length = choice.prompt, len(choice.prompt.tokens)
+        ticket = Ticket(engine, path, length, choice.matched(engine))
+        generated = int(self.engines.averages.generated) + 1
+        ticket.weight = ticket.work + min(prompt.new_tokens or generated, generated)
+        engine.send(ticket, choice.now, self.engines.averages)
+        self.engines.waiting += 1
+        if prompt.adapter:
+            engine.use_adapter(prompt.adapter)
+        if prompt.affinity:
+            self._affinities[prompt.affinity] = engine.name
+            self._affinities.move_to_end(prompt.affinity)
+            if len(self._affinities) > AFFINITIES:
+                self._affinities.popitem(last=False)
+        ticket.use = self.tree.insert(path, engine.cache)
+        return ticket
