@@ -16,6 +16,7 @@ from sglang.srt.engine.info import EngineInfo
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.encoder import Encoder
 from sglang.srt.requests.completion.output import Finish, Output
+from sglang.srt.requests.completion.serving_engines import OneEngine
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
@@ -45,7 +46,7 @@ class Scripted:
         self.requests: list[CompletionRequest] = []
         self.prompts: list[str] = []
         self.pending, self.lost = 0, None
-        self.client = Client(self.info, lambda verbs: None)  # drops all verbs
+        self.engines = OneEngine(Client(self.info, lambda verbs: None))  # drops all verbs
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
         self.prompts.append(text)

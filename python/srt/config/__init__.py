@@ -16,6 +16,7 @@ from typing import Any
 
 from sglang.srt.config.parallel_section import ParallelConfig
 from sglang.srt.config.program_gate_section import ProgramGateConfig
+from sglang.srt.config.routing_section import RoutingConfig
 from sglang.srt.config.sections import (
     JSON_WHITESPACE,
     EdgeConfig,
@@ -49,6 +50,7 @@ __all__ = [
     "OperationsConfig",
     "ParallelConfig",
     "ProgramGateConfig",
+    "RoutingConfig",
     "ScheduleConfig",
     "ServerConfig",
     "SpeculationConfig",
@@ -94,6 +96,7 @@ class Config:
     operations: OperationsConfig = field(default_factory=OperationsConfig)
     toolbox: ToolboxConfig = field(default_factory=ToolboxConfig)
     programs: ProgramGateConfig = field(default_factory=ProgramGateConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
 
     @staticmethod
     def of(**settings: Any) -> Config:
@@ -198,6 +201,7 @@ class Config:
         self.media.verify()
         self.toolbox.verify()
         self.programs.verify()
+        self.routing.verify()
         self.lora.verify()
 
     def public(self) -> Mapping[str, Any]:

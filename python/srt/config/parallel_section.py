@@ -6,13 +6,23 @@ from dataclasses import dataclass
 
 from sglang.srt.config.sections import flag
 
+MAX_ENGINES = 64
+
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Ranks: one model over several processes, devices or machines."""
+    """Engines beside each other, and ranks: one model over several processes, devices or
+    machines."""
 
+    dp_size: int = flag(
+        1, "engines of this server, each with the whole model; requests are shared out among them",
+        type=int,
+    )  # fmt: skip
     tp_size: int = flag(1, "tensor-parallel ranks: each has a share of every layer", type=int)
     pp_size: int = flag(1, "pipeline stages: each has some of the layers", type=int)
+    base_gpu_id: int = flag(
+        0, "number of the first GPU; engines and ranks take those behind", type=int
+    )
     assigned_layers: str = flag("", "layers of each stage, as 9,7; omitted: as even as they can be")
     dist_init_addr: str = flag(
         "", "HOST:PORT at which the ranks of other machines find node 0; node 0 listens there"
@@ -30,6 +40,11 @@ class ParallelConfig:
     def local_ranks(self) -> int:
         """Number of the ranks of each machine."""
         return self.ranks // self.nnodes
+
+    @property
+    def local_processes(self) -> int:
+        """Number of the processes that compute on each machine."""
+        return self.dp_size * self.local_ranks
 
     @property
     def address(self) -> tuple[str, int]:
@@ -51,10 +66,21 @@ class ParallelConfig:
 
     def verify(self) -> None:
         """Raise ValueError for sizes that do not fit each other."""
-        for name in ("tp_size", "pp_size", "nnodes", "dist_timeout"):
+        for name in ("dp_size", "tp_size", "pp_size", "nnodes", "dist_timeout"):
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.base_gpu_id < 1024:
+            raise ValueError(f"--base-gpu-id is {self.base_gpu_id}; it must be from 0 to 1023")
+        if self.dp_size > MAX_ENGINES:
+            raise ValueError(
+                f"--dp-size is {self.dp_size}; one server starts at most {MAX_ENGINES} engines"
+            )
+        if self.dp_size > 1 and self.nnodes > 1:
+            raise ValueError(
+                f"--dp-size is {self.dp_size} and --nnodes {self.nnodes}; an engine over several "
+                "machines has a server of its own"
+            )
         if not 0 <= self.node_rank < self.nnodes:
             raise ValueError(
                 f"--node-rank is {self.node_rank}; with --nnodes {self.nnodes} it must be from 0 "

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 SPELLINGS: Mapping[str, str] = {
     "model": "model_path",
+    "dp": "dp_size",
+    "data_parallel_size": "dp_size",
     "tp": "tp_size",
     "tensor_parallel_size": "tp_size",
     "pp": "pp_size",
@@ -182,8 +184,8 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 
 ABSENT = (
-    FlagRow("data parallelism", "dp=1 dp-size=1 data-parallel-size=1 enable-dp-attention "
-        "enable-dp-lm-head", "start several servers behind a balancer"),
+    FlagRow("attention by data parallelism within one engine", "enable-dp-attention "
+        "enable-dp-lm-head", "use --dp-size for several engines"),
     FlagRow("expert parallelism",
         "ep=1 ep-size=1 expert-parallel-size=1 moe-a2a-backend=none ep-num-redundant-experts=0 "
         "ep-dispatch-algorithm= init-expert-location=trivial enable-eplb eplb-algorithm= "
@@ -195,7 +197,6 @@ ABSENT = (
     FlagRow("context parallelism", "attn-cp-size=1 attention-context-parallel-size=1 moe-dp-size=1 "
         "moe-data-parallel-size=1 enable-dsa-prefill-context-parallel "
         "enable-nsa-prefill-context-parallel dsa-prefill-cp-mode= nsa-prefill-cp-mode="),
-    FlagRow("choosing a GPU by its number", "base-gpu-id=0", "set CUDA_VISIBLE_DEVICES"),
     FlagRow("disaggregated serving", "disaggregation-mode=null disaggregation-transfer-backend= "
         "disaggregation-bootstrap-port= disaggregation-ib-device= "
         "disaggregation-decode-enable-offload-kvcache disaggregation-decode-polling-interval= "

@@ -29,7 +29,7 @@ class EngineLost(RuntimeError):
 
     def again(self) -> EngineLost:
         """A fresh one to raise: one that is raised for many readers would hold all their frames."""
-        return EngineLost(*self.args)
+        return type(self)(*self.args)
 
 
 class Inbox:

@@ -405,18 +405,20 @@ def rank_config(config: Config, rank: int) -> Config:
     parallel, model = config.parallel, config.model
     local = rank % parallel.local_ranks
     cores = len(os.sched_getaffinity(0))
-    threads = model.threads or max(1, cores // parallel.local_ranks)
+    threads = model.threads or max(1, cores // parallel.local_processes)
     device = model.device
     if device in ("auto", "cuda"):
         import torch
 
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if 0 < count < parallel.local_ranks or (not count and device == "cuda"):
+        most = count - parallel.base_gpu_id
+        if (count and most < parallel.local_ranks) or (not count and device == "cuda"):
             raise ValueError(
                 f"--tp-size times --pp-size is {parallel.ranks}, {parallel.local_ranks} ranks for "
-                f"this machine, which has {count} GPUs; use --device cpu, or fewer ranks."
+                f"this machine, which has {count} GPUs, from {parallel.base_gpu_id} on "
+                f"{max(most, 0)}; use --device cpu, or fewer ranks or engines."
             )
-        device = f"cuda:{local}" if count else "cpu"
+        device = f"cuda:{parallel.base_gpu_id + local}" if count else "cpu"
     return replace(config, model=replace(model, threads=threads, device=device))
 
 

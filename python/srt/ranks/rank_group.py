@@ -126,7 +126,7 @@ def _start_rank(
     }  # fmt: skip
     paths = [IMPORT_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     cores = len(os.sched_getaffinity(0))
-    threads = config.model.threads or max(1, cores // parallel.local_ranks)
+    threads = config.model.threads or max(1, cores // parallel.local_processes)
     process = subprocess.Popen(
         [sys.executable, "-m", "sglang.srt.ranks.rank", msgspec.json.encode(argument).decode()],
         stdin=subprocess.DEVNULL,

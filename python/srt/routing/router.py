@@ -136,6 +136,15 @@ class Router:
             self.engines.waiting -= 1
             self.tree.retract(ticket.path, engine.cache, blocks_in(ticket.cached), ticket.use)
 
+    def holder(self, prompt: Prompt, allowed: Collection[str]) -> str:
+        """Return the name of the engine that holds most of the prompt, "" where none holds any."""
+        for node, _ in reversed(self.tree.match(prompt.path())):
+            for cache in sorted(node.holdings, key=lambda held: -node.holdings[held].blocks):
+                name = self.engines.with_cache(cache).name
+                if name in allowed:
+                    return name
+        return ""
+
     # -- reports ---------------------------------------------------------------------------------
 
     def report(self, name: str, sequence: int, events: Iterable[PrefixEvent]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,10 +20,12 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Distribution, Done, Embed, Reply
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
+from sglang.srt.engine.client import Client
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest, verified
 from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Finish, Output
+from sglang.srt.requests.completion.serving_engines import merged
 from sglang.srt.requests.media_input.media_loading import Expanded
 from sglang.srt.requests.media_input.sources import MediaSource
 from sglang.srt.requests.replies.reasoning_parser import marks_for
@@ -107,7 +109,7 @@ class EngineRuntime:
         self.handles = Handles(
             self.parked, server.max_parked_bytes, table, self.info.context_length
         )
-        running = self.info.max_running_requests
+        running = self.info.max_running_requests * completion.engines.count
         self.queue = FairQueue(running + max(1, running // 4))
 
     @property
@@ -191,10 +193,14 @@ class EngineRuntime:
         return ParkingScope(caller.tenant, f"{caller.namespace}{namespace}", adapter)
 
     async def control(self, op: str, limit: int = 0) -> Reply:
-        """The engine's answer to a Control. Raises EngineLost, and RequestError ``engine_lost``
-        where the engine lives but is silent: it answers between two passes only."""
+        """The engines' answer to a Control, as one. Raises EngineLost, and RequestError
+        ``engine_lost`` where an engine lives but is silent: it answers between two passes only."""
+        return merged(await self.control_each(op, limit))
+
+    async def control_each(self, op: str, limit: int = 0) -> Mapping[str, Reply]:
+        """The same of every engine, by name."""
         try:
-            return await self.completion.control(op, limit=limit)
+            return await self.completion.control_each(op, limit=limit)
         except asyncio.TimeoutError as error:
             message = "The engine is busy and has not answered in time; try again later."
             raise RequestError(message, code="engine_lost") from error
@@ -207,11 +213,13 @@ class EngineRuntime:
                 f"at most {MAX_CHOICES}.",
                 "n",
             )
-        limit = self.info.max_running_requests + self.info.max_queued_requests
+        limit = self.completion.engines.count * (
+            self.info.max_running_requests + self.info.max_queued_requests
+        )
         if count > limit:
             raise RequestError(
                 f"{count} completions are requested at once; this server takes {limit} "
-                "(--max-running-requests and --max-queued-requests).",
+                "(--max-running-requests and --max-queued-requests of each engine).",
                 "n",
             )
         pending = self.completion.pending
@@ -228,9 +236,9 @@ class EngineRuntime:
             own = f", {held} of them counted twice as this key's own," if held else ""
             raise _full(f"{pending} requests are running or waiting{own} and {limit} may")
 
-    def restarted(self) -> None:
-        """Go on with another engine, the last one being lost."""
-        self.adapters.restore()
+    def restarted(self, client: Client) -> None:
+        """Go on with another engine, ``client``'s, in place of a lost one."""
+        self.adapters.restore(client)
         if self.programs is not None:
             self.programs.lost()
 

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from sglang.srt.config import LoraConfig
 from sglang.srt.core.messages import AdapterInfo, LoadAdapter, UnloadAdapter
-from sglang.srt.requests.completion.completer import Completer, EngineLost
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.request_error import RequestError
 
 log = logging.getLogger("sglang.server")
@@ -23,10 +23,10 @@ _ANY = ("", "default")  # names that clients of one model send
 
 
 class LoadedAdapters:
-    """The adapters of one engine, by name, each with the time of its loading.
+    """The adapters of all engines, by name, each with the time of its loading.
 
-    The engine knows them by numbers; a name reaches it as it is, so one that is unloaded meanwhile
-    is refused there. What has been loaded is wanted until it is unloaded, whatever becomes of the
+    An engine knows them by numbers; a name reaches it as it is, so one that is unloaded meanwhile
+    is refused there. What has been loaded is wanted until it is unloaded, whatever becomes of an
     engine; of another engine it is "restoring" until that one has it too.
     """
 
@@ -35,7 +35,8 @@ class LoadedAdapters:
         self._completion, self._settings = completion, settings
         self._models = {name for name in models if name}
         self._wanted = {adapter.name: (adapter, int(time.time())) for adapter in self._at_start}
-        self._restoring: dict[str, asyncio.Task[None]] = {}  # done: its engine was lost
+        # By engine and name; done: that engine was lost.
+        self._restoring: dict[Client, dict[str, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -49,16 +50,26 @@ class LoadedAdapters:
 
     @property
     def loaded(self) -> dict[str, AdapterInfo]:
-        return {
-            name: info for name, (info, _) in self._wanted.items() if name not in self._restoring
-        }
+        """The adapters that at least one engine has."""
+        return {name: info for name, (info, _) in self._wanted.items() if self._somewhere(name)}
+
+    def has(self, client: Client, name: str) -> bool:
+        """Whether an engine has the adapter; also true where it is not to have it."""
+        return name not in self._restoring.get(client, ())
+
+    def _somewhere(self, name: str) -> bool:
+        """Whether no engine, or not every one, is still to load the adapter."""
+        if not self._restoring:
+            return True
+        clients = self._completion.engines.clients
+        return any(self.has(client, name) for client in clients or self._restoring)
 
     def of(self, model: str | None = None, lora_path: str | None = None) -> str:
         """The adapter that a request wants, "" for none: by ``lora_path``, by its own name as the
         model, or as ``model:adapter``. Raises RequestError: ``not_found`` for an unknown name,
         ``engine_lost`` for an adapter that is being restored."""
         name = self._named(model or "", lora_path)
-        if name in self._restoring:
+        if name and not self._somewhere(name):
             raise RequestError(
                 f"The engine was started again and is loading the adapter {name!r:.200}; try again "
                 "later.",
@@ -113,7 +124,8 @@ class LoadedAdapters:
             raise RequestError(
                 f"lora_name must be 1 to {MAX_NAME} printable characters.", "lora_name"
             )
-        taken = (self._wanted, self._restoring, self._models, _ANY)
+        restoring = [each for tasks in self._restoring.values() for each in tasks]
+        taken = (self._wanted, restoring, self._models, _ANY)
         if any(name in names for names in taken):
             raise RequestError(
                 f"lora_name is {name!r}, which is taken; unload that adapter first, or use another "
@@ -122,7 +134,7 @@ class LoadedAdapters:
             )
         found = path if trusted else self._allowed(path)
         most = self._completion.info.max_loaded_loras
-        if self._restoring and len(self._wanted) >= most:
+        if restoring and len(self._wanted) >= most:
             raise RequestError(
                 f"{most} adapters are loaded or being restored, and no more may be "
                 "(--max-loaded-loras).",
@@ -132,12 +144,29 @@ class LoadedAdapters:
         return info
 
     async def _load(self, name: str, path: str, pinned: bool) -> AdapterInfo:
-        info = await self._ask_load(name, path, pinned)
+        """Load it on every engine, on one that is started meanwhile too. Where one refuses it, none
+        keeps it."""
+        having: dict[Client, AdapterInfo] = {}
+        while True:
+            asked = [c for c in self._completion.engines.clients if c not in having]
+            if not asked and having:
+                break
+            loads = (self._ask_load(client, name, path, pinned) for client in asked)
+            found = await asyncio.gather(*loads, return_exceptions=True)
+            having |= {c: info for c, info in zip(asked, found) if isinstance(info, AdapterInfo)}
+            errors = [error for error in found if isinstance(error, BaseException)]
+            refusals = [error for error in errors if not isinstance(error, EngineLost)]
+            if refusals or (errors and not having) or not asked:
+                await self._unload_on(list(having), name)
+                raise (refusals or errors or [self._no_engine()])[0]
+        info = next(iter(having.values()))
         self._wanted[name] = info, int(time.time())
         return info
 
-    async def _ask_load(self, name: str, path: str, pinned: bool) -> AdapterInfo:
-        client = self._completion.client
+    def _no_engine(self) -> EngineLost:
+        return (self._completion.lost or EngineLost("there is no engine")).again()
+
+    async def _ask_load(self, client: Client, name: str, path: str, pinned: bool) -> AdapterInfo:
         reply = await client.ask(lambda number: LoadAdapter(number, name, path, pinned))
         if not reply.ok:
             raise RequestError(f"The adapter was not loaded: {reply.message}", "lora_path")
@@ -145,21 +174,30 @@ class LoadedAdapters:
 
     async def unload(self, name: str) -> None:
         """New requests do not find it from now on; returns when those that had it have ended, or
-        the engine has: the next one will be without it. Raises RequestError."""
+        their engine has: the next one will be without it. Raises RequestError."""
         if name not in self._wanted:
             raise self._unknown(name, "lora_name")
         del self._wanted[name]
-        restoring = self._restoring.get(name)
-        if restoring is None:
-            with suppress(EngineLost):
-                await self._kept(self._unload(name))
-        elif restoring.done():
-            del self._restoring[name]
-        else:  # the task sees that its adapter is not wanted any more
-            await asyncio.wait([restoring])
+        clients = self._completion.engines.clients
+        restoring = [tasks[name] for tasks in self._restoring.values() if name in tasks]
+        having = [client for client in clients if self.has(client, name)]
+        for tasks in self._restoring.values():
+            if name in tasks and tasks[name].done():
+                del tasks[name]
+        if having:
+            await self._kept(self._unload_on(having, name))
+        if pending := [task for task in restoring if not task.done()]:
+            await asyncio.wait(pending)  # each sees that its adapter is not wanted any more
 
-    async def _unload(self, name: str) -> None:
-        client = self._completion.client
+    async def _unload_on(self, clients: Sequence[Client], name: str) -> None:
+        """Unload it on these engines; one that is lost meanwhile is without it. Raises
+        RequestError."""
+        unloads = (self._unload(client, name) for client in clients)
+        for error in await asyncio.gather(*unloads, return_exceptions=True):
+            if error is not None and not isinstance(error, EngineLost):
+                raise error
+
+    async def _unload(self, client: Client, name: str) -> None:
         reply = await client.ask(lambda number: UnloadAdapter(number, name))
         if not reply.ok:
             raise RequestError(f"The adapter was not unloaded: {reply.message}.", "lora_name")
@@ -189,50 +227,53 @@ class LoadedAdapters:
             "forbidden",
         )  # fmt: skip
 
-    def restore(self) -> None:
-        """The engine is another one, which has what is loaded at a start: unload what had gone,
-        and load the others again."""
-        for task in self._restoring.values():
-            task.cancel()
+    def restore(self, client: Client) -> None:
+        """The engine of ``client`` is another one, which has what is loaded at a start: unload what
+        had gone, and load the others again."""
+        clients = self._completion.engines.clients
+        for lost in [other for other in self._restoring if other not in clients]:
+            for task in self._restoring.pop(lost).values():
+                task.cancel()
         missing = {
             name: info for name, (info, _) in self._wanted.items() if info not in self._at_start
         }
         kept = self._wanted.keys() - missing.keys()
         gone = [adapter.name for adapter in self._at_start if adapter.name not in kept]
-        first = [self._begin(self._unload(name), name) for name in gone]
-        self._restoring = {
-            name: self._begin(self._restore(name, info, first), name)
+        first = [self._begin(self._unload(client, name), name) for name in gone]
+        self._restoring[client] = {
+            name: self._begin(self._restore(client, name, info, first), name)
             for name, info in missing.items()
         }
 
-    async def restored(self, name: str) -> None:
-        """Return when the engine has the adapter again, or it is not to have it."""
-        task = self._restoring.get(name)
+    async def restored(self, client: Client, name: str) -> None:
+        """Return when the engine has the adapter again, or is not to have it, or is lost."""
+        task = self._restoring.get(client, {}).get(name)
         if task is not None:
             await asyncio.wait({task})
 
     async def _restore(
-        self, name: str, info: AdapterInfo, first: Sequence[asyncio.Task[None]]
+        self, client: Client, name: str, info: AdapterInfo, first: Sequence[asyncio.Task[None]]
     ) -> None:
         """``first``: what makes room for it. Raises RequestError where the adapter itself is bad,
         which ends it; where this engine is lost too, the next one is to try."""
         if first:
             await asyncio.wait(first)
+        restoring = self._restoring[client]
         try:
             if name in self._wanted:
-                found = await self._ask_load(name, info.path, info.pinned)
+                found = await self._ask_load(client, name, info.path, info.pinned)
                 if name in self._wanted:
                     self._wanted[name] = found, self._wanted[name][1]
                 else:
-                    await self._unload(name)
+                    await self._unload(client, name)
         except RequestError:
             self._wanted.pop(name, None)
-            del self._restoring[name]
+            del restoring[name]
             raise
         except EngineLost:
             if name in self._wanted:
                 return
-        del self._restoring[name]
+        del restoring[name]
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         async def logged() -> None:

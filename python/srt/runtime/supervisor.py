@@ -1,4 +1,4 @@
-"""Supervisor: one Completer over engine processes that come and go.
+"""Supervisor: one engine, whose process is started again where it is lost.
 
 serving    an engine runs; a ping now and then shows that it still answers
 lost       requests in flight wait for the next engine, which is being loaded; new requests get an
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -24,6 +24,12 @@ from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.process import EngineProcess, Started
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest
+from sglang.srt.requests.completion.serving_engines import (
+    AdapterHolders,
+    AllHaveAll,
+    Assignment,
+    OneEngine,
+)
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
@@ -38,50 +44,42 @@ _MAY_CHANGE = ("attention", "graph_rows", "fallbacks")
 GRACE = 1.0  # for an answer that is there and not read yet: this process may have been stopped too
 
 
-class Supervisor:
-    """Keeps an engine alive.
+class Supervisor(OneEngine):
+    """Keeps an engine alive. Its ``client`` is the engine's of this moment, or one that answers
+    with the reason that there is none.
 
     Attributes:
-        completion: over the engine of this moment; made by ``start``.
+        name: of the engine.
         restarts: number of engines started after a loss.
-        restarted: called at each.
+        changed: called when the engine is lost, and when there is one again.
         resumed: called when a request goes on with the next engine.
-        restored: waits until the next engine has an adapter, or is not to have it.
+        adapters: knows whether an engine has an adapter again.
     """
 
-    completion: Completer
     _engine: EngineProcess
 
-    def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
-        self._config, self._tokenizer = config, tokenizer
+    def __init__(self, config: Config, tokenizer: Tokenizer, name: str = "0") -> None:
+        self._config, self._tokenizer, self.name = config, tokenizer, name
         self._limit = config.operations.max_engine_restarts
         self._times: deque[float] = deque()  # times of the restarts in the window
         self.restarts = 0
-        self.restarted: Callable[[], None] = _nothing
-        self.resumed: Callable[[], None] = _nothing
-        self.restored: Callable[[str], Awaitable[None]] = _restored
+        self.changed: Callable[[Supervisor], None] = _nothing
+        self.resumed: Callable[[], None] = _nothing_at_all
+        self.adapters: AdapterHolders = AllHaveAll()
         self._changed = asyncio.Condition()  # another engine, or none any more
         self._watching, self._over = False, EngineLost("")
         self._nobody: Client | None = None  # answers while there is no engine
 
-    async def start(self, started: Started | None = None) -> Completer:
+    async def start(self, started: Started | None = None) -> None:
         """The first engine, loaded: ``started``, or another one.
 
         Raises EngineLost or OSError where it cannot be.
         """
         info = await self._load(self._config, started)
-        self.completion = Completer(
-            self._engine.client,
-            self._tokenizer,
-            self._config.server.max_tokenized_bytes,
-            self._config.model.random_seed,
-        )
-        self.completion.successors = self
-        self.completion.max_resumes = self._config.operations.max_resumes
+        self.client = self._engine.client
         # The next one must be like it, however much memory is free by then.
         memory = replace(self._config.memory, max_total_tokens=info.capacity)
         self._config = replace(self._config, memory=memory)
-        return self.completion
 
     async def run(self) -> EngineLost:
         """Start the engine again whenever it is lost; returns why that is over."""
@@ -93,20 +91,20 @@ class Supervisor:
             await self._notify()
         return self._over
 
-    async def after(self, client: Client, adapter: str) -> Client:
-        """Wait for the engine after ``client``'s, until it has the adapter ("": none), or is not
-        to have it. Raises EngineLost where no engine comes."""
+    async def reassign(self, request: CompletionRequest, client: Client) -> Assignment:
+        """Wait for the engine after ``client``'s, until it has the request's adapter, or is not to
+        have it. Raises EngineLost where no engine comes."""
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self.completion.client not in (client, self._nobody) or not self._watching
+                lambda: self.client not in (client, self._nobody) or not self._watching
             )
         if not self._watching:
             raise self._over.again()
-        found = self.completion.client
-        if adapter:
-            await self.restored(adapter)
+        found = self.client
+        if request.adapter:
+            await self.adapters.restored(found, request.adapter)
         self.resumed()
-        return found
+        return Assignment(found)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -158,12 +156,12 @@ class Supervisor:
     async def _restart(self) -> None:
         await self._engine.stop()
         info = await self._load(self._config)
-        if changed := _difference(self.completion.info, info):
+        if changed := difference(self.info, info):
             self._engine.kill()
             raise EngineLost(f"it is another one now: {changed}")
-        self.completion.client = self._engine.client
+        self.client = self._engine.client
         self.restarts += 1
-        self.restarted()
+        self.changed(self)
         await self._notify()
 
     async def _lost(self) -> EngineLost:
@@ -188,9 +186,10 @@ class Supervisor:
 
     def _tell(self, lost: EngineLost) -> None:
         """Answer every request with an error that says what happens, until there is an engine."""
-        self._nobody = Client(self.completion.info, _refuse)
+        self._nobody = Client(self.info, _refuse)
         self._nobody.fail(EngineLost(f"{lost}; it is being started again"))
-        self.completion.client = self._nobody
+        self.client = self._nobody
+        self.changed(self)
 
 
 async def probe(completion: Completer) -> None:
@@ -228,11 +227,11 @@ async def watchdog(engine: EngineProcess, seconds: float) -> None:
             await asyncio.gather(ping, return_exceptions=True)
 
 
-def _nothing() -> None:
+def _nothing(supervisor: Supervisor) -> None:
     pass
 
 
-async def _restored(adapter: str) -> None:
+def _nothing_at_all() -> None:
     pass
 
 
@@ -240,8 +239,9 @@ def _refuse(verbs: Sequence[object]) -> None:
     raise AssertionError("a lost client sends nothing")
 
 
-def _difference(old: EngineInfo, new: EngineInfo) -> str:
-    """The facts that have changed, of those that requests depend on."""
+def difference(old: EngineInfo, new: EngineInfo, besides: Sequence[str] = ()) -> str:
+    """The facts that differ, of those that requests depend on, ``besides`` left out."""
     before, after = msgspec.structs.asdict(old), msgspec.structs.asdict(new)
-    changed = (name for name in before if before[name] != after[name] and name not in _MAY_CHANGE)
+    same = {*_MAY_CHANGE, *besides}
+    changed = (name for name in before if before[name] != after[name] and name not in same)
     return ", ".join(f"{name} is {after[name]}, was {before[name]}" for name in changed)

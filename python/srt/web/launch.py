@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import errno
 import logging
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sglang.srt.config import Config, add_arguments, from_arguments
 from sglang.srt.config.command_line import Parser, keys_from_environment
+from sglang.srt.config.engine_configs import engine_configs
 from sglang.srt.config.listening import bind, tls_options
 from sglang.srt.core import logs
 from sglang.srt.engine.process import Started
@@ -57,8 +59,12 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return _serve_node(config)
     _signals_before_the_loop(config)
     try:
-        with _bind(config) as listener, Started(config) as engine:
-            return _serve(config, listener, engine, parser)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(_bind(config))
+            engines = {
+                name: stack.enter_context(Started(own)) for name, own in engine_configs(config)
+            }
+            return _serve(config, listener, engines, parser)
     except OSError as error:
         print(f"sglang: {error}", file=sys.stderr)
         return 1
@@ -92,7 +98,10 @@ def _signals_before_the_loop(config: Config) -> None:
 
 
 def _serve(
-    config: Config, listener: socket.socket, engine: Started, parser: argparse.ArgumentParser
+    config: Config,
+    listener: socket.socket,
+    engines: Mapping[str, Started],
+    parser: argparse.ArgumentParser,
 ) -> int:
     from sglang.srt.engine.client import EngineLost
     from sglang.srt.requests.media_input.media_loading import MediaError
@@ -109,7 +118,7 @@ def _serve(
     except (OSError, ValueError) as error:
         parser.error(str(error))
     try:
-        return asyncio.run(serving.serve(config, listener, engine))
+        return asyncio.run(serving.serve(config, listener, engines))
     except (
         TokenizerError, ChatTemplateError, TracingError, MediaError, EngineLost, ToolboxError,
     ) as error:  # fmt: skip

@@ -11,6 +11,7 @@ from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.engine_runtime import EngineRuntime, model_name_of
 from sglang.srt.runtime.explanations import Explanations
+from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.runtime.tenants import Tenants
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 from sglang.srt.web.exchange.current_caller import CALLER
@@ -65,7 +66,8 @@ class ServerState:
     def admit(self, count: int) -> None:
         self.runtime.admit(count, CALLER.get())
 
-    def restarted(self) -> None:
-        """Go on with another engine, the last one being lost."""
-        self.metrics.engine.restarted()
-        self.runtime.restarted()
+    def engine_changed(self, engine: Supervisor) -> None:
+        """Take note of an engine that was lost, or is there again."""
+        if engine.client.lost is None:
+            self.metrics.engine.restarted(engine.name)
+            self.runtime.restarted(engine.client)

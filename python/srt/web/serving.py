@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 
 import uvicorn
@@ -18,7 +18,9 @@ from sglang.srt.config.listening import exposed, tls_options
 from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.version import __version__
 from sglang.srt.engine.process import Started
-from sglang.srt.runtime.supervisor import Supervisor
+from sglang.srt.runtime.fleet.engine_fleet import Fleet
+from sglang.srt.runtime.fleet.fleet_setup import completer_on, fleet_of, supervisors
+from sglang.srt.runtime.fleet.members import Members
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
@@ -35,7 +37,7 @@ BACKLOG = 2048
 GARBAGE = 20_000  # objects between two collections: a request alone makes thousands
 
 
-async def serve(config: Config, listener: socket.socket, engine: Started) -> int:
+async def serve(config: Config, listener: socket.socket, engines: Mapping[str, Started]) -> int:
     """Serve until a signal; the exit code.
 
     Raises OSError, EngineLost, and the errors of a tokenizer, a chat template, a trace's address or
@@ -44,9 +46,9 @@ async def serve(config: Config, listener: socket.socket, engine: Started) -> int
     allow_connections()
     calm(asyncio.get_running_loop())
     signals = _Signals()
-    signals.kill = engine.kill
+    signals.kill = partial(_kill, engines)
     try:
-        return await _serve(config, listener, engine, signals)
+        return await _serve(config, listener, engines, signals)
     except asyncio.CancelledError:
         if not signals.draining.is_set():
             raise
@@ -54,7 +56,7 @@ async def serve(config: Config, listener: socket.socket, engine: Started) -> int
 
 
 async def _serve(
-    config: Config, listener: socket.socket, engine: Started, signals: _Signals
+    config: Config, listener: socket.socket, engines: Mapping[str, Started], signals: _Signals
 ) -> int:
     parent = config.operations.exit_with_parent
     async with signals.installed():
@@ -67,30 +69,37 @@ async def _serve(
             config.model.revision,
             config.server.chat_template,
         )
-        supervisor = Supervisor(config, tokenizer)
-        signals.kill = supervisor.kill
+        members = Members(supervisors(config, tokenizer))
+        signals.kill = members.kill
         endpoint = config.operations.otlp_traces_endpoint
         tracing = connect(endpoint) if endpoint else None
         toolbox: Toolbox | None = None
         try:
-            state = ServerState(config, await supervisor.start(engine))
-            state.tracing, supervisor.restarted = tracing, state.restarted
-            supervisor.resumed = state.metrics.engine.resumed
-            supervisor.restored = state.runtime.adapters.restored
+            await members.start(engines)
+            fleet = fleet_of(config, members)
+            state = ServerState(config, completer_on(fleet, config, tokenizer))
+            state.tracing, fleet.changed = tracing, state.engine_changed
+            fleet.resumed = state.metrics.engine.resumed
+            fleet.adapters = state.runtime.adapters
             if config.toolbox.toolbox:
                 toolbox = state.toolbox = Toolbox(config.toolbox, state.metrics.tool_ran)
                 await toolbox.start()
-            return await _Server(state, supervisor, listener, signals).run()
+            return await _Server(state, fleet, listener, signals).run()
         finally:
             if toolbox is not None:
                 await toolbox.close()
-            await supervisor.stop()
+            await members.stop()
             if tracing is not None:
                 tracing.close()
 
 
 def _nothing() -> None:
     pass
+
+
+def _kill(engines: Mapping[str, Started]) -> None:
+    for engine in engines.values():
+        engine.kill()
 
 
 class _Signals:
@@ -141,7 +150,7 @@ class _Server(uvicorn.Server):
     """uvicorn, with this module's signals, first line and end."""
 
     def __init__(
-        self, state: ServerState, supervisor: Supervisor, listener: socket.socket, signals: _Signals
+        self, state: ServerState, fleet: Fleet, listener: socket.socket, signals: _Signals
     ) -> None:
         options = uvicorn.Config(
             make_app(state),
@@ -158,7 +167,7 @@ class _Server(uvicorn.Server):
             **tls_options(state.config.edge),
         )
         super().__init__(options)
-        self._state, self._supervisor, self._listener = state, supervisor, listener
+        self._state, self._fleet, self._listener = state, fleet, listener
         self._signals, self._code = signals, 0
 
     @contextlib.contextmanager
@@ -221,10 +230,10 @@ class _Server(uvicorn.Server):
 
     async def _on_loss(self) -> None:
         try:
-            lost = await self._supervisor.run()
+            lost = await self._fleet.run()
             log.error("%s; the server exits", lost)
         except Exception:
-            log.exception("the engine is not watched any more; the server exits")
+            log.exception("the engines are not watched any more; the server exits")
         self._code = 1
         self._state.draining = True
         self.should_exit = True

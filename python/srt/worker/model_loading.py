@@ -98,7 +98,7 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
     family = lookup(architecture, fields.values)
     spec = family.read(fields, architecture)
     length = context_length_of(settings, spec)
-    device = device_of(settings.device)
+    device = device_of(settings.device, config.parallel.base_gpu_id)
     choose(settings.attention_backend, device)  # refused before anything is loaded
     # A model without storage tells which tensors it needs before anything is allocated.
     meta = Place(torch.device("meta"), torch.float32)
@@ -121,7 +121,8 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
 def memory_use(plan: ModelPlan, config: Config) -> MemoryUse:
     """An estimate of what the model takes, before it is loaded."""
     spec, storage, device = plan.local, plan.storage, plan.device
-    shared_by = plan.shard.neighbours if device.type == "cpu" else 1
+    others = config.parallel.dp_size  # engines that load beside this one
+    shared_by = plan.shard.neighbours * others if device.type == "cpu" else 1
     return MemoryUse(
         available_memory(device) // shared_by, storage.weight_bytes,
         resident_bytes(plan.family, spec, config.lora, device, plan.dtype),
@@ -238,10 +239,13 @@ def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
     return requested or spec.context_length
 
 
-def device_of(name: str) -> torch.device:
-    """The device called ``name``, a GPU with its number. Raises ValueError."""
+def device_of(name: str, first: int = 0) -> torch.device:
+    """The device called ``name``, a GPU with its number: ``first`` where the name has none. Raises
+    ValueError."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{first}"
     try:
         device = torch.empty(1, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:

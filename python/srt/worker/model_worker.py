@@ -65,7 +65,7 @@ class ModelWorker:
         token_bytes = bytes_per_token(spec, kv_dtype)
         use = memory_use(plan, config)  # an estimate: what cannot fit is refused before it is read
         pool_pages(memory, token_bytes, use, plan.length, plan.device)
-        threads = settings.threads or DEFAULT_THREADS
+        threads = settings.threads or max(1, DEFAULT_THREADS // config.parallel.dp_size)
         with torch.inference_mode():
             try:
                 loaded = load_model(plan, config, threads)

@@ -54,7 +54,10 @@ RULES = {
     " srt.requests.common_fields srt.requests.request_error msgspec",
     "srt.requests.replies": "sglang.ir",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
-    "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.requests msgspec",
+    "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine.client"
+    " msgspec",
+    "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
+    " srt.runtime msgspec",
     "srt.runtime.program_gate": "srt.core srt.config srt.requests srt.interception srt.engine.info",
     "srt.runtime.vision_setup": "srt.config srt.files srt.media srt.tokenizer srt.requests"
     " srt.engine.info",
@@ -299,7 +302,7 @@ def test_the_engine_is_started_before_the_server_is_imported() -> None:
     source = ast.parse((PYTHON / "srt" / "web" / "launch.py").read_text(encoding="utf-8"))
     names = {node.name: node for node in source.body if isinstance(node, ast.FunctionDef)}
     run = ast.unparse(names["run"])
-    assert run.index("Started(config)") < run.index("_serve(")
+    assert run.index("Started(own)") < run.index("_serve(")
     assert "serving" in ast.unparse(names["_serve"])
 
 

@@ -28,6 +28,10 @@ SETTINGS_NOW = (
     "--pp-size: default is 1; it was None",
     "--pp: name is pp_size; it was pp",
     "--pipeline-parallel-size: name is pp_size; it was pipeline_parallel_size",
+    "--base-gpu-id: default is 0; it was None",
+    "--dp-size: default is 1; it was None",
+    "--dp: name is dp_size; it was dp",
+    "--data-parallel-size: name is dp_size; it was data_parallel_size",
 )
 DECIDED: dict[str, str] = {
     f"{command} {flag}": "it was without effect or refused, and is a setting now"

@@ -72,6 +72,11 @@ class Engine(EngineControl):
         except ImportError as error:
             raise lacking("Engine", "srt", error) from error
         config = Config.of(**settings_of(server_args, settings))
+        if config.parallel.dp_size > 1:
+            raise BackendError(
+                f"dp_size is {config.parallel.dp_size} and this is one engine; several engines are "
+                "a server's: sglang.Runtime(dp_size=...), or sglang serve --dp-size"
+            )
         named = template_named(chat_template_name) if chat_template_name is not None else None
         model = config.model
         try:

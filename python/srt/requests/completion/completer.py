@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -51,14 +51,12 @@ from sglang.srt.requests.completion.completion_request import (
     verify_length,
 )
 from sglang.srt.requests.completion.encoder import MOST, Encoder, bytes_of
-from sglang.srt.requests.completion.engine_succession import (
-    EngineContext,
-    EngineSuccession,
-    Successors,
-)
+from sglang.srt.requests.completion.engine_succession import EngineContext, EngineSuccession
+from sglang.srt.requests.completion.grouped_reading import GroupedReading
 from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Assembler, Finish, Output, PromptLogprobs
-from sglang.srt.requests.completion.readout import Reading, read_all
+from sglang.srt.requests.completion.readout import Reading
+from sglang.srt.requests.completion.serving_engines import OneEngine, ServingEngines, merged
 from sglang.srt.requests.completion.whole_choices import ScoredChoice, pick, score
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
@@ -67,24 +65,35 @@ __all__ = ["Completer", "EngineLost"]
 
 
 class Completer:
-    """Completes prompts on one engine. Every method belongs to the client's event loop.
+    """Completes prompts on engines. Every method belongs to the event loop of their clients.
 
     Attributes:
+        engines: those that requests run on.
         runs: requests in flight, for ``abort``.
         encoder: turns all texts into ids.
-        successors: engines after a lost one; None: a request ends with its engine.
-        max_resumes: times that a request may go on with another engine.
+        max_resumes: times that a request may go on with another engine where its own is lost;
+            None: there is no other.
     """
 
     def __init__(
-        self, client: Client, tokenizer: Tokenizer, tokenized_bytes: int = MOST, seed: int = 0
+        self,
+        engines: ServingEngines | Client,
+        tokenizer: Tokenizer,
+        tokenized_bytes: int = MOST,
+        seed: int = 0,
     ) -> None:
-        """``seed``: what the seeds of generations without one are made of, with their order."""
-        self.client, self.tokenizer = client, tokenizer
+        """
+        Args:
+            engines: a Client: its engine alone.
+            seed: what the seeds of generations without one are made of, with their order.
+        """
+        self.engines: ServingEngines = (
+            OneEngine(engines) if isinstance(engines, Client) else engines
+        )
+        self.tokenizer = tokenizer
         self._seed, self._generations = seed, 0
         self.encoder = Encoder(tokenizer, tokenized_bytes)
-        self.successors: Successors | None = None
-        self.max_resumes = 0
+        self.max_resumes: int | None = None
         self.runs: set[_CompletionRun | Reading] = set()
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
@@ -95,18 +104,18 @@ class Completer:
         """
         self.verify_chars(len(text))
         ids = await self.encoder.encode(text, add_special_tokens)
-        verify_length(len(ids), self.client.info)
+        verify_length(len(ids), self.info)
         return ids
 
     def verify_chars(self, count: int) -> None:
         """Raise RequestError where a text of so many characters is too long, whatever they are. A
         normal form may compose four characters into one."""
         least = count // (4 * self.tokenizer.longest)
-        verify_length(least, self.client.info, "at least ")
+        verify_length(least, self.info, "at least ")
 
     def stream(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
         """``run`` of a request that is verified here. Raises RequestError."""
-        return self.run(request.verified(self.client.info))
+        return self.run(request.verified(self.info))
 
     async def run(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
         """The ``n`` completions of a verified request: each Output, the same object, whenever it
@@ -145,22 +154,7 @@ class Completer:
         """The result of ``goal`` for each prompt. Raises RequestError, also where one was aborted,
         and EngineLost. However it ends, nothing of it is left in the engine."""
         checked = [request.verified(self.info) for request in requests]
-        engine = self.succession(requests[0]) if requests else None
-        while engine is not None:
-            client = engine.client
-            readings = [Reading(client, request, goal) for request in checked]
-            self.runs.update(readings)
-            try:
-                return await read_all(readings)
-            except EngineLost as lost:
-                await engine.replace(client, lost)
-                if any(reading.aborted for reading in readings):
-                    raise RequestError("The request was aborted.", "rid") from lost
-            finally:
-                for reading in readings:
-                    reading.close()
-                self.runs.difference_update(readings)
-        return []
+        return await GroupedReading(checked, goal, self.runs).read(self.succession)
 
     def new_seed(self) -> int:
         """A seed for a generation that was given none. It is chosen here, not by the engine, so
@@ -170,9 +164,7 @@ class Completer:
 
     def succession(self, request: CompletionRequest) -> EngineSuccession:
         """The engine for a new request."""
-        return EngineSuccession(
-            self.client, self.successors, self.max_resumes, request.rid, request.adapter
-        )
+        return EngineSuccession(self.engines, request, self.max_resumes)
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
         """Canonical ids of texts as they are written behind another; for a thread beside the loop.
@@ -195,24 +187,30 @@ class Completer:
 
     @property
     def info(self) -> EngineInfo:
-        return self.client.info
+        return self.engines.info
 
     @property
     def pending(self) -> int:
-        """Requests that the engine has not ended yet."""
-        return self.client.pending
+        """Requests that no engine has ended yet."""
+        return self.engines.pending
 
     @property
     def lost(self) -> EngineLost | None:
-        """Reason that the engine can answer no more, None while it can."""
-        return self.client.lost
+        """Reason that no engine can answer any more, None while one can."""
+        return self.engines.lost
 
     async def control(self, op: str, seconds: float = 5.0, limit: int = 0) -> Reply:
-        """The engine's answer to a Control of ``op`` and ``limit``.
+        """The answer of the engines, as one, to a Control of ``op`` and ``limit``.
 
-        Raises EngineLost, and TimeoutError where the engine is silent for ``seconds``.
+        Raises EngineLost, and TimeoutError where an engine is silent for ``seconds``.
         """
-        return await asyncio.wait_for(self.client.control(op, limit), seconds)
+        return merged(await self.control_each(op, seconds, limit))
+
+    async def control_each(
+        self, op: str, seconds: float = 5.0, limit: int = 0
+    ) -> Mapping[str, Reply]:
+        """The same, by the engines' names."""
+        return await asyncio.wait_for(self.engines.control(op, limit), seconds)
 
     def abort(self, rid: str | None = None, owner: str | None = None) -> int:
         """End requests named ``rid`` (None: all) of ``owner`` (None: of all) with reason "abort";

@@ -1,8 +1,8 @@
 """EngineSuccession: the engine that serves one request, and the next one where it is lost.
 
-A request that was accepted goes on with the engine that is started in place of a lost one, from the
-tokens that have come (``Generate.generated``). Its client waits and reads the same text. It may be
-the request itself that makes engines fail, so it goes on a few times only.
+A request that was accepted goes on with another engine, or with the one that is started in place of
+a lost one, from the tokens that have come (``Generate.generated``). Its client waits and reads the
+same text. It may be the request itself that makes engines fail, so it goes on a few times only.
 """
 
 from __future__ import annotations
@@ -12,23 +12,16 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from sglang.srt.core.messages import Advance, Close, Done, Event, Failed, Verb
+from sglang.srt.core.messages import Advance, Close, Done, Event, Failed, Tokens, Verb
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.client import Client, EngineLost, Inbox
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.readout import refused
+from sglang.srt.requests.completion.serving_engines import Assignment, EngineLeft, ServingEngines
 
 log = logging.getLogger("sglang.server")
-
-
-class Successors(Protocol):
-    """The engines that come after lost ones (``runtime/supervisor``)."""
-
-    async def after(self, client: Client, adapter: str) -> Client:
-        """Wait for the engine after ``client``'s, until it has the adapter ("": none), or is not
-        to have it. Raises EngineLost where no engine comes."""
-        ...
 
 
 class EngineContext(NamedTuple):
@@ -48,27 +41,26 @@ class EngineSuccession:
     """
 
     def __init__(
-        self,
-        client: Client,
-        successors: Successors | None = None,
-        most: int = 0,
-        name: str = "",
-        adapter: str = "",
+        self, engines: ServingEngines, request: CompletionRequest, most: int | None = None
     ) -> None:
-        """
+        """Choose the request's engine.
+
         Args:
-            successors: None: the request ends with its engine.
-            most: times that it may go on with another engine.
-            name: its client's name for it.
-            adapter: what its contexts are opened with.
+            most: times that the request may go on with another engine; None: there is no other.
         """
-        self.client, self.losses, self.aborted = client, 0, False
-        self._successors = successors if client.lost is None else None
-        self._most, self._name, self._adapter = most, name, adapter
+        self._engines, self._request = engines, request
+        self._assignment = engines.assign(request)
+        self.losses, self.aborted = 0, False
+        self._most = most if self.client.lost is None else None
+        self._begun, self._generated = False, 0  # on this engine
         self._open: set[EngineContext] = set()  # contexts that an engine may still hold
         self._inboxes: set[Inbox] = set()
         self._replacing = asyncio.Lock()
-        self._waiting: asyncio.Future[Client] | None = None  # for the next engine
+        self._waiting: asyncio.Future[Assignment] | None = None  # for the next engine
+
+    @property
+    def client(self) -> Client:
+        return self._assignment.client
 
     # -- contexts --------------------------------------------------------------------------------
 
@@ -89,21 +81,32 @@ class EngineSuccession:
         if self.aborted:  # the context is closed already
             yield [Done(verb.request, "abort", stats=unknown)]
             return
-        inbox = context.client.submit(verb.request, [*before, verb], self._name)
+        inbox = context.client.submit(verb.request, [*before, verb], self._request.rid)
         self._inboxes.add(inbox)
         while not inbox.ended:
             events = await inbox.take()
             if inbox.ended and verb.close:
                 self._open.discard(context)
             last = events[-1]
+            if context.client is self.client:
+                self._note(events)
             if not isinstance(last, Failed):
                 yield events
                 continue
             if len(events) > 1:
                 yield events[:-1]
-            if last.code == "lost" and self._successors is not None:
+            if last.code == "lost" and self._most is not None:
                 raise EngineLost(last.message)
             raise refused(last)
+
+    def _note(self, events: Sequence[Event]) -> None:
+        """Count tokens, and tell the assignment of the first event with statistics."""
+        for event in events:
+            if isinstance(event, Tokens):
+                self._generated += len(event.tokens)
+            if not self._begun and isinstance(event, (Tokens, Done)) and event.stats is not None:
+                self._begun = True
+                self._assignment.begun(event.stats)
 
     # -- engines ---------------------------------------------------------------------------------
 
@@ -116,27 +119,30 @@ class EngineSuccession:
         async with self._replacing:
             if self.client is not client or self.aborted:
                 return
-            self.losses += 1
-            if self._successors is None:
+            if self._most is None:
                 raise error
+            self.losses += not isinstance(error, EngineLeft)
             if self.losses > self._most:
                 raise EngineLost(
                     f"{error}; the request has been in {self.losses} engines that were lost, and "
                     f"may go on {self._most} times (--max-resumes)"
                 )
+            self._leave()
             began = time.monotonic()
-            self._waiting = asyncio.ensure_future(self._successors.after(client, self._adapter))
+            self._waiting = asyncio.ensure_future(self._engines.reassign(self._request, client))
             try:
                 await asyncio.wait({self._waiting})
                 if self.aborted:
                     return
-                self.client = self._waiting.result()
+                self._assignment = self._waiting.result()
+                self._begun, self._generated = False, 0
             finally:
                 self._waiting.cancel()
                 self._waiting = None
             self._open = {context for context in self._open if context.client is not client}
             waited = time.monotonic() - began
-            log.warning("request %s goes on with the next engine after %.1f s", self._name, waited)
+            name = self._request.rid
+            log.warning("request %s goes on with another engine after %.1f s", name, waited)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -153,6 +159,10 @@ class EngineSuccession:
         for inbox in self._inboxes:
             inbox.close()
         self._close_contexts()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._assignment.ended(self._generated)
 
     def _close_contexts(self) -> None:
         for client in {context.client for context in self._open}:

@@ -51,10 +51,14 @@ class HeldContext:
         """Whether the engine still has it for a request."""
         return self._open and self._client.lost is None
 
+    def on(self, client: Client) -> bool:
+        """Whether it is the engine of ``client`` that has it."""
+        return self.open and client is self._client
+
     def take(self, client: Client) -> int | None:
         """The context's number for a request on ``client``, which closes the context from now on;
         None where that engine does not have it any more."""
-        if not self.open or client is not self._client:
+        if not self.on(client):
             return None
         self._open = False
         return self._number

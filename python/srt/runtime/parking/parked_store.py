@@ -23,6 +23,7 @@ from typing import Protocol
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.ints import Ints
 from sglang.srt.requests.completion.completer import Completer, EngineLost
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.held_context import Claim, HeldContext, Resumption
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.parking.text_index import ContextText, TextIndex
@@ -216,9 +217,13 @@ class ParkedStore:
         scope = context.scope
         left = max(context.expires - self.now(), 0.0)
         claim = replace(context.facts.claim, deadline=left)
+        request = CompletionRequest(
+            context.tokens, namespace=scope.namespace, adapter=scope.adapter
+        )
+        client = self._completion.engines.holder(request)
         with suppress(EngineLost):
             context.held = HeldContext(
-                self._completion.client, context.tokens, claim, scope.namespace, scope.adapter
+                client, context.tokens, claim, scope.namespace, scope.adapter
             )
 
     def _make_room(self, owned: TenantContexts, size: int) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.completion.completion_request import CONSTRAINTS
+from sglang.srt.requests.completion.serving_engines import merged
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.supervisor import probe
 from sglang.srt.web.exchange.current_caller import CALLER
@@ -27,7 +28,7 @@ async def health(state: ServerState, request: Request) -> Response:
     """200 while requests are taken and the engine's steps come."""
     if state.runtime.completion.lost is not None:
         raise state.runtime.completion.lost.again()
-    if stalled := state.runtime.completion.client.stalled:
+    if stalled := state.runtime.completion.engines.stalled:
         raise ServerError("engine_stalled", f"{stalled}.")
     if state.draining:
         raise ServerError("draining", "The server is shutting down.")
@@ -59,7 +60,8 @@ async def model_info(state: ServerState, request: Request) -> Response:
 
 async def server_info(state: ServerState, request: Request) -> Response:
     """Settings (without keys), the engine's facts, and its statistics of this moment."""
-    stats = await statistics(state)
+    replies = await state.runtime.control_each("stats")
+    stats = merged(replies).data
     return json_response(
         {
             **state.config.public(),
@@ -69,7 +71,7 @@ async def server_info(state: ServerState, request: Request) -> Response:
             "open_requests": state.open_requests,
             "pending": state.runtime.completion.pending,
             "stats": stats,
-            "internal_states": [stats],
+            "internal_states": [reply.data for reply in replies.values()],
         }
     )
 
@@ -82,7 +84,8 @@ async def statistics(state: ServerState) -> dict[str, Any]:
 async def metrics(state: ServerState, request: Request) -> Response:
     """Counters are served even when the engine is gone; gauges stay while it is silent."""
     try:
-        state.metrics.engine.read(await statistics(state))
+        replies = await state.runtime.control_each("stats")
+        state.metrics.engine.read({name: reply.data for name, reply in replies.items()})
     except EngineLost:
         state.metrics.engine.read({})
     except RequestError as error:
@@ -136,20 +139,20 @@ async def flush_cache(state: ServerState, request: Request) -> Response:
 
 
 async def load(state: ServerState, request: Request) -> Response:
-    """Count requests and the tokens that they hold, for routers."""
-    stats = await statistics(state)
+    """Count requests and the tokens that they hold, by engine, for routers."""
+    replies = await state.runtime.control_each("stats")
+    return json_response([_load_of(rank, replies[name].data) for rank, name in enumerate(replies)])
+
+
+def _load_of(rank: int, stats: Mapping[str, Any]) -> dict[str, Any]:
     waiting = int(stats["waiting"]) + int(stats["compiling"])
     free = stats["free_tokens"] + stats["evictable_tokens"]
-    return json_response(
-        [
-            {
-                "dp_rank": 0,
-                "num_reqs": int(stats["running"]) + waiting,
-                "num_waiting_reqs": waiting,
-                "num_tokens": int(stats["total_tokens"] - free),
-            }
-        ]
-    )
+    return {
+        "dp_rank": rank,
+        "num_reqs": int(stats["running"]) + waiting,
+        "num_waiting_reqs": waiting,
+        "num_tokens": int(stats["total_tokens"] - free),
+    }
 
 
 class PauseBody(msgspec.Struct):

@@ -87,8 +87,8 @@ class EngineMetrics:
         )
         self._gauges = {key: one(Gauge, *names) for key, names in _GAUGES.items()}
         self._counters = {key: one(Counter, *names) for key, names in _COUNTERS.items()}
-        self._counted = dict.fromkeys(_COUNTERS, 0.0)
-        self._up = one(Gauge, "engine_up", "1 while there is an engine")
+        self._counted: dict[str, dict[str, float]] = {}  # by engine and name
+        self._up = one(Gauge, "engine_up", "number of engines that answer")
         self._used = one(Gauge, "num_used_tokens", "KV tokens of running requests")
         self._usage = one(Gauge, "token_usage", "their share of the KV cache")
         self._rate = one(Gauge, "gen_throughput", "tokens generated a second")
@@ -96,27 +96,31 @@ class EngineMetrics:
         self._accepted = one(Gauge, "spec_accept_rate", "accepted share of draft tokens")
         self._last = (time.monotonic(), 0.0)
 
-    def restarted(self) -> None:
+    def restarted(self, engine: str) -> None:
         """The engine is another one, which counts from 0: that is added."""
         self._restarts.inc()
-        self._counted = dict.fromkeys(_COUNTERS, 0.0)
+        self._counted.pop(engine, None)
 
     def resumed(self) -> None:
         """A request goes on with another engine."""
         self._resumed.inc()
 
-    def read(self, stats: Mapping[str, float]) -> None:
-        """Take the engine's statistics, {} where there is no engine; rates are since the last call
-        at least a second ago."""
+    def read(self, engines: Mapping[str, Mapping[str, float]]) -> None:
+        """Take the statistics of the engines, by name, of which gauges show the sums; {} where
+        there is no engine. Rates are since the last call at least a second ago."""
+        stats: dict[str, float] = {}
+        for name, own in engines.items():
+            counted = self._counted.setdefault(name, {})
+            for key, value in own.items():
+                stats[key] = stats.get(key, 0) + value
+                if key in self._counters:
+                    self._counters[key].inc(value - counted.get(key, 0.0))
+                    counted[key] = value
         for key, gauge in self._gauges.items():
             gauge.set(stats.get(key, 0))
-        for key, value in stats.items():
-            if key in self._counters:
-                self._counters[key].inc(value - self._counted[key])
-                self._counted[key] = value
         total = stats.get("total_tokens", 0)
         used = total - stats.get("free_tokens", total) - stats.get("evictable_tokens", 0)
-        self._up.set(bool(stats))
+        self._up.set(len(engines))
         self._used.set(used)
         self._usage.set(used / total if total else 0.0)
         prompt = stats.get("prompt_tokens", 0)

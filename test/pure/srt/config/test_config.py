@@ -19,6 +19,7 @@ from sglang.srt.config import (
     OperationsConfig,
     ParallelConfig,
     ProgramGateConfig,
+    RoutingConfig,
     ScheduleConfig,
     ServerConfig,
     SpeculationConfig,
@@ -31,7 +32,7 @@ from sglang.srt.config.command_line import ELSEWHERE, Parser, keys_from_environm
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
     MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig, ParallelConfig,
-    ProgramGateConfig,
+    ProgramGateConfig, RoutingConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
@@ -61,7 +62,7 @@ def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     return [name, str(value)], value
 
 
-FORMS = {"assigned_layers": "4", "dist_init_addr": "host:1"}
+FORMS = {"assigned_layers": "4", "dist_init_addr": "host:1", "slow_engine_factor": 2.5}
 COMPANIONS: dict[str, dict[str, Any]] = {  # settings that one needs beside it
     "hicache_storage_dir": {"enable_hierarchical_cache": True, "hicache_storage_size": 1.0},
     "hicache_storage_size": {"enable_hierarchical_cache": True, "hicache_storage_dir": "kv"},

@@ -306,11 +306,11 @@ def test_most_launch_lines_of_upstream_start() -> None:
 
 def test_one_warning_names_what_is_without_effect(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        parsed("--dp 1 --enable-cache-report --attention-backend torch_native --cuda-graph-bs 1 2")
+        parsed("--ep 1 --enable-cache-report --attention-backend torch_native --cuda-graph-bs 1 2")
     (record,) = caplog.records
     said = record.getMessage()
     assert said.startswith("accepted, and without effect here: ")
-    for what in ("--dp 1 (", "--enable-cache-report (always on)", "--cuda-graph-bs 1 2 ("):
+    for what in ("--ep 1 (", "--enable-cache-report (always on)", "--cuda-graph-bs 1 2 ("):
         assert what in said
     assert "--attention-backend torch_native (kernels are chosen by the device)" in said
 
@@ -318,14 +318,14 @@ def test_one_warning_names_what_is_without_effect(caplog: pytest.LogCaptureFixtu
 def test_what_is_meant_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         parsed("--dtype half --kv-cache-dtype fp8_e4m3 --tool-call-parser qwen25")
-        Config.of(dp_size=None, trust_remote_code=False, log_level_http=None, cuda_graph_bs=[])
+        Config.of(ep_size=None, trust_remote_code=False, log_level_http=None, cuda_graph_bs=[])
     assert not caplog.records
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dp": 4}, "--dp 4: data parallelism is not in this version"),
+        ({"ep": 4}, "--ep 4: expert parallelism is not in this version"),
         ({"enable_memory_saver": True}, "--enable-memory-saver: giving memory back while serving"),
         ({"speculative_algorithm": "EAGLE3"}, "use ngram, or draft and a smaller model"),
         ({"attention_backend": "ascend"}, "attention on NPUs is not in this version; use auto"),

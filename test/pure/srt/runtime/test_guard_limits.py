@@ -336,7 +336,7 @@ def test_a_flood_of_texts_to_embed_leaves_turns_for_another(
         finish, beside = server.state.runtime.finish, []
 
         async def counted(*args: Any) -> Any:
-            stats = server.state.runtime.completion.client.control
+            stats = server.state.runtime.completion.engines.clients[0].control
             before = (await stats("stats")).data["finished"]
             result = await finish(*args)
             beside.append((await stats("stats")).data["finished"] - before)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -249,7 +250,7 @@ class Restarts:
     def _start(self) -> None:
         self.verbs.clear()
         client = engine.Client(self.completion.info, self.verbs.extend)
-        self.completion.client = self.client = client
+        self.completion.engines.client = self.client = client
 
     async def lose(self) -> None:
         self.client.fail(EngineLost("killed"))
@@ -258,7 +259,7 @@ class Restarts:
     async def restart(self) -> None:
         await self.lose()
         self._start()
-        self.state.restarted()
+        self.state.engine_changed(cast(Any, SimpleNamespace(name="0", client=self.client)))
         await self.settle()
 
     @staticmethod

@@ -32,6 +32,7 @@ from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime import supervisor as module
+from sglang.srt.runtime.fleet.fleet_setup import completer_on
 from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
@@ -78,6 +79,12 @@ async def golden(completion: Completer, count: int = 8, text: str = "the lazy do
     return (await completion.generate(CompletionRequest(prompt, sampling)))[0]
 
 
+async def completer_of(supervisor: Supervisor, tokenizer: Tokenizer) -> Completer:
+    """A Completer on the engine, once it has started."""
+    await supervisor.start()
+    return completer_on(supervisor, supervisor._config, tokenizer)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
     while not condition():
@@ -106,7 +113,7 @@ def test_a_lost_engine_is_started_again(
     async def test() -> None:
         config = Config.of(watchdog_timeout=0.2 if fault == "hung" else 300.0)
         supervisor = Supervisor(config, tokenizer)
-        completion = await supervisor.start()
+        completion = await completer_of(supervisor, tokenizer)
         state = ServerState(config, completion)
         before, info = await golden(completion), completion.info
         whole = await golden(completion, 900, "jumps over")
@@ -116,7 +123,7 @@ def test_a_lost_engine_is_started_again(
         transport = httpx.ASGITransport(make_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             pending = asyncio.create_task(golden(completion, 900, "jumps over"))
-            while not (await completion.client.control("stats")).data["running"]:
+            while not (await completion.engines.clients[0].control("stats")).data["running"]:
                 await asyncio.sleep(0.01)
             os.kill(children[0].pid, FAULTS[fault])
             faulty.set()
@@ -158,11 +165,11 @@ def test_a_lost_device_ends_the_engine_and_another_one_serves(
 
     async def test() -> None:
         supervisor = Supervisor(Config.of(), tokenizer)
-        completion = await supervisor.start()
+        completion = await completer_of(supervisor, tokenizer)
         before = await golden(completion)
         keeping = asyncio.create_task(supervisor.run())
         tasks = [asyncio.create_task(golden(completion, 900)) for _ in range(2)]
-        while (await completion.client.control("stats")).data["running"] < 2:
+        while (await completion.engines.clients[0].control("stats")).data["running"] < 2:
             await asyncio.sleep(0.01)
         file.write_text(ILLEGAL)
         for task in tasks:
@@ -191,7 +198,7 @@ def test_an_error_of_one_pass_does_not_end_the_engine(
 
     async def test() -> None:
         supervisor = Supervisor(Config.of(), tokenizer)
-        completion = await supervisor.start()
+        completion = await completer_of(supervisor, tokenizer)
         for _ in range(3):
             file.write_text("CUDA out of memory. Tried to allocate 2.00 GiB.")
             with pytest.raises(RequestError, match="out of memory"):
@@ -208,8 +215,8 @@ def test_an_engine_may_compute_its_passes_in_another_way() -> None:
     old = fake_info(64, 1)
     new = fake_info(64, 1, attention="triton", graph_rows=8, fallbacks=("graphs failed",))
     assert old != new
-    assert not module._difference(old, new)
-    assert module._difference(old, fake_info(32, 1, graph_rows=8)) == "capacity is 32, was 64"
+    assert not module.difference(old, new)
+    assert module.difference(old, fake_info(32, 1, graph_rows=8)) == "capacity is 32, was 64"
 
 
 async def stalling(completion: Completer, http: httpx.AsyncClient) -> asyncio.Task[list[Output]]:
@@ -241,7 +248,7 @@ def test_health_tells_of_steps_that_do_not_come(
 
     async def test() -> None:
         supervisor = Supervisor(Config.of(), tokenizer)
-        completion = await supervisor.start()
+        completion = await completer_of(supervisor, tokenizer)
         transport = httpx.ASGITransport(make_app(ServerState(Config.of(), completion)))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             before = await golden(completion, 4)
@@ -249,7 +256,7 @@ def test_health_tells_of_steps_that_do_not_come(
             assert completion.lost is None
             file.unlink()
             assert (await task)[0].tokens == before.tokens
-            await until(lambda: not completion.client.stalled)
+            await until(lambda: not completion.engines.clients[0].stalled)
             assert (await http.get("/health")).status_code == 200
         told = [record.message for record in caplog.records if "request" in record.message]
         assert len([text for text in told if "stop patterns" in text]) == 1, "logged once"
@@ -270,7 +277,7 @@ def test_an_engine_is_killed_after_health_has_told(
     async def test() -> None:
         config = Config.of(watchdog_timeout=2.0, max_engine_restarts=0)
         supervisor = Supervisor(config, tokenizer)
-        completion = await supervisor.start()
+        completion = await completer_of(supervisor, tokenizer)
         keeping = asyncio.create_task(supervisor.run())
         transport = httpx.ASGITransport(make_app(ServerState(config, completion)))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
@@ -310,8 +317,8 @@ def test_an_answer_that_waits_to_be_read_is_an_answer(
 ) -> None:
     async def test() -> None:
         supervisor = Supervisor(Config.of(watchdog_timeout=0.3), tokenizer)
-        completion = await supervisor.start()
-        client = completion.client
+        completion = await completer_of(supervisor, tokenizer)
+        client = completion.engines.clients[0]
         keeping, transmit, pings = asyncio.create_task(supervisor.run()), client._transmit, [0]
 
         def suspended(verbs: Any) -> None:
@@ -336,7 +343,7 @@ def test_it_gives_up_after_so_many_restarts(
 ) -> None:
     async def test() -> None:
         supervisor = Supervisor(Config.of(max_engine_restarts=limit), tokenizer)
-        completion = await supervisor.start()
+        completion = await completer_of(supervisor, tokenizer)
         keeping = asyncio.create_task(supervisor.run())
         for life in range(limit + 1):
             await until(lambda: completion.lost is None)
@@ -373,7 +380,7 @@ def test_an_engine_that_cannot_come_back_as_it_was_ends_it(
 ) -> None:  # fmt: skip
     async def test() -> None:
         supervisor = Supervisor(Config.of(max_engine_restarts=2), tokenizer)
-        completion = await supervisor.start()
+        completion = await completer_of(supervisor, tokenizer)
         monkeypatch.setenv(f"ENGINE_CHILD_{name}", value)
         children[0].kill()
         lost = await asyncio.wait_for(supervisor.run(), SECONDS)
@@ -393,7 +400,7 @@ def test_the_memory_of_the_first_engine_is_that_of_the_next(
 ) -> None:
     async def test() -> None:
         supervisor = Supervisor(Config.of(), tokenizer)
-        completion = await supervisor.start()
+        completion = await completer_of(supervisor, tokenizer)
         keeping = asyncio.create_task(supervisor.run())
         monkeypatch.setenv("ENGINE_CHILD_CAPACITY", "1024")  # less is free by now
         children[0].kill()
@@ -412,7 +419,7 @@ def test_the_end_in_the_middle_of_a_restart_leaves_nothing(
 ) -> None:
     async def test() -> None:
         supervisor = Supervisor(Config.of(), tokenizer)
-        await supervisor.start()
+        await completer_of(supervisor, tokenizer)
         monkeypatch.setenv("ENGINE_CHILD_SECONDS", "60")
         keeping = asyncio.create_task(supervisor.run())
         children[0].kill()
@@ -461,7 +468,7 @@ def test_restarts_leave_nothing_behind(
 ) -> None:
     async def test() -> None:
         supervisor = Supervisor(Config.of(max_engine_restarts=30, max_resumes=0), tokenizer)
-        completion = await supervisor.start()
+        completion = await completer_of(supervisor, tokenizer)
         keeping = asyncio.create_task(supervisor.run())
         before, first = {}, await golden(completion)
         for life in range(1, 8):

@@ -330,7 +330,7 @@ def test_a_silent_engine_is_not_called_dead(
     served.client.golden()
     before = gauges()
     with monkeypatch.context() as patch:
-        patch.setattr(served.state.runtime.completion, "control", silent)
+        patch.setattr(served.state.runtime.completion, "control_each", silent)
         for method, path in (("GET", "/get_server_info"), ("POST", "/flush_cache")):
             error = is_error(served.client.request(method, path), 503)
             assert "busy" in error["message"]
@@ -340,7 +340,7 @@ def test_a_silent_engine_is_not_called_dead(
 
 def test_the_throughput_gauge_is_never_negative(served: Served) -> None:
     metrics = served.state.metrics
-    metrics.engine.read({"generated_tokens": 1000.0})
+    metrics.engine.read({"0": {"generated_tokens": 1000.0}})
     metrics.engine._last = (metrics.engine._last[0] - 10.0, 1000.0)
     metrics.engine.read({})
     assert metrics.engine._rate._value.get() == 0.0

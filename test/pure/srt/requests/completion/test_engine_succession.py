@@ -20,6 +20,7 @@ from sglang.srt.engine.local import LocalEngine
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest, Logprobs
 from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.completion.serving_engines import Assignment, OneEngine
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
@@ -33,7 +34,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(byte_level(tmp_path_factory.mktemp("tokenizer")))
 
 
-class Engines:
+class Engines(OneEngine):
     """Engines one after the other; the next one is started where one is lost and ``open``."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -48,17 +49,18 @@ class Engines:
         self.started.append(engine)
         return engine.client_on(asyncio.get_running_loop())
 
-    async def after(self, client: Client, adapter: str) -> Client:
+    async def reassign(self, request: CompletionRequest, client: Client) -> Assignment:
         await self.open.wait()
-        if self.completion.client is client:
-            self.completion.client = self.start()
-        self.adapters.append(adapter)
-        return self.completion.client
+        if self.client is client:
+            self.client = self.start()
+        self.adapters.append(request.adapter)
+        return Assignment(self.client)
 
     def completer(self, most: int = 1) -> Completer:
-        self.completion = Completer(self.start(), self.tokenizer, seed=7)
-        self.completion.successors, self.completion.max_resumes = self, most
-        return self.completion
+        self.client = self.start()
+        completer = Completer(self, self.tokenizer, seed=7)
+        completer.max_resumes = most
+        return completer
 
     async def lose(self) -> None:
         await asyncio.to_thread(self.started[-1].close)
@@ -129,7 +131,7 @@ def test_a_request_goes_on_with_the_next_engine(case: str, cut: int, tokenizer: 
         found = await outputs(engines.completer(), request, [cut], engines)
         assert found == whole
         assert len(engines.started) == 3, "no engine was lost"
-        assert engines.completion.pending == 0
+        assert engines.pending == 0
 
     play(tokenizer, body)
 

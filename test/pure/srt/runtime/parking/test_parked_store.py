@@ -17,6 +17,7 @@ from sglang.srt.core.messages import Close, Open, Park, Verb
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.held_context import Claim, Resumption
+from sglang.srt.requests.completion.serving_engines import OneEngine
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.parking.parked_store import (
     ParkedContext,
@@ -62,7 +63,7 @@ class Shelf:
 
     def __init__(self, most: int = 3, most_bytes: int = 1 << 20) -> None:
         self.engine, self.clock = Engine(), ManualClock()
-        self.completion = SimpleNamespace(client=self.engine.client)
+        self.completion = SimpleNamespace(engines=OneEngine(self.engine.client))
         self.timers: list[Timer] = []
         self.ended: list[str] = []
         self.store = ParkedStore(
@@ -238,7 +239,7 @@ def test_a_lost_engine_costs_no_tokens(shelf: Shelf) -> None:
     other = Engine()
     assert context.held.take(other.client) is None
     assert shelf.texts("ab") == ("a", "b")
-    shelf.completion.client = other.client
+    shelf.completion.engines.client = other.client
     shelf.store.close()
     assert other.open == set()
 

@@ -255,7 +255,7 @@ def test_a_silent_engine_is_busy(served: Served, monkeypatch: pytest.MonkeyPatch
     async def silent(op: str, seconds: float = 5.0, limit: int = 0) -> None:
         raise asyncio.TimeoutError
 
-    monkeypatch.setattr(served.state.runtime.completion, "control", silent)
+    monkeypatch.setattr(served.state.runtime.completion, "control_each", silent)
     is_error(served.client.get("/live"), 503)
     with served.client.stream("GET", "/live/events", params={"interval": 0.1}) as reply:
         found = items(reply)
@@ -263,7 +263,7 @@ def test_a_silent_engine_is_busy(served: Served, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_lost_engine_is_an_error(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = served.state.runtime.completion.control
+    asked = served.state.runtime.completion.control_each
     calls = 0
 
     async def dying(op: str, seconds: float = 5.0, limit: int = 0) -> Any:
@@ -273,7 +273,7 @@ def test_a_lost_engine_is_an_error(served: Served, monkeypatch: pytest.MonkeyPat
             raise EngineLost("gone")
         return await asked(op, seconds, limit)
 
-    monkeypatch.setattr(served.state.runtime.completion, "control", dying)
+    monkeypatch.setattr(served.state.runtime.completion, "control_each", dying)
     with served.client.stream("GET", "/live/events", params={"interval": 0.1}) as reply:
         found = list(items(reply))
     assert "tree" in found[0]

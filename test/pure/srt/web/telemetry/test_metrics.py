@@ -136,14 +136,14 @@ def test_what_the_engine_counts_grows_over_its_end(served: Served) -> None:
     metrics.engine.read({})  # lost
     assert b'sglang:engine_up{model_name="sglang-tiny"} 0.0' in metrics.render()
     more = after["forward_passes_total", ""] + 3  # more than there were, as if it had gone on
-    metrics.engine.restarted()
-    metrics.engine.read({"passes": more, "evicted_tokens": 5.0})  # a new one
-    metrics.engine.read({"passes": more + 1, "evicted_tokens": 5.0})
+    metrics.engine.restarted("0")
+    metrics.engine.read({"0": {"passes": more, "evicted_tokens": 5.0}})  # a new one
+    metrics.engine.read({"0": {"passes": more + 1, "evicted_tokens": 5.0}})
     found = re.search(r"forward_passes_total\{.*\} ([0-9.]+)", metrics.render().decode())
     assert found is not None
     assert float(found[1]) == after["forward_passes_total", ""] + more + 1
-    metrics.engine.restarted()
-    metrics.engine.read(served.client.stats())
+    metrics.engine.restarted("0")
+    metrics.engine.read({"0": served.client.stats()})
 
 
 def test_evictions_are_counted(served: Served) -> None:

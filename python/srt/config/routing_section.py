@@ -1,0 +1,33 @@
+"""The section of a Config that says how requests are shared out among engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang.srt.config.sections import flag
+
+ROUTING_POLICIES = (
+    "predicted", "cache-aware", "least-load", "round-robin", "random", "affinity", "product",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RoutingConfig:
+    """The choice of an engine, where there are several (--dp-size, --engines)."""
+
+    routing_policy: str = flag(
+        "predicted", "engine of a request; predicted: where its first token is expected soonest, "
+        "the cached beginning of its prompt and the queue considered", choices=ROUTING_POLICIES,
+    )  # fmt: skip
+    slow_engine_factor: float = flag(
+        5.0, "an engine whose first tokens take so many times as long as the others' gets no "
+        "requests for a while; at most a third of the engines at once; 0: never", type=float,
+    )  # fmt: skip
+
+    def verify(self) -> None:
+        """Raise ValueError for a value out of range."""
+        if self.slow_engine_factor and not 1.5 <= self.slow_engine_factor <= 1000:
+            raise ValueError(
+                f"--slow-engine-factor is {self.slow_engine_factor:g}; it must be from 1.5 to "
+                "1000, or 0 for no such rule"
+            )

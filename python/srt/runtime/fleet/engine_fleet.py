@@ -1,0 +1,222 @@
+"""Fleet: several engines behind one server, as the ``ServingEngines`` of its requests.
+
+A request is on one engine at a time, chosen by a router (``srt.routing``). Where its engine is
+lost, or leaves, it goes on with another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
+from sglang.srt.core.messages import Reply
+from sglang.srt.core.request_stats import RequestStats
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.requests.completion.completion_request import CompletionRequest
+from sglang.srt.requests.completion.serving_engines import AdapterHolders, AllHaveAll, Assignment
+from sglang.srt.routing.prompt import Prompt
+from sglang.srt.routing.routed_engine import Ticket
+from sglang.srt.routing.router import Router
+from sglang.srt.runtime.fleet.members import Members
+from sglang.srt.runtime.fleet.slow_engines import SlowEngines
+from sglang.srt.runtime.supervisor import Supervisor
+
+log = logging.getLogger("sglang.server")
+
+
+class RoutedAssignment(Assignment):
+    """A request on the engine that a router chose; the router learns what becomes of it."""
+
+    def __init__(self, fleet: Fleet, client: Client, ticket: Ticket) -> None:
+        super().__init__(client)
+        self._fleet, self._ticket = fleet, ticket
+        self._sent = fleet.clock.now()
+        self._open, self._answered = True, False
+
+    def begun(self, stats: RequestStats) -> None:
+        if self._open and not self._answered:
+            self._answered = True
+            now = self._fleet.clock.now()
+            self._fleet.router.first_token(self._ticket, now, stats.cached_tokens)
+            slow = self._fleet.slow.answered(self._ticket.engine, now - self._sent, now)
+            if slow:
+                log.warning("%s", slow)
+
+    def ended(self, generated: int) -> None:
+        if self._open:
+            self._open = False
+            self._fleet.router.ended(self._ticket, self._fleet.clock.now(), generated)
+            if not self._answered:
+                self._fleet.slow.ended(self._ticket.engine)
+
+
+class Fleet:
+    """ServingEngines that come and go, and the choice among them.
+
+    Attributes:
+        members: the engines.
+        router: chooses one. slow: those that it may not choose for now.
+        adapters: knows which engines have an adapter.
+        resumed: called when a request goes on with another engine.
+        changed: called with an engine that was lost, or is there again, or joins.
+        routed: number of requests by engine, since the start.
+    """
+
+    def __init__(
+        self, members: Members, router: Router, slow: SlowEngines, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.members, self.router, self.slow, self.clock = members, router, slow, clock
+        self.adapters: AdapterHolders = AllHaveAll()
+        self.resumed: Callable[[], None] = _nothing
+        self.changed: Callable[[Supervisor], None] = _nothing_of
+        self.routed: dict[str, int] = {}
+        members.changed, members.gone = self._changed, self._gone
+
+    async def run(self) -> EngineLost:
+        """Keep the engines; return why the last one could not be kept."""
+        return await self.members.run()
+
+    async def leave(self, name: str, seconds: float) -> int:
+        """Let an engine leave; return the number of requests that go on elsewhere
+        (``Members.leave``)."""
+        return await self.members.leave(name, seconds, self.clock)
+
+    # -- as ServingEngines -----------------------------------------------------------------------
+
+    @property
+    def info(self) -> EngineInfo:
+        """The first engine's, with the smallest KV cache of all."""
+        infos = [engine.info for engine in self.members.engines.values()]
+        capacity = min(info.capacity for info in infos)
+        first = infos[0]
+        if first.capacity == capacity:
+            return first
+        return msgspec.structs.replace(first, capacity=capacity)
+
+    @property
+    def clients(self) -> Sequence[Client]:
+        return list(self.members.clients.values())
+
+    @property
+    def count(self) -> int:
+        return len(self.members.engines)
+
+    @property
+    def pending(self) -> int:
+        return sum(engine.client.pending for engine in self.members.engines.values())
+
+    @property
+    def lost(self) -> EngineLost | None:
+        return self.members.lost
+
+    @property
+    def stalled(self) -> str:
+        reasons = [client.stalled for client in self.clients]
+        return "; ".join(reasons) if reasons and all(reasons) else ""
+
+    def assign(self, request: CompletionRequest) -> Assignment:
+        names = self._able(request, self.members.serving())
+        if not names:  # the loss of any is the answer
+            return Assignment(next(iter(self.members.engines.values())).client)
+        return self._place(request, names)
+
+    async def reassign(self, request: CompletionRequest, client: Client) -> Assignment:
+        """Choose another engine that can serve the request; wait where there is none now."""
+        while True:
+            serving = self.members.serving(but=client)
+            if not serving:
+                await self.members.wait()
+                continue
+            able = self._able(request, serving)
+            other = self.members.engines[able[0]].client
+            if not request.adapter or self.adapters.has(other, request.adapter):
+                self.resumed()
+                return self._place(request, able)
+            await self.adapters.restored(other, request.adapter)
+
+    def holder(self, request: CompletionRequest) -> Client:
+        names = self.members.serving() or list(self.members.engines)
+        name = self.router.holder(_prompt(request), names) or names[0]
+        return self.members.engines[name].client
+
+    async def control(self, op: str, limit: int = 0) -> Mapping[str, Reply]:
+        clients = self.members.clients
+        if self.members.lost is not None:
+            raise self.members.lost.again()
+        asked = (client.control(op, limit) for client in clients.values())
+        found = dict(zip(clients, await asyncio.gather(*asked, return_exceptions=True)))
+        replies = {name: reply for name, reply in found.items() if isinstance(reply, Reply)}
+        for error in found.values():
+            if isinstance(error, BaseException) and not (replies and isinstance(error, EngineLost)):
+                raise error
+        return replies
+
+    # -- the choice ------------------------------------------------------------------------------
+
+    def _able(self, request: CompletionRequest, names: Sequence[str]) -> Sequence[str]:
+        """Return those of these engines that have the request's adapter and are not slow, as far
+        as there are such."""
+        if request.adapter:
+            clients = self.members.clients
+            with_it = [name for name in names if self.adapters.has(clients[name], request.adapter)]
+            names = with_it or names
+        slow = self.slow.excluded(self.clock.now())
+        return [name for name in names if name not in slow] or names if slow else names
+
+    def _place(self, request: CompletionRequest, names: Sequence[str]) -> Assignment:
+        if len(self.members.engines) == 1:
+            return Assignment(self.members.engines[names[0]].client)
+        now = self.clock.now()
+        ticket = self.router.choose(_prompt(request, self._home(request)), now, names)
+        self.slow.sent(ticket.engine, now)
+        self.routed[ticket.engine] = self.routed.get(ticket.engine, 0) + 1
+        return RoutedAssignment(self, self.members.engines[ticket.engine].client, ticket)
+
+    def _home(self, request: CompletionRequest) -> str:
+        """Name of the engine that holds the parked context of the request, "" for none."""
+        held = None if request.resumed is None else request.resumed.held
+        if held is None:
+            return ""
+        return next((name for name, c in self.members.clients.items() if held.on(c)), "")
+
+    # -- engines ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Give requests to the members, which have been started."""
+        for engine in self.members.engines.values():
+            self._add(engine)
+
+    def _add(self, engine: Supervisor) -> None:
+        info = engine.info
+        self.router.add(engine.name, info.capacity, info.max_running_requests)
+        self.slow.keep(list(self.members.engines))
+
+    def _changed(self, engine: Supervisor) -> None:
+        if self.router.engines.get(engine.name) is not None:
+            self.router.forget(engine.name)
+            self.slow.forget(engine.name)
+        else:
+            self._add(engine)
+        self.changed(engine)
+
+    def _gone(self, name: str) -> None:
+        self.router.remove(name)
+        self.slow.keep([other for other in self.members.engines if other != name])
+
+
+def _prompt(request: CompletionRequest, home: str = "") -> Prompt:
+    new = request.sampling.max_new_tokens
+    program = request.program
+    return Prompt(request.prompt, request.namespace, request.adapter, program, home, new)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _nothing_of(engine: Supervisor) -> None:
+    pass

@@ -1,0 +1,177 @@
+"""Members: the engines of a fleet, each kept alive by its supervisor.
+
+serving     it takes requests
+lost        it is being started again
+leaving     it takes none any more; its requests may finish, else they go on elsewhere
+(gone)      it has left, or was lost too often
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from sglang.srt.core.clock import Clock
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.process import Started
+from sglang.srt.requests.completion.serving_engines import EngineLeft
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.supervisor import Supervisor, difference
+
+log = logging.getLogger("sglang.server")
+LOOK_SECONDS = 0.05  # between two looks at the requests of an engine that leaves
+
+
+class Members:
+    """ServingEngines by name.
+
+    Attributes:
+        engines: all but those that are gone.
+        changed: called with an engine that was lost, or is there again, or joins.
+        gone: called with the name of one that does not come back.
+    """
+
+    def __init__(self, engines: Sequence[Supervisor]) -> None:
+        self.engines = {engine.name: engine for engine in engines}
+        self.changed: Callable[[Supervisor], None] = _ignore
+        self.gone: Callable[[str], None] = _ignore
+        self._leaving: set[str] = set()
+        self._kept: dict[str, asyncio.Task[None]] = {}
+        self._over: asyncio.Future[EngineLost] | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        return frozenset(self._leaving)
+
+    @property
+    def clients(self) -> dict[str, Client]:
+        """Clients of the engines that answer, by name; those of leaving engines too."""
+        return {
+            name: engine.client
+            for name, engine in self.engines.items()
+            if engine.client.lost is None
+        }
+
+    def serving(self, but: Client | None = None) -> list[str]:
+        """Names of the engines that take requests, without that of client ``but``."""
+        return [
+            name
+            for name, client in self.clients.items()
+            if name not in self._leaving and client is not but
+        ]
+
+    @property
+    def lost(self) -> EngineLost | None:
+        """Reason that no engine answers, None while one does."""
+        if self.clients:
+            return None
+        lost = (engine.client.lost for engine in self.engines.values())
+        return next(filter(None, lost), EngineLost("there is no engine"))
+
+    async def start(self, started: Mapping[str, Started]) -> None:
+        """Load all engines at once. Raises EngineLost, where one is not like the others too, and
+        OSError."""
+        loads = [engine.start(started.get(name)) for name, engine in self.engines.items()]
+        for error in await asyncio.gather(*loads, return_exceptions=True):
+            if error is not None:
+                raise error
+        first, *others = self.engines.values()
+        for other in others:
+            if changed := difference(first.info, other.info, ("capacity",)):
+                raise EngineLost(f"engine {other.name} is not like engine {first.name}: {changed}")
+
+    async def run(self) -> EngineLost:
+        """Keep every engine; return why the last one could not be kept."""
+        self._over = asyncio.get_running_loop().create_future()
+        for engine in list(self.engines.values()):
+            self._keep(engine)
+        try:
+            return await self._over
+        finally:
+            tasks = list(self._kept.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._tell()
+
+    async def wait(self) -> None:
+        """Wait until an engine is there again, or joins. Raises EngineLost where none will."""
+        if self._over is None or self._over.done():
+            over = EngineLost("no engine is kept") if self._over is None else self._over.result()
+            raise over.again()
+        await self._news.wait()
+
+    def join(self, engine: Supervisor) -> None:
+        """Take an engine that has been started. Raises RequestError where it is not like the
+        others."""
+        first = next(iter(self.engines.values()))
+        if changed := difference(first.info, engine.info, ("capacity",)):
+            raise RequestError(f"The engine is not like the others: {changed}.", "url")
+        self.engines[engine.name] = engine
+        self.changed(engine)
+        self._keep(engine)
+        self._tell()
+
+    async def leave(self, name: str, seconds: float, clock: Clock) -> int:
+        """Give an engine no requests any more, let it finish those of at most ``seconds``, and end
+        it; return how many go on elsewhere. Raises RequestError where there is no such engine, or
+        no other one."""
+        if name not in self.engines or name in self._leaving:
+            known = ", ".join(self.serving()) or "none"
+            raise RequestError(
+                f"There is no engine {name!r}; there are: {known}.", "name", "not_found"
+            )
+        if not [other for other in self.engines if other != name and other not in self._leaving]:
+            raise RequestError(f"Engine {name!r} is the only one; add another first.", "name")
+        engine, until = self.engines[name], clock.now() + seconds
+        self._leaving.add(name)
+        self.gone(name)
+        try:
+            while engine.client.pending and clock.now() < until:
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            moved = engine.client.pending
+            if task := self._kept.pop(name, None):
+                task.cancel()
+            del self.engines[name]
+            self._leaving.discard(name)
+            engine.client.fail(EngineLeft(f"engine {name} has left"))
+            await engine.stop()
+        return moved
+
+    async def stop(self) -> None:
+        """End all engines."""
+        await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
+
+    def kill(self) -> None:
+        """The same at once, from wherever it is called."""
+        for engine in list(self.engines.values()):
+            engine.kill()
+
+    def _keep(self, engine: Supervisor) -> None:
+        engine.changed = self._changed
+        if self._over is not None:
+            self._kept[engine.name] = asyncio.create_task(self._keeping(engine))
+
+    async def _keeping(self, engine: Supervisor) -> None:
+        lost = await engine.run()
+        log.error("engine %s is given up: %s", engine.name, lost)
+        self._kept.pop(engine.name, None)
+        self.gone(engine.name)
+        if not self._kept and self._over is not None and not self._over.done():
+            self._over.set_result(lost)
+        self._tell()
+
+    def _changed(self, engine: Supervisor) -> None:
+        self.changed(engine)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def _ignore(_: object) -> None:
+    pass
