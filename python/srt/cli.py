@@ -26,6 +26,12 @@ COMMANDS = {
         "Examine a constraint: every keyword of a JSON schema, enforced or refused, "
         "the path taken, a sample, and an instance that is refused. Exit code 1 if it is refused.",
     ),
+    "drain": (
+        "sglang.srt.commands.drain_command",
+        "have a server take no new request, and finish the open ones",
+        "Have a running server take no new request; open ones may take its --drain-timeout. It "
+        "goes on to answer probes, and ends at SIGTERM. Exit code 1 if requests outlast that time.",
+    ),
     "explain": (
         "sglang.srt.commands.explain_command",
         "say why a prompt was, or was not, in a server's cache",

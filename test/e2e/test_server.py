@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
+import os
 import select
 import shutil
 import signal
@@ -21,7 +22,7 @@ import openai
 import psutil
 import pytest
 from helpers.http_server import Client, is_error
-from helpers.launched import Server, best_model, client_of, gone, launched, toy_model
+from helpers.launched import PYTHON, Server, best_model, client_of, gone, launched, toy_model
 
 LONG = {"max_new_tokens": 3000, "ignore_eos": True, "temperature": 0}
 SHORT = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0}
@@ -241,6 +242,26 @@ def test_sigterm_drains(toy: list[str], number: signal.Signals) -> None:
         assert lines[-1] == "data: [DONE]"
         last = json.loads(lines[-2].removeprefix("data: "))
         assert last["meta_info"]["completion_tokens"] == 1000
+        assert server.wait_end() == 0
+        gone([engine])
+
+
+def test_what_outlasts_a_drain_ends_with_an_error(toy: list[str]) -> None:
+    with launched([*toy, "--drain-timeout", "0.3"]) as server, client_of(server) as http:
+        engine = server.engine()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            asked = [pool.submit(stream_lines, server.url, LONG) for _ in range(2)]
+            begun(http, 2)
+            command = [sys.executable, "-m", "sglang.srt.cli", "drain", server.url, "--wait"]
+            environment = {**os.environ, "PYTHONPATH": str(PYTHON)}
+            done = subprocess.run(command, env=environment, timeout=120)
+            assert done.returncode == 0
+            for lines in (one.result() for one in asked):
+                last = json.loads(lines[-1].removeprefix("data: "))
+                assert last["error"]["code"] == "draining"
+        assert http.get("/drain").json() == {"draining": True, "pending": 0, "seconds_left": 0}
+        assert [http.get(path).status_code for path in ("/livez", "/readyz")] == [200, 503]
+        server.process.send_signal(signal.SIGTERM)
         assert server.wait_end() == 0
         gone([engine])
 

@@ -185,6 +185,8 @@ class Config:
              self.operations.max_resumes >= 0, "0 or more"),
             ("watchdog_timeout", self.operations.watchdog_timeout,
              0 <= self.operations.watchdog_timeout < math.inf, "0 or more, and finite"),
+            ("drain_timeout", self.operations.drain_timeout,
+             0 <= self.operations.drain_timeout <= 86400, "from 0 to 86400"),
             ("exit_with_parent", self.operations.exit_with_parent,
              self.operations.exit_with_parent >= 0, "0 or more"),
         ]  # fmt: skip

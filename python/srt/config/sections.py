@@ -344,6 +344,9 @@ class OperationsConfig:
         "at half of them); 0: never",
         type=float,
     )  # fmt: skip
+    drain_timeout: float = flag(
+        30.0, "seconds that open requests may take after SIGTERM or POST /drain", type=float
+    )
     exit_with_parent: int = flag(
         0, "drain and exit when the process of this id is no longer the parent; 0: never", type=int
     )

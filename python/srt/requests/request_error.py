@@ -36,7 +36,7 @@ class RequestError(ValueError):
     CODES = (
         "invalid_value", "context_length_exceeded", "unsupported", "invalid_api_key", "forbidden",
         "not_found", "queue_full", "rate_limit_exceeded", "overloaded", "internal_error",
-        "engine_lost", "previous_response_not_found", "conflict", "expired",
+        "engine_lost", "previous_response_not_found", "conflict", "expired", "draining",
     )  # fmt: skip
 
     def __init__(

@@ -111,6 +111,7 @@ class EngineRuntime:
         )
         running = self.info.max_running_requests * completion.engines.count
         self.queue = FairQueue(running + max(1, running // 4))
+        self._ended_by: RequestError | None = None
 
     @property
     def placeholders(self) -> dict[str, str]:
@@ -162,10 +163,12 @@ class EngineRuntime:
         self.admit(len(requests), caller)
         start = time.monotonic()
         owned = [_owned(request, caller) for request in requests]
-        if self._takes_turns:
-            found = await self._read_in_turns(owned, goal)
-        else:
-            found = await self.completion.read(owned, goal)
+        read = self._read_in_turns if self._takes_turns else self.completion.read
+        try:
+            found = await read(owned, goal)
+        except RequestError:
+            self._raise_end()
+            raise
         for done in found:
             if caller.charge is not None:
                 caller.charge(done.stats.prompt_tokens)
@@ -180,6 +183,11 @@ class EngineRuntime:
         if self.programs is not None:
             ended += self.programs.abort(rid, owner)
         return ended + self.parked.close(rid, owner)
+
+    def end(self, error: RequestError) -> None:
+        """End all requests with ``error``, those to come too."""
+        self._ended_by = error
+        self.abort()
 
     async def unload_adapter(self, name: str) -> None:
         """Close what is parked with an adapter, and unload it (``LoadedAdapters.unload``). Raises
@@ -206,7 +214,9 @@ class EngineRuntime:
             raise RequestError(message, code="engine_lost") from error
 
     def admit(self, count: int, caller: Caller = ANYBODY) -> None:
-        """Raise RequestError where ``count`` more requests are too many, now or ever."""
+        """Raise RequestError where ``count`` more requests are too many, now or ever, and after
+        ``end`` its error."""
+        self._raise_end()
         if count > MAX_CHOICES:
             raise RequestError(
                 f"{count} completions are requested at once, by n or as choices to score; "
@@ -306,7 +316,13 @@ class EngineRuntime:
                         counted[output.index] = output.completion_tokens
                     if explained is not None and output.finish is not None:
                         explained.note(index, request, output)
+                    if output.finish is not None and output.finish.reason == "abort":
+                        self._raise_end()
                     yield index, output
+
+    def _raise_end(self) -> None:
+        if (error := self._ended_by) is not None:
+            raise RequestError(error.message, code=error.code)
 
     def _gated(self, request: CompletionRequest, caller: Caller) -> AsyncGenerator[Output, None]:
         """``_in_turn``, when the gate lets the request's program go on."""

@@ -9,7 +9,7 @@ import msgspec
 from sglang.srt.core.version import __version__
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.web.connection.guard import Guard, ordinary
+from sglang.srt.web.connection.guard import PROBES, Guard, ordinary
 from sglang.srt.web.exchange.error_replies import ServerError, error_response
 from sglang.srt.web.journal import Journal
 from sglang.srt.web.openapi.openapi_document import document
@@ -77,6 +77,8 @@ def _described(state: ServerState) -> Handler:
 
     def secured(path: str) -> bool:
         tenants = state.tenants
+        if path in PROBES:
+            return False
         return tenants.required or (tenants.guarded and not ordinary(path))
 
     @cache

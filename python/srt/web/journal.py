@@ -23,7 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 log = logging.getLogger("sglang.requests")
 
 OTHER = "other"  # the route of paths that no route has
-QUIET = ("/health", "/metrics")  # polled all the time: logged where something is wrong
+QUIET = ("/health", "/metrics", "/livez", "/readyz", "/startupz")
+"""Paths polled all the time: logged where something is wrong."""
+
 BEGINNING = 256  # characters of a text, tokens of a prompt
 
 

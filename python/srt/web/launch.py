@@ -6,8 +6,8 @@ its own imports and its model take longer than everything here.
 bound      the port is ours; a port in use ends the launch before a model is read
 loading    the engine process reads the model
 serving    the first line of standard output is out
-draining   after SIGTERM, SIGINT or SIGHUP: new requests get 503, open ones may finish
-(ended)    by the end of the drain, by a second signal, or because the engine was lost for good
+draining   after SIGTERM, SIGINT, SIGHUP or POST /drain: new requests get 503, open ones may finish
+(ended)    by the end of a signal's drain, a second signal, or because the engine was lost for good
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from sglang.srt.runtime.sessions import CloseSession, OpenSession
 from sglang.srt.runtime.vectors import Encoded, EncodeRequest
 from sglang.srt.web.admin import adapter_routes as adapters
 from sglang.srt.web.admin import explain_routes as explain
+from sglang.srt.web.admin import probe_routes as probes
 from sglang.srt.web.admin import routes as admin
 from sglang.srt.web.anthropic.messages import messages_body
 from sglang.srt.web.anthropic.messages import routes as messages
@@ -44,6 +45,11 @@ _SCORED = shapes.LabelScoresReply | shapes.ScoresReply
 
 ROUTES = (
     _get("/health", admin.health, shapes.Status),
+    _get("/startupz", probes.startup_probe, shapes.Status),
+    _get("/livez", probes.liveness_probe, shapes.Status),
+    _get("/readyz", probes.readiness_probe, shapes.Status),
+    _get("/drain", probes.drain_status, shapes.DrainStatus),
+    _post("/drain", probes.begin_drain, None, shapes.DrainStatus),
     _get("/health_generate", admin.health_generate, shapes.Status),
     _get("/get_model_info", admin.model_info, shapes.ModelInfo),
     _get("/model_info", admin.model_info, shapes.ModelInfo),

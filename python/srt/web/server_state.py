@@ -14,6 +14,7 @@ from sglang.srt.runtime.explanations import Explanations
 from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.runtime.tenants import Tenants
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
+from sglang.srt.web.drain import Drain
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.response_store import ResponseStore
 from sglang.srt.web.telemetry.metrics import Metrics
@@ -29,8 +30,8 @@ class ServerState:
         tracing: the destination of spans, if there is one.
         toolbox: the operator's tools, if there are any.
         responses: those of ``/v1/responses`` that may be retrieved again.
-        draining: no new request is taken.
-        open_requests: HTTP requests being answered.
+        open_requests: HTTP requests being answered, but for those that watch the server.
+        drain: the end of them all.
     """
 
     def __init__(self, config: Config, completion: Completer) -> None:
@@ -44,8 +45,10 @@ class ServerState:
         self.tracing: Tracing | None = None
         self.toolbox: Toolbox | None = None
         self.started, self.began = int(time.time()), time.monotonic()
-        self.draining = False
         self.open_requests = 0
+        self.drain = Drain(
+            config.operations.drain_timeout, lambda: self.open_requests, self.runtime.end
+        )
 
     @property
     def config(self) -> Config:
@@ -54,6 +57,11 @@ class ServerState:
     @property
     def body_limit(self) -> int:
         return self.runtime.config.server.max_body_bytes
+
+    @property
+    def draining(self) -> bool:
+        """Whether no new request is taken."""
+        return self.drain.begun
 
     def run(
         self, requests: Sequence[CompletionRequest]

@@ -31,8 +31,7 @@ from sglang.srt.web.telemetry.request_tracing import connect
 
 log = logging.getLogger("sglang.server")
 
-DRAIN_SECONDS = 30.0  # open requests may take so long after the first signal
-CLOSE_SECONDS = 1  # and connections so long to take their last bytes
+CLOSE_SECONDS = 1  # connections may take so long, after the drain, to take their last bytes
 BACKLOG = 2048
 GARBAGE = 20_000  # objects between two collections: a request alone makes thousands
 
@@ -219,13 +218,10 @@ class _Server(uvicorn.Server):
 
     async def _on_signal(self) -> None:
         await self._signals.draining.wait()
-        state = self._state
-        state.draining = True
-        log.info("draining %d requests; a second signal exits at once", state.open_requests)
-        deadline = asyncio.get_running_loop().time() + DRAIN_SECONDS
-        while state.open_requests and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
-        state.runtime.abort()
+        log.info("the server ends with its open requests; a second signal exits at once")
+        self._state.drain.begin()
+        await self._state.drain.over.wait()
+        self._state.runtime.abort()  # responses in the background
         self.should_exit = True
 
     async def _on_loss(self) -> None:
@@ -235,7 +231,7 @@ class _Server(uvicorn.Server):
         except Exception:
             log.exception("the engines are not watched any more; the server exits")
         self._code = 1
-        self._state.draining = True
+        self._state.drain.begin()
         self.should_exit = True
 
 

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 
 from helpers.paths import ROOT
-from sglang.srt.commands import explain_command, schema_command
+from sglang.srt.commands import drain_command, explain_command, schema_command
 from sglang.srt.commands.doctor import doctor_command
 from sglang.srt.config import Config
 from sglang.srt.config.command_line import Parser
@@ -83,7 +83,7 @@ def test_named_tests_exist() -> None:
 def test_named_flags_exist() -> None:
     names = [*Config().settings(), *FLAGS, *MEANS, *SPELLINGS]
     known = {name.replace("_", "-") for name in names} | FOREIGN
-    for command in (doctor_command, explain_command, schema_command, trace_command):
+    for command in (doctor_command, drain_command, explain_command, schema_command, trace_command):
         parser = Parser()
         command.add_parser_arguments(parser)
         known |= {name.removeprefix("--") for name in parser._option_string_actions}

@@ -1,8 +1,8 @@
 """Guard: what stands before every route.
 
-In this order: the request's id; hosts and origins (403); CORS; the key (401) and what it may do
-(403); draining (503); the key's limits (429). What is let in is counted until it is answered, and
-the work that it leaves running has ended.
+A probe of an orchestrator passes. For all else, in this order: the request's id; hosts and origins
+(403); CORS; the key (401) and what it may do (403); draining (503); the key's limits (429). What is
+let in is counted until it is answered, and the work that it leaves running has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_DRAINING = ("/health", "/metrics")  # answered while draining (health says so itself)
+PROBES = frozenset({"/livez", "/readyz", "/startupz"})  # without a key, from any host
+_WATCHING = frozenset({"/health", "/metrics", "/drain"})  # answered while draining, not counted
 _ENDING = ("/abort_request", "/cancel")  # paths that end so make room: no limit holds them up
 _ID = re.compile(rb"[!-~]{1,128}")
 
@@ -70,6 +71,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = headers["request-id"] = number  # the latter: Anthropic's
+                if self._state.draining:  # its next request may reach another server
+                    headers["connection"] = "close"
             await send(message)
 
         before = CALLER.set(Caller(number, admin=False))
@@ -79,7 +82,10 @@ class Guard:
             CALLER.reset(before)
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The hosts, then CORS where it is on, then ``_admit``."""
+        """The hosts, then CORS where it is on, then ``_admit``; a probe's answer at once."""
+        if scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+            return
         try:
             self._hosts.verify(scope)
         except ServerError as error:
@@ -89,12 +95,12 @@ class Guard:
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or say why not."""
-        tenant, in_page = None, is_page(scope)
+        tenant, in_page, watching = None, is_page(scope), scope["path"] in _WATCHING
         try:
             headers = with_key(scope["headers"]) if in_page else scope["headers"]
             tenant = self._state.tenants.of(credential(headers))
             caller = self._caller(scope, tenant)
-            if self._state.draining and scope["path"] not in _DRAINING:
+            if self._state.draining and not watching:
                 raise ServerError("draining", "The server is shutting down.")
             if tenant is not None and counts(scope):
                 tenant.enter()
@@ -105,12 +111,12 @@ class Guard:
                 response.headers["WWW-Authenticate"] = CHALLENGE
             await response(scope, receive, send)
             return
-        self._state.open_requests += 1
+        self._state.open_requests += not watching
         CALLER.set(caller)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._state.open_requests -= 1
+            self._state.open_requests -= not watching
             if caller.slot is not None:
                 caller.slot.release()
 

@@ -66,6 +66,14 @@ class Told(Status):
     message: str
 
 
+class DrainStatus(Struct):
+    """``pending``: open requests; ``seconds_left``: null before the drain has begun."""
+
+    draining: bool
+    pending: Count
+    seconds_left: float | None
+
+
 class Closed(Status):
     closed: bool
 

@@ -230,11 +230,11 @@ def test_a_running_server_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture
         code, found = doctor(capsys, "--url", served.url)
         assert code == 1
         assert found["health"]["fix"] == "give --api-key"
-        served.state.draining = True
+        served.state.drain.begun = True
         code, found = doctor(capsys, "--url", served.url, "--api-key", "the-key")
         assert code == 1
         assert "shutting down" in found["health"]["found"]
-        served.state.draining = False
+        served.state.drain.begun = False
         assert served.client.golden() == before
 
 

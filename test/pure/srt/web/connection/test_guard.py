@@ -14,12 +14,12 @@ from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from sglang.srt.config import Config
 from sglang.srt.config.listening import exposed
 from sglang.srt.runtime.tenants import Tenants
-from sglang.srt.web.connection.guard import ORDINARY, ORDINARY_BELOW, RESERVED
+from sglang.srt.web.connection.guard import ORDINARY, ORDINARY_BELOW, PROBES, RESERVED
 from sglang.srt.web.connection.hosts import Hosts
 
 ADMIN = {
     "/get_server_info", "/server_info", "/metrics", "/flush_cache", "/live", "/live/events",
-    "/get_load", "/pause_generation", "/continue_generation",
+    "/get_load", "/pause_generation", "/continue_generation", "/drain",
 }  # fmt: skip
 POSTED = {"/pause_generation", "/continue_generation"}
 """Routes that show or change what belongs to others. A new route is in here or in ORDINARY."""
@@ -56,6 +56,9 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_every_route_is_ordinary_or_for_admins(keyed: Served) -> None:
     for path in paths_of(keyed):
         ordinary = path in ORDINARY or path.startswith(ORDINARY_BELOW)
+        if path in PROBES:
+            assert not ordinary
+            continue
         if path in LOADING:
             assert not ordinary or path in RESERVED
             continue
@@ -66,7 +69,8 @@ def test_every_route_is_ordinary_or_for_admins(keyed: Served) -> None:
 def test_without_a_key_every_route_says_401_and_no_more(keyed: Served) -> None:
     with httpx.Client(base_url=keyed.url, timeout=60) as http:
         found = set()
-        for path in [*paths_of(keyed), "/nowhere", "/v1/", "/page/../metrics", "//health"]:
+        paths = {*paths_of(keyed), "/nowhere", "/v1/", "/page/../metrics", "//health"} - PROBES
+        for path in sorted(paths):
             for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "PROPFIND"):
                 reply = http.request(method, path)
                 assert reply.status_code == 401, (method, path)

@@ -15,6 +15,7 @@ from helpers.http_server import Served, is_error, serve_text
 from helpers.openapi import fits
 from sglang.ir.sampling import PARAMETERS, SamplingParams
 from sglang.srt.config import Config
+from sglang.srt.web.connection.guard import PROBES
 from sglang.srt.web.openapi.examples import EXAMPLES
 from sglang.srt.web.openapi.limits import sampling_schema
 from sglang.srt.web.openapi.openapi_document import document
@@ -154,4 +155,5 @@ def test_limits_of_sampling_are_those_that_are_enforced() -> None:
 def test_a_server_with_a_key_tells_of_it(tmp_path_factory: pytest.TempPathFactory) -> None:
     with serve_text(tmp_path_factory.mktemp("tokenizer"), Config.of(api_key="k")) as server:
         told = server.client.get("/openapi.json").json()
-    assert all("security" in one for path in told["paths"].values() for one in path.values())
+    for path, operations in told["paths"].items():
+        assert all(("security" in one) != (path in PROBES) for one in operations.values())

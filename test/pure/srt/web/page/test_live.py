@@ -196,13 +196,13 @@ def test_a_drain_ends_the_streams(served: Served) -> None:
     with served.client.stream("GET", "/live/events", params={"interval": 60}) as reply:
         found = items(reply)
         assert next(found)["tree"]
-        served.state.draining = True
+        served.state.drain.begun = True
         try:
             begun = time.monotonic()
             assert list(found) == [None]
             assert time.monotonic() - begun < 50  # not the interval
         finally:
-            served.state.draining = False
+            served.state.drain.begun = False
 
 
 def test_watchers_are_limited_and_leave_no_trace(
