@@ -19,7 +19,8 @@ from sglang.srt.core.namespace import Namespace
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.planned_pass import PlannedPass
 from sglang.srt.memory.lost import checksum
-from sglang.srt.memory.radix import Choose, RadixNode, Save
+from sglang.srt.memory.radix import Choose, Save
+from sglang.srt.memory.radix_node import RadixNode
 from sglang.srt.memory.store import Store
 
 from benchmark.harness.hooks.patch import patched

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang.srt.config.kv_events_section import KvEventsConfig
 from sglang.srt.config.parallel_section import ParallelConfig
 from sglang.srt.config.program_gate_section import ProgramGateConfig
 from sglang.srt.config.routing_section import RoutingConfig
@@ -43,6 +44,7 @@ __all__ = [
     "Config",
     "EdgeConfig",
     "GrammarConfig",
+    "KvEventsConfig",
     "LoraConfig",
     "MediaConfig",
     "MemoryConfig",
@@ -97,6 +99,7 @@ class Config:
     toolbox: ToolboxConfig = field(default_factory=ToolboxConfig)
     programs: ProgramGateConfig = field(default_factory=ProgramGateConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
+    kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
 
     @staticmethod
     def of(**settings: Any) -> Config:
@@ -204,6 +207,7 @@ class Config:
         self.toolbox.verify()
         self.programs.verify()
         self.routing.verify()
+        self.kv_events.verify()
         self.lora.verify()
 
     def public(self) -> Mapping[str, Any]:

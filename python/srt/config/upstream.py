@@ -205,7 +205,7 @@ ABSENT = (
     FlagRow("KV in another store, or in other machines' memory",
         "hicache-write-policy= hicache-io-backend= hicache-mem-layout= hicache-storage-backend= "
         "hicache-storage-prefetch-policy= hicache-storage-backend-extra-config= enable-lmcache "
-        "hierarchical-sparse-attention-extra-config= kv-events-config=",
+        "hierarchical-sparse-attention-extra-config=",
         "for KV on disk see --hicache-storage-dir"),
     FlagRow("offloading of weights",
         "cpu-offload-gb=0 offload-group-size= offload-num-in-group= offload-prefetch-step= "

@@ -40,7 +40,8 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import RadixNode, RadixTree
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.radix_node import RadixNode
 
 log = logging.getLogger("sglang.srt.engine")
 WRITE_SLOTS = 64  # most of a job

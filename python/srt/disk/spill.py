@@ -11,7 +11,8 @@ from operator import attrgetter
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.disk.disk_tier import kept
 from sglang.srt.memory.host_tier import HostTier
-from sglang.srt.memory.radix import RadixNode, RadixTree
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.radix_node import RadixNode
 
 _used = attrgetter("used")
 

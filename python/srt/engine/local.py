@@ -18,6 +18,7 @@ from sglang.srt.engine.executor import Executor, local_executor
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.loop import serve
 from sglang.srt.engine.speculation_setup import make_drafts
+from sglang.srt.kv_events.publisher import EventPublisher
 
 
 class _QueueChannel:
@@ -68,7 +69,7 @@ class LocalEngine:
         executor: another (executor, info) than the worker that ``config`` asks for.
         vocabulary: makes what constraints are compiled with; without it they are refused.
 
-    Raises what ``local_executor`` and ``make_drafts`` raise.
+    Raises what ``local_executor``, ``make_drafts`` and ``EventPublisher`` raise.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class LocalEngine:
         vocabulary: MakeVocabulary | None = None,
     ) -> None:
         started = SYSTEM_CLOCK.now()
+        settings = config.kv_events.settings
+        self._publisher = EventPublisher(settings) if settings.enabled else None
         worker, info = executor or local_executor(config)
         drafts, self.info = make_drafts(config, info)
         self.load_seconds = SYSTEM_CLOCK.now() - started
@@ -94,6 +97,10 @@ class LocalEngine:
             jumps=config.grammar.jumps,
             drafts=drafts,
         )
+        if self._publisher is not None:
+            store, name_of = self._engine.store, self._engine.adapters.name
+            size = self.info.page_size
+            store.tree.watcher = self._publisher.follow(store.retell, size, name_of)
         self._channel = _QueueChannel()
         self._thread = threading.Thread(target=self._run, name="srt-engine", daemon=True)
         self._thread.start()
@@ -112,6 +119,8 @@ class LocalEngine:
         """Stop computing; pending requests end with EngineLost."""
         self._channel.verbs.put(None)
         self._thread.join(timeout=30.0)
+        if self._publisher is not None:
+            self._publisher.close()
         if self._grammars is not None:
             self._grammars.close()
 

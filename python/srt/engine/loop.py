@@ -64,6 +64,8 @@ def serve(engine: EngineCore, channel: Channel) -> None:
         elif passes != engine.stats.passes and clock.now() - audited > AUDIT_SECONDS:
             audited, passes = clock.now(), engine.stats.passes
             audit(engine)
+        if (watcher := engine.store.tree.watcher) is not None:
+            watcher.flush()
         if events:
             progress.at(SENDING)
             try:

@@ -328,12 +328,16 @@ def main(directory: str, parent: int) -> int:
     from sglang.srt.engine.executor import local_executor
     from sglang.srt.engine.socket import SocketChannel
     from sglang.srt.engine.speculation_setup import make_drafts
+    from sglang.srt.kv_events.publisher import EventPublisher, block_size_of
 
     config = msgspec.msgpack.decode((root / "config").read_bytes(), type=Config)
     logs.configure(config.server.log_level, config.operations.log_format)
     channel = SocketChannel(f"ipc://{root / SOCKET}")
+    settings = config.kv_events.settings
     try:
+        publisher = EventPublisher(settings) if settings.enabled else None
         executor, info = local_executor(config, root)
+        block_size_of(settings, info.page_size)
         drafts, info = make_drafts(config, info)
         grammars = make_compiler(config, info, partial(_vocabulary, config))
     except (ValueError, ArithmeticError, OSError, MemoryError, RuntimeError) as error:
@@ -350,6 +354,9 @@ def main(directory: str, parent: int) -> int:
         grammars=grammars, jumps=config.grammar.jumps, drafts=drafts,
         progress=Progress(map_progress(root)),
     )  # fmt: skip
+    if publisher is not None:
+        store, name_of = engine.store, engine.adapters.name
+        store.tree.watcher = publisher.follow(store.retell, info.page_size, name_of)
     channel.stats = engine.stats
     channel.connected()
     channel.emit([Reply(0, data=msgspec.to_builtins(info))])
@@ -360,6 +367,8 @@ def main(directory: str, parent: int) -> int:
     code = run_to_end(engine, channel)
     if grammars is not None:
         grammars.close()
+    if publisher is not None:
+        publisher.close()
     channel.close()
     shutil.rmtree(root, ignore_errors=True)  # the parent does, unless it was killed
     return code

@@ -10,7 +10,8 @@ from typing import Any
 from sglang.srt.core.request import Request
 from sglang.srt.core.segments import unmarked
 from sglang.srt.engine.planner import Planner
-from sglang.srt.memory.radix import RadixNode, RadixTree
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.radix_node import RadixNode
 
 MAX_ENTRIES = 1024  # nodes or requests in a list
 TEXT_IDS = 16

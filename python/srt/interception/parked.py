@@ -28,7 +28,7 @@ from sglang.srt.interception.park_policies import (
     ParkingView,
     unclaimed_value,
 )
-from sglang.srt.memory.radix import RadixNode
+from sglang.srt.memory.radix_node import RadixNode
 from sglang.srt.memory.store import Store, Transfer
 from sglang.srt.schedule.costs import Costs
 

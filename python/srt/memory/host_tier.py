@@ -23,7 +23,8 @@ from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import RadixNode, RadixTree
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.radix_node import RadixNode
 
 
 class LowerTier(Protocol):

@@ -9,7 +9,8 @@ from sglang.srt.core.ints import Ints, common_prefix
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.core.segments import unmarked
-from sglang.srt.memory.radix import RadixNode, RadixTree
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.radix_node import RadixNode
 
 SHOWN = 16  # tokens that the cache holds instead
 MAX_NAMESPACES = 64  # searched

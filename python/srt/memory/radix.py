@@ -25,45 +25,15 @@ from typing import TypeAlias
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.ints import Ints, common_prefix, ints
 from sglang.srt.core.namespace import Namespace
-from sglang.srt.memory.lost import Lost, checksum
+from sglang.srt.core.tree_watcher import TreeWatcher
+from sglang.srt.memory.lost import Lost
 from sglang.srt.memory.pages import PagePool
+from sglang.srt.memory.radix_node import Key, RadixNode
 
 MEMORY = 256  # leaves that ``RadixTree.reuse`` remembers, about
-Key = int | bytes
 Save: TypeAlias = "Callable[[RadixNode], None]"
 # From the least recently used leaf without a claim, None where there is none, the leaf to evict.
 Choose: TypeAlias = "Callable[[RadixNode | None], RadixNode | None]"
-
-
-class RadixNode:
-    """The edge that leads to a node, and its children. ``depth`` tokens with checksum ``mark`` come
-    before the edge."""
-
-    __slots__ = (
-        "_summed", "at", "children", "claims", "depth", "locks", "mark", "number", "pages",
-        "parent", "tokens", "used",
-    )  # fmt: skip
-
-    def __init__(self, number: int, parent: RadixNode | None, tokens: Ints, pages: Ints) -> None:
-        self.number = number
-        self.parent = parent
-        self.tokens = tokens
-        self.pages = pages
-        self.children: dict[Key, RadixNode] = {}
-        self.locks = 0
-        self.claims = 0
-        self.used = 0  # number of the last use, for LRU
-        self.at = 0.0  # moment of the last use
-        self.depth: int = 0 if parent is None else parent.depth + len(parent.tokens)
-        self.mark: int = 0 if parent is None else parent.sum
-        self._summed = (0, self.mark)  # tokens of the edge, and the checksum at their end
-
-    @property
-    def sum(self) -> int:
-        """Checksum of all tokens up to the end of the edge. An edge may shrink and never grows."""
-        if self._summed[0] != len(self.tokens):
-            self._summed = (len(self.tokens), checksum(self.tokens, self.mark))
-        return self._summed[1]
 
 
 class RadixTree:
@@ -88,6 +58,7 @@ class RadixTree:
         self.evicted = 0  # pages, since the start
         self._left = self._used_again = 0.0  # leaves without a claim (``reuse``)
         self.lost = Lost(clock)
+        self.watcher: TreeWatcher | None = None
         self._roots: dict[Namespace, RadixNode] = {}
         self._namespaces: dict[int, Namespace] = {}  # by the root's number
         self._numbers = itertools.count()
@@ -243,6 +214,9 @@ class RadixTree:
             leaf.locks = 1
             leaf.used, leaf.at = next(self._uses), self.clock.now()
             node.children[self._key(tokens, at)] = leaf
+            if self.watcher is not None:
+                space = self._namespaces.get(node.number)
+                self.watcher.stored(leaf.number, node.number, leaf.tokens, space)
             self.protected += len(rest)
             self.version += 1
             node = leaf
@@ -278,6 +252,8 @@ class RadixTree:
         self.pool.give(node.pages[-count:])
         key = self._key(node.tokens, 0)
         self._lose(node, why)
+        if self.watcher is not None:
+            self.watcher.cut(node.number, count * self.page_size)
         del node.pages[-count:], node.tokens[-count * self.page_size :]
         self.evictable -= count
         self.evicted += count
@@ -327,6 +303,8 @@ class RadixTree:
             stack.extend(node.children.values())
             self.pool.give(node.pages)
             freed += len(node.pages)
+            if self.watcher is not None:
+                self.watcher.cut(node.number, len(node.tokens))
             node.pages, node.tokens = ints(), ints()  # as one that was evicted
         self.evictable -= freed
         return freed
@@ -345,6 +323,8 @@ class RadixTree:
                 stack.extend(step.children.values())
                 first = keep if step is node else 0
                 self.pool.give(step.pages[first:])
+                if self.watcher is not None:
+                    self.watcher.cut(step.number, len(step.tokens) - first * self.page_size)
                 self.evictable -= len(step.pages) - first
                 step.children = {}
                 del step.pages[first:], step.tokens[first * self.page_size :]
@@ -468,6 +448,8 @@ class RadixTree:
         upper.locks, upper.used, upper.at = node.locks, node.used, node.at
         upper.claims = node.claims
         parent.children[self._key(node.tokens, 0)] = upper
+        if self.watcher is not None:
+            self.watcher.split(node.number, upper.number, length)
         node.tokens, node.pages = node.tokens[length:], node.pages[pages:]
         node.parent = upper
         node.depth, node.mark = upper.depth + length, upper.sum

@@ -23,10 +23,13 @@ from sglang.srt.core.media_marks import verify as verify_media
 from sglang.srt.core.namespace import BASE, Namespace
 from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.core.segments import Segments, cut, verify
+from sglang.srt.core.tree_watcher import TreeWatcher
 from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.misses import miss_of
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import Choose, RadixNode, RadixTree
+from sglang.srt.memory.radix import Choose, RadixTree
+from sglang.srt.memory.radix_node import RadixNode
+from sglang.srt.memory.tree_retelling import retell
 
 
 class Transfer(Protocol):
@@ -320,6 +323,10 @@ class Store:
             self.host.drop_adapter(number)
         gone = [space for space in self.tree.namespaces if space.adapter == number]
         return sum(self.tree.drop(space) for space in gone) * self.page_size
+
+    def retell(self, watcher: TreeWatcher) -> None:
+        """Show a watcher of the device's tree all that it holds."""
+        retell(self.tree, watcher)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -29,6 +29,7 @@ RULES = {
     "srt.schedule": "srt.core",
     "srt.routing": "srt.core",
     "srt.disk": "srt.core srt.memory",
+    "srt.kv_events": "srt.core srt.config msgspec zmq",
     "srt.interception": "srt.core srt.memory srt.schedule",
     "srt.grammar": "sglang.ir srt.core srt.config msgspec numpy re2 interegular outlines_core"
     " llguidance",
@@ -46,8 +47,8 @@ RULES = {
     "srt.ranks": "sglang.ir srt.core srt.config torch numpy sgl_kernel srt.parallel srt.attention"
     " srt.worker srt.files msgspec zmq",
     "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.disk srt.interception"
-    " srt.grammar msgspec zmq",
-    "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer msgspec zmq",
+    " srt.grammar srt.kv_events msgspec zmq",
+    "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer srt.kv_events msgspec zmq",
     "srt.engine.executor": "srt.core srt.config srt.worker srt.ranks",
     "srt.requests": "sglang.ir",
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"

@@ -20,6 +20,7 @@ SETTINGS_NOW = (
     "--fp8-gemm-backend: default is 'auto'; it was None",
     "--dist-init-addr: default is ''; it was None",
     "--dist-timeout: default is 300; it was None",
+    "--kv-events-config: default is ''; it was None",
     "--nnodes: default is 1; it was None",
     "--node-rank: default is 0; it was None",
     "--tp-size: default is 1; it was None",

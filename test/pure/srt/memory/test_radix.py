@@ -10,7 +10,8 @@ from helpers.lru import evicts_least_recently_used
 from helpers.mutation import Mutation, become, constant, drop, mutate
 from sglang.srt.core.ints import common_prefix, ints
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import RadixNode, RadixTree
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.radix_node import RadixNode
 
 SIZE = 48  # pages
 

@@ -119,7 +119,9 @@ def test_a_full_queue_is_not_ready(tmp_path: Path) -> None:
     with serve_text(tmp_path, seconds=PASS, **options) as served:
         assert statuses(served.client) == [200, 200, 200]
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            asked = [pool.submit(stream, served, max_new_tokens=60) for _ in range(2)]
+            asked = [pool.submit(stream, served, max_new_tokens=60)]
+            wait(lambda: running(served))
+            asked.append(pool.submit(stream, served, max_new_tokens=60))
             wait(lambda: served.state.runtime.completion.pending == 2)
             reply = served.client.get("/readyz")
             assert is_error(reply, 503)["code"] == "overloaded"

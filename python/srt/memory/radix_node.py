@@ -1,0 +1,39 @@
+"""RadixNode: a node of the prefix cache (``memory/radix``), with the edge that leads to it."""
+
+from __future__ import annotations
+
+from sglang.srt.core.ints import Ints
+from sglang.srt.memory.lost import checksum
+
+Key = int | bytes
+
+
+class RadixNode:
+    """The edge that leads to a node, and its children. ``depth`` tokens with checksum ``mark`` come
+    before the edge."""
+
+    __slots__ = (
+        "_summed", "at", "children", "claims", "depth", "locks", "mark", "number", "pages",
+        "parent", "tokens", "used",
+    )  # fmt: skip
+
+    def __init__(self, number: int, parent: RadixNode | None, tokens: Ints, pages: Ints) -> None:
+        self.number = number
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.children: dict[Key, RadixNode] = {}
+        self.locks = 0
+        self.claims = 0
+        self.used = 0  # number of the last use, for LRU
+        self.at = 0.0  # moment of the last use
+        self.depth: int = 0 if parent is None else parent.depth + len(parent.tokens)
+        self.mark: int = 0 if parent is None else parent.sum
+        self._summed = (0, self.mark)  # tokens of the edge, and the checksum at their end
+
+    @property
+    def sum(self) -> int:
+        """Checksum of all tokens up to the end of the edge. An edge may shrink and never grows."""
+        if self._summed[0] != len(self.tokens):
+            self._summed = (len(self.tokens), checksum(self.tokens, self.mark))
+        return self._summed[1]
