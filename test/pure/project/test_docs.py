@@ -24,6 +24,11 @@ FOREIGN = {
     "version",
     "editable",
     "constraint",
+    "set",
+    "total-queued-requests-metric",
+    "total-running-requests-metric",
+    "kv-cache-usage-percentage-metric",
+    "lora-info-metric",
 }  # flags of other programs
 
 

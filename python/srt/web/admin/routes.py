@@ -90,6 +90,8 @@ async def metrics(state: ServerState, request: Request) -> Response:
         state.metrics.engine.read({})
     except RequestError as error:
         log.warning("metrics: %s", error.message)
+    info, loaded = state.runtime.info, state.runtime.adapters.known
+    state.metrics.gateway.read(info.page_size, info.capacity, info.max_loras_per_batch, loaded)
     programs = state.runtime.programs
     state.metrics.set_counts(
         state.runtime.parked.counts(), {} if programs is None else programs.counts()

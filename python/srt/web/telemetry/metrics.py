@@ -17,6 +17,7 @@ from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.telemetry.engine_metrics import EngineMetrics, MetricFamilies
+from sglang.srt.web.telemetry.gateway_metrics import GatewayMetrics
 from sglang.srt.web.telemetry.request_record import RequestRecord, record
 
 _SECONDS = (
@@ -70,6 +71,7 @@ class Metrics:
 
     Attributes:
         engine: the engine's own numbers, which are read at each scrape.
+        gateway: facts for gateways, read likewise.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -78,6 +80,7 @@ class Metrics:
         families = MetricFamilies(self._registry, model_name)
         one, family = families.single, families.labelled
         self.engine = EngineMetrics(families)
+        self.gateway = GatewayMetrics(families, model_name)
         self.prompt_tokens = one(Counter, "prompt_tokens_total", "prompt tokens")
         self.generated = one(Counter, "generation_tokens_total", "generated tokens")
         self.cached_tokens = one(Counter, "cached_tokens_total", "prompt tokens found in the cache")

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from helpers.http_server import Served, serve_text
 from helpers.paths import ROOT
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from sglang.srt.config import Config
+from sglang.srt.web.telemetry.engine_metrics import MetricFamilies
+from sglang.srt.web.telemetry.gateway_metrics import GatewayMetrics
 
 DASHBOARD = ROOT / "docs" / "grafana" / "sglang.json"
 GREEDY = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
@@ -25,7 +28,7 @@ KNOWN = (
     "prompt_tokens_total", "generation_tokens_total", "cached_tokens_total", "num_requests_total",
     "num_aborted_requests_total", "time_to_first_token_seconds_bucket",
     "inter_token_latency_seconds_bucket", "e2e_request_latency_seconds_bucket",
-    "queue_time_seconds_bucket",
+    "queue_time_seconds_bucket", "cache_config_info",
 )  # fmt: skip
 
 
@@ -49,6 +52,23 @@ def read(served: Served) -> Values:
             name = sample.name.removeprefix("sglang:")
             found[name, ",".join(f"{k}={v}" for k, v in sorted(labels.items()))] = sample.value
     return found
+
+
+def test_a_gateway_reads_pages_and_adapters() -> None:
+    registry = CollectorRegistry()
+    gateway = GatewayMetrics(MetricFamilies(registry, "one"), "one")
+    for adapters in (["b", "a"], ["a"], []):
+        gateway.read(16, 1600, 4, adapters)
+    gateway.read(16, 1600, 4, ["b", "a"])
+    labels = {"model_name": "one", "page_size": "16", "num_pages": "100"}
+    assert registry.get_sample_value("sglang:cache_config_info", labels) == 1
+    [family] = [one for one in registry.collect() if one.name == "sglang:lora_requests_info"]
+    [sample] = family.samples
+    assert sample.labels == {
+        "model_name": "one", "max_lora": "4", "running_lora_adapters": "a,b",
+        "waiting_lora_adapters": "",
+    }  # fmt: skip
+    assert sample.value > 1e9
 
 
 def grown(before: Values, after: Values, name: str, labels: str = "") -> float:
