@@ -1,0 +1,129 @@
+"""FrontLink: a front's connection to one engine, as long as it lasts. It is never made again by
+itself: what was lost on the way is not known, so a session ends with its connection.
+
+ZMTP's own heartbeats notice an engine that was stopped, or a network that was cut: threads of the
+library answer them, however long a forward pass takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from sglang.srt.engine.client import EngineLost
+from sglang.srt.engine.socket import configure
+from sglang.srt.engine.wire import Wire
+from sglang.srt.remote.curve_keys import FrontKeys
+from zmq.utils.monitor import recv_monitor_message
+
+
+class Unreachable(EngineLost):
+    """There is no connection yet; a later attempt may be better."""
+
+
+class EngineRefused(EngineLost):
+    """The engine does not serve this front, or the front does not want it: another attempt with the
+    same settings gives the same."""
+
+
+KEYS_DIFFER = {
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not know this front's key; add it to 'fronts' of the "
+    "engine's key file, or give the front.key that was made with it",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it has another key than 'engine' of this front's key "
+    "file; give the front.key that was made with the engine's",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "one of the two has keys and the other none, or it is no "
+    "engine of sglang; give both their --curve-keys",
+}
+
+
+class FrontLink:
+    """A socket and what is known of its connection.
+
+    Args:
+        address: tcp://HOST:PORT.
+        heartbeat: seconds without a sign of the engine after which the connection is over.
+        take: called with each frame.
+        over: called once, with the reason, when the connection is over.
+    """
+
+    def __init__(
+        self, address: str, keys: FrontKeys | None, heartbeat: float,
+        take: Callable[[bytes], None], over: Callable[[EngineLost], None],
+    ) -> None:  # fmt: skip
+        self._address, self._heartbeat, self._over = address, heartbeat, over
+        socket = configure(zmq.Context.instance().socket(zmq.DEALER))
+        milliseconds = round(heartbeat * 1000)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, milliseconds)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, max(milliseconds // 3, 1))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(milliseconds * 2 // 3, 1))
+        if keys is not None:
+            keys.apply(socket)
+        self._socket = socket
+        self._monitor = zmq.asyncio.Socket.from_socket(socket.get_monitor_socket())
+        self._up: asyncio.Future[EngineLost | None] = asyncio.get_running_loop().create_future()
+        try:
+            self._wire = Wire(address, take, socket)
+        except zmq.ZMQError as error:
+            self._monitor.close(linger=0)
+            socket.close(linger=0)
+            raise EngineRefused(f"the engine at {address}: {error}") from error
+        self._observing = asyncio.create_task(self._observe())
+
+    async def connected(self, seconds: float) -> None:
+        """Wait until both ends know each other's keys. Raises EngineRefused where they do not, and
+        Unreachable after so many seconds."""
+        done, _ = await asyncio.wait([self._up], timeout=seconds)
+        if not done:
+            raise Unreachable(f"the engine at {self._address} did not answer in {seconds:g} s")
+        error = self._up.result()
+        if error is not None:
+            raise error
+
+    def send(self, frame: bytes) -> None:
+        """Raises OSError where it is not taken."""
+        self._wire.send(frame)
+
+    def close(self, linger: int = 0) -> None:
+        """Close, and send for ``linger`` milliseconds what is on its way out. A second call has no
+        effect."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._observing.cancel()
+        if not self._socket.closed:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._wire.close(linger)
+
+    async def _observe(self) -> None:
+        """Look at the library's events until the connection is over."""
+        while True:
+            found: Any = await recv_monitor_message(self._monitor)
+            event = zmq.Event(found["event"])
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._up.set_result(None)
+            elif error := self._error_of(event):
+                self._wire.drain()  # the engine's last words
+                if not self._up.done():
+                    self._up.set_result(error)
+                else:
+                    self._over(error)
+                return
+
+    def _error_of(self, event: zmq.Event) -> EngineLost | None:
+        at = f"the engine at {self._address}"
+        if event in KEYS_DIFFER:
+            return EngineRefused(f"{at} is refused: {KEYS_DIFFER[event]}")
+        if event == zmq.Event.DISCONNECTED and self._up.done():
+            return EngineLost(
+                f"the connection to {at} is lost: it ended, or was not heard of for "
+                f"{self._heartbeat:g} s"
+            )
+        if event in (zmq.Event.DISCONNECTED, zmq.Event.CLOSED):
+            return Unreachable(f"{at} cannot be reached: nothing listens there")
+        return None

@@ -1,0 +1,262 @@
+"""RemoteEngine: a front's handle on an engine that runs by itself, with the interface of
+``engine/process.EngineProcess``.
+
+    engine = RemoteEngine("tcp://10.0.0.7:30100", read_front_keys("front.key"),
+                          Expected(vocabulary=vocabulary_digest(tokenizer.token_bytes)))
+    try:
+        await engine.ready()                # EngineLost: not now; EngineRefused: not as it is
+        ... engine.client, engine.info, engine.exact ...
+        lost = await engine.wait_lost()     # its requests have ended with EngineLost by then
+    finally:
+        await engine.stop()                 # the session alone; the engine runs on
+    engine = engine.again()                 # the next session with it: await engine.ready() ...
+
+One object is one session. A session ends with its connection, for whatever reason: requests in
+flight end with EngineLost, so that they go on elsewhere
+(``requests/completion/engine_succession``), and the engine closes their contexts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sglang.srt.core.messages import Verb
+from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.remote.curve_keys import FrontKeys, verify_address
+from sglang.srt.remote.front_link import EngineRefused, FrontLink, Unreachable
+from sglang.srt.remote.front_session import Ended, FrontSession, Refused
+from sglang.srt.remote.handshake import EngineFacts, EngineWelcome, Expected, differences, refusal
+from sglang.srt.remote.remote_frames import FrameError
+
+log = logging.getLogger("sglang.srt.remote")
+HEARTBEAT_SECONDS = 5.0
+REACH_SECONDS = 5.0
+RETRY_SECONDS = 0.2  # between two attempts to connect
+LEAVE_MILLISECONDS = 200
+
+
+@dataclass
+class LinkCounts:
+    """Counts of all sessions with one engine.
+
+    Attributes:
+        sessions: those that have begun.
+        reconnections: of these, all but the first.
+        refused: attempts that one of the ends refused.
+        dropped: frames of another session, frames that came twice, frames that are none.
+        broken: sessions that ended because frames were missing or could not be read.
+    """
+
+    sessions: int = 0
+    reconnections: int = 0
+    refused: int = 0
+    dropped: int = 0
+    broken: int = 0
+
+
+class EngineTarget(NamedTuple):
+    """An engine, and how it is reached."""
+
+    address: str
+    keys: FrontKeys | None
+    expected: Expected
+    heartbeat: float
+
+
+class RemoteEngine:
+    """One session with an engine. Everything belongs to the running event loop.
+
+    Args:
+        address: tcp://HOST:PORT.
+        curve: keys; None where the address is of this machine.
+        expected: what the engine must have.
+        heartbeat: seconds without a sign of the engine after which it counts as lost.
+        counts: of earlier sessions with it.
+
+    Attributes:
+        client: made by ``ready``, as ``facts``.
+        facts: what the engine says of itself.
+        differs: facts of its arithmetic that are not the expected ones, in words.
+        pid: 0, since it is no process of this machine.
+
+    Raises ValueError for an address that is none, or one of another machine without keys.
+    """
+
+    pid = 0
+    client: Client
+    facts: EngineFacts
+
+    def __init__(
+        self,
+        address: str,
+        curve: FrontKeys | None = None,
+        expected: Expected | None = None,
+        *,
+        heartbeat: float = HEARTBEAT_SECONDS,
+        counts: LinkCounts | None = None,
+    ) -> None:
+        verify_address(address, "the address of an engine", curve)
+        self._target = EngineTarget(address, curve, expected or Expected(), heartbeat)
+        self.counts = counts or LinkCounts()
+        self.differs: list[str] = []
+        self._session = FrontSession(self._target.expected)
+        self._link: FrontLink | None = None
+        loop = asyncio.get_running_loop()
+        self._welcome: asyncio.Future[EngineWelcome] = loop.create_future()
+        self._lost: asyncio.Future[EngineLost] = loop.create_future()
+
+    @property
+    def address(self) -> str:
+        return self._target.address
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.client.info
+
+    @property
+    def exact(self) -> bool:
+        """Whether its texts are, to the byte, those of the engine that is expected."""
+        return not self.differs
+
+    @property
+    def stage_text(self) -> str:
+        """The last sign of its loop, which turns between two forward passes."""
+        seconds = time.monotonic() - self._session.heard
+        return f"its loop was heard {seconds:.0f} s ago"
+
+    def again(self) -> RemoteEngine:
+        """The next session with the same engine, not begun."""
+        address, keys, expected, heartbeat = self._target
+        return RemoteEngine(address, keys, expected, heartbeat=heartbeat, counts=self.counts)
+
+    async def ready(self, seconds: float = REACH_SECONDS) -> None:
+        """Reach the engine, in so many seconds, and wait until it has loaded its model, as long as
+        the connection lasts. Sets ``client``, ``facts`` and ``differs``.
+
+        Raises EngineRefused where one end does not want the other, EngineLost where there is no
+        engine now.
+        """
+        try:
+            self._link = await self._connected(seconds)
+            self._link.send(self._session.hello())
+            news: set[asyncio.Future[Any]] = {self._welcome, self._lost}
+            await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+            if not self._welcome.done():
+                raise self._lost.result()
+            self._begin(self._welcome.result().facts)
+        except BaseException as error:
+            self.counts.refused += isinstance(error, EngineRefused)
+            self.kill()
+            raise
+
+    async def _connected(self, seconds: float) -> FrontLink:
+        """A connection; attempts are made until the time is over."""
+        address, keys, _, heartbeat = self._target
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while True:
+            link = FrontLink(address, keys, heartbeat, self._take, self._end)
+            try:
+                await link.connected(max(deadline - loop.time(), 0.0))
+                return link
+            except BaseException as error:
+                link.close()
+                if not isinstance(error, Unreachable) or loop.time() + RETRY_SECONDS > deadline:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _begin(self, facts: EngineFacts) -> None:
+        if reason := refusal(facts, self._target.expected):
+            raise EngineRefused(f"the engine at {self.address} is refused: {reason}")
+        self.facts, self.differs = facts, differences(facts, self._target.expected)
+        if self.differs:
+            log.warning(
+                "the arithmetic of the engine at %s differs, and so may its texts: %s",
+                self.address, "; ".join(self.differs),
+            )  # fmt: skip
+        self.client = Client(facts.info, self._transmit)
+        if self._lost.done():
+            self.client.fail(self._lost.result())
+        self.counts.sessions += 1
+        self.counts.reconnections += self.counts.sessions > 1
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    async def wait_lost(self) -> EngineLost:
+        """Returns when the session is over, by itself or by ``stop``."""
+        return await asyncio.shield(self._lost)
+
+    async def stop(self, seconds: float = 2.0) -> None:
+        """Leave the engine, which goes on for others. Safe to call twice."""
+        if self._link is not None and not self._lost.done():
+            with contextlib.suppress(Exception):
+                self._link.send(self._session.leave())
+            self._link.close(linger=LEAVE_MILLISECONDS)
+        self._end(EngineLost(f"this server has left the engine at {self.address}"))
+
+    def lose(self, message: str) -> None:
+        """Treat it as dead, for what ``message`` says: it lives and cannot be used."""
+        self._end(EngineLost(message))
+
+    def kill(self) -> None:
+        """Close the connection at once; the engine sees that."""
+        if self._link is not None:
+            self._link.close()
+
+    def set_unanswered(self, seconds: float) -> None:
+        """Note how long the engine has not answered; 0: it has answered."""
+        before = self.client.stalled
+        text = f"the engine at {self.address} has not answered for {seconds:g} s; {self.stage_text}"
+        self.client.stalled = text if seconds else ""
+        if seconds and not before:
+            log.error("%s", text)
+        elif before and not seconds:
+            log.warning("the engine at %s answers again", self.address)
+
+    def _end(self, error: EngineLost) -> None:
+        """End the session, once: nothing of it is sent or read any more."""
+        self.kill()
+        if self._lost.done():
+            return
+        self._lost.set_result(error)
+        if hasattr(self, "client"):
+            self.client.fail(error)
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def _transmit(self, verbs: Sequence[Verb]) -> None:
+        """Raises OSError where they are not taken."""
+        assert self._link is not None
+        frame = self._session.verbs(verbs)
+        try:
+            self._link.send(frame)
+        except OSError:
+            self._session.unsent()
+            raise
+
+    def _take(self, frame: bytes) -> None:
+        if self._lost.done():
+            return
+        before = self._session.dropped
+        try:
+            found = self._session.take(frame)
+        except Refused as error:
+            self._end(EngineRefused(f"the engine at {self.address} refuses: {error}"))
+        except Ended as error:
+            self._end(EngineLost(f"the engine at {self.address} has ended the session: {error}"))
+        except FrameError as error:
+            self.counts.broken += 1
+            self._end(EngineLost(f"the session with the engine at {self.address} broke: {error}"))
+        else:
+            if isinstance(found, EngineWelcome):
+                self._welcome.set_result(found)
+            elif found and hasattr(self, "client"):
+                self.client.deliver(found)
+        self.counts.dropped += self._session.dropped - before
