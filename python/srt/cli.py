@@ -14,6 +14,18 @@ COMMANDS = {
         "serve a model over HTTP",
         "Serve a model over HTTP: OpenAI's and Anthropic's routes under /v1, and /generate.",
     ),
+    "engine": (
+        "sglang.srt.commands.engine_command",
+        "run an engine by itself, for servers on this or other machines",
+        "Load a model and serve its engine over TCP to one server or several, which connect with "
+        "--engines. Keys of 'sglang engine-keys' protect it where other machines reach it.",
+    ),
+    "engine-keys": (
+        "sglang.srt.commands.engine_keys_command",
+        "make the keys of an engine and of the servers that use it",
+        "Write engine.key and front.key, readable by their owner alone, into a directory. An "
+        "engine that has one of them talks only to servers that have the other.",
+    ),
     "doctor": (
         "sglang.srt.commands.doctor.doctor_command",
         "say whether a server would start here, or whether a running one answers",

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -262,9 +262,12 @@ def _verify_type(f: dataclasses.Field[Any], value: Any) -> None:
         raise TypeError(f"{_flag(f.name)} is {value!r}; it must be a list of texts")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One flag a field, grouped by section; upstream's others are accepted and not shown."""
+def add_arguments(parser: argparse.ArgumentParser, sections: Sequence[str] = ()) -> None:
+    """One flag a field, grouped by section; upstream's others are accepted and not shown.
+    ``sections``: names of those that are wanted; by default all."""
     for name, cls in _sections():
+        if sections and name not in sections:
+            continue
         group = parser.add_argument_group(name, (cls.__doc__ or "").strip())
         for f in dataclasses.fields(cls):
             meta = f.metadata

@@ -1,0 +1,85 @@
+"""``sglang engine``: an engine that servers on this or other machines use."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+
+from sglang.srt.config import add_arguments, from_arguments
+from sglang.srt.core import logs
+
+SECTIONS = (
+    "model", "parallel", "memory", "schedule", "grammar", "speculation", "lora", "media",
+)  # fmt: skip
+ADDRESS = "tcp://127.0.0.1:30100"
+
+
+def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("fronts", "Servers that use this engine.")
+    group.add_argument(
+        "--listen", default=ADDRESS, metavar="ADDRESS",
+        help=f"tcp://HOST:PORT; 0.0.0.0 is every address of this machine (default: {ADDRESS})",
+    )  # fmt: skip
+    group.add_argument(
+        "--curve-keys", default="", metavar="FILE",
+        help="engine.key of 'sglang engine-keys'; required where other machines reach the address",
+    )  # fmt: skip
+    group.add_argument(
+        "--heartbeat-timeout", type=float, default=5.0, metavar="SECONDS",
+        help="without a sign of a server, after which its contexts are closed (default: 5)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-fronts", type=int, default=16, metavar="FRONTS",
+        help="servers that use the engine at once (default: 16)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-contexts-per-front", type=int, default=65536, metavar="CONTEXTS",
+        help="contexts of one server at once (default: 65536)",
+    )  # fmt: skip
+    group.add_argument("--log-level", default="info", help="least severe messages logged",
+                       choices=("debug", "info", "warning", "error", "critical"))  # fmt: skip
+    group.add_argument("--log-format", default="text", help="json: one object a line",
+                       choices=("text", "json"))  # fmt: skip
+    add_arguments(parser, SECTIONS)
+
+
+def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Serve fronts until a signal; the exit code."""
+    logs.configure(arguments.log_level, arguments.log_format)
+    try:
+        verify(arguments)
+        config = from_arguments(arguments)
+        if config.parallel.node_rank:
+            raise ValueError(
+                f"--node-rank is {config.parallel.node_rank}; 'sglang engine' is node 0: start the "
+                "other machines with 'sglang serve --node-rank'"
+            )
+        from sglang.srt.remote.curve_keys import read_engine_keys, verify_address
+
+        keys = read_engine_keys(arguments.curve_keys) if arguments.curve_keys else None
+        verify_address(arguments.listen, "--listen", keys)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    from sglang.srt.remote.engine_server import Listening, serve_engine
+    from sglang.srt.remote.fronts import FrontLimits
+
+    limits = FrontLimits(arguments.max_fronts, arguments.max_contexts_per_front)
+    listening = Listening(arguments.listen, keys, arguments.heartbeat_timeout, limits)
+    try:
+        return serve_engine(config, listening)
+    except (OSError, ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
+        print(f"sglang: {error}", file=sys.stderr)
+        return 1
+
+
+def verify(arguments: argparse.Namespace) -> None:
+    """Raise ValueError, naming the flag, its value and its limit."""
+    seconds = arguments.heartbeat_timeout
+    if not 0.1 <= seconds <= 3600 or math.isnan(seconds):
+        raise ValueError(f"--heartbeat-timeout is {seconds:g}; it must be from 0.1 to 3600")
+    for name, most in (("max_fronts", 1024), ("max_contexts_per_front", 1 << 24)):
+        value = getattr(arguments, name)
+        if not 1 <= value <= most:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} is {value}; it must be from 1 to {most}")

@@ -1,0 +1,71 @@
+"""Numbers of contexts, requests and controls: each front counts from 1, the engine needs one number
+for each. An engine-wide number is the session's and the front's, side by side, so there is no table
+and nothing to forget: a number of a session that is over belongs to no other one, ever.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from sglang.srt.core.messages import (
+    Advance,
+    Control,
+    Event,
+    ForkContext,
+    LoadAdapter,
+    Reply,
+    UnloadAdapter,
+    Verb,
+)
+
+BITS = 40  # bits of a front's number
+OWN = (1 << BITS) - 1
+MAX_SESSIONS = 1 << 23  # engine-wide numbers have at most 63 bits
+
+E = TypeVar("E", bound=Event)
+
+
+def session_of(number: int) -> int:
+    """The session of an engine-wide number."""
+    return number >> BITS
+
+
+def engine_wide(verb: Verb, session: int, offset: float) -> Verb:
+    """A front's verb with engine-wide numbers.
+
+    Args:
+        offset: seconds that this machine's monotonic clock is ahead of the front's.
+
+    Raises ValueError for a number that no front gives.
+    """
+    replace, base = msgspec.structs.replace, session << BITS
+    if isinstance(verb, Control | LoadAdapter | UnloadAdapter):
+        return replace(verb, id=base | _own(verb.id))
+    context = base | _own(verb.context)
+    if isinstance(verb, ForkContext):
+        return replace(verb, context=context, child=base | _own(verb.child))
+    if isinstance(verb, Advance):
+        arrived = verb.arrived + offset if verb.arrived > 0 else 0.0
+        request = base | _own(verb.request)
+        return replace(verb, context=context, request=request, arrived=max(arrived, 0.0))
+    return replace(verb, context=context)
+
+
+def _own(number: int) -> int:
+    if 0 < number <= OWN:
+        return number
+    raise ValueError(f"number {number}; contexts, requests and controls have 1 to {OWN}")
+
+
+def session_of_event(event: Event) -> int:
+    return (event.id if isinstance(event, Reply) else event.request) >> BITS
+
+
+def given_back(event: E) -> E:
+    """The same event, now with its front's own number."""
+    if isinstance(event, Reply):
+        event.id &= OWN
+    else:
+        event.request &= OWN
+    return event
