@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import zmq
-import zmq.asyncio
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.engine.socket import configure
 from sglang.srt.engine.wire import Wire
 from sglang.srt.remote.curve_keys import FrontKeys
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 
 class Unreachable(EngineLost):
@@ -30,14 +28,20 @@ class EngineRefused(EngineLost):
     same settings gives the same."""
 
 
-KEYS_DIFFER = {
-    zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not know this front's key; add it to 'fronts' of the "
-    "engine's key file, or give the front.key that was made with it",
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it has another key than 'engine' of this front's key "
-    "file; give the front.key that was made with the engine's",
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "one of the two has keys and the other none, or it is no "
-    "engine of sglang; give both their --curve-keys",
-}
+UNKNOWN_KEY = (
+    "it does not know this front's key; add it to 'fronts' of the engine's key file, or give the "
+    "front.key that was made with that"
+)
+OTHER_KEY = (
+    "it has another key than 'engine' of this front's key file, or none; give the front.key that "
+    "was made with the engine's"
+)
+NO_KEY = "it has keys and this front none, or it is no engine of sglang; give --curve-keys"
+FAILURES = (
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+    zmq.Event.HANDSHAKE_FAILED_AUTH,
+)
 
 
 class FrontLink:
@@ -64,16 +68,18 @@ class FrontLink:
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(milliseconds * 2 // 3, 1))
         if keys is not None:
             keys.apply(socket)
-        self._socket = socket
-        self._monitor = zmq.asyncio.Socket.from_socket(socket.get_monitor_socket())
-        self._up: asyncio.Future[EngineLost | None] = asyncio.get_running_loop().create_future()
+        self._keyed = keys is not None
+        self._socket, self._loop = socket, asyncio.get_running_loop()
+        self._up: asyncio.Future[EngineLost | None] = self._loop.create_future()
+        self._monitor = socket.get_monitor_socket()
         try:
             self._wire = Wire(address, take, socket)
         except zmq.ZMQError as error:
-            self._monitor.close(linger=0)
+            self._close_monitor()
             socket.close(linger=0)
             raise EngineRefused(f"the engine at {address}: {error}") from error
-        self._observing = asyncio.create_task(self._observe())
+        self._loop.add_reader(self._monitor.fileno(), self._observe)
+        self._loop.call_soon(self._observe)
 
     async def connected(self, seconds: float) -> None:
         """Wait until both ends know each other's keys. Raises EngineRefused where they do not, and
@@ -92,33 +98,39 @@ class FrontLink:
     def close(self, linger: int = 0) -> None:
         """Close, and send for ``linger`` milliseconds what is on its way out. A second call has no
         effect."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed already
-            self._observing.cancel()
         if not self._socket.closed:
-            with contextlib.suppress(zmq.ZMQError):
-                self._socket.disable_monitor()
-            self._monitor.close(linger=0)
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                self._loop.remove_reader(self._monitor.fileno())
+            self._close_monitor()
             self._wire.close(linger)
 
-    async def _observe(self) -> None:
-        """Look at the library's events until the connection is over."""
-        while True:
-            found: Any = await recv_monitor_message(self._monitor)
+    def _close_monitor(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+
+    def _observe(self) -> None:
+        """Look at all events of the library that have come."""
+        while not self._socket.closed:
+            try:
+                found = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
             event = zmq.Event(found["event"])
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._up.set_result(None)
             elif error := self._error_of(event):
                 self._wire.drain()  # the engine's last words
-                if not self._up.done():
-                    self._up.set_result(error)
-                else:
+                if self._up.done():
                     self._over(error)
-                return
+                else:
+                    self._up.set_result(error)
 
     def _error_of(self, event: zmq.Event) -> EngineLost | None:
         at = f"the engine at {self._address}"
-        if event in KEYS_DIFFER:
-            return EngineRefused(f"{at} is refused: {KEYS_DIFFER[event]}")
+        if event in FAILURES:
+            unknown = event == zmq.Event.HANDSHAKE_FAILED_AUTH
+            reason = UNKNOWN_KEY if unknown else OTHER_KEY if self._keyed else NO_KEY
+            return EngineRefused(f"{at} is refused: {reason}")
         if event == zmq.Event.DISCONNECTED and self._up.done():
             return EngineLost(
                 f"the connection to {at} is lost: it ended, or was not heard of for "

@@ -59,6 +59,7 @@ from sglang.srt.remote.verb_queue import VerbQueue
 
 log = logging.getLogger("sglang.srt.remote")
 QUANTUM = STEP_VERBS // 8  # cost of the verbs that a front may have in a turn
+MAX_OPENED = STEP_VERBS // 64 + 1  # contexts that are opened in a step, by their costs
 PAUSES = ("pause", "retract")
 
 
@@ -153,7 +154,7 @@ class Fronts:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are verbs that the engine has not had."""
+        """Whether there is something for the engine to do."""
         return bool(self._over) or any(front.queue for front in self._turns)
 
     # -- frames in -------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ class Fronts:
         found = self._closings()
         self._count_contexts()
         costs, total = VerbCosts(self._contexts), 0
-        while total < STEP_VERBS and self.waiting:
+        while total < STEP_VERBS and any(front.queue for front in self._turns):
             front = self._turns[0]
             self._turns.rotate(-1)
             queue = front.queue
@@ -270,6 +271,7 @@ class Fronts:
             )
         if isinstance(verb, Close):
             front.denied.discard(verb.context)
+            front.opened -= verb.context in self._contexts
         elif isinstance(verb, Advance) and verb.context in front.denied:
             text = (
                 f"this server holds {self._limits.contexts} contexts in the engine, and no more "
@@ -300,10 +302,10 @@ class Fronts:
         return False
 
     def _count_contexts(self) -> None:
-        """Count what a front really holds, once it may have reached the limit: contexts also end
-        with their requests."""
+        """Count what a front really holds, where its next verbs may reach the limit: contexts also
+        end with their requests."""
         for front in self._turns:
-            if front.opened >= self._limits.contexts:
+            if front.queue and front.opened + MAX_OPENED > self._limits.contexts:
                 front.opened = sum(session_of(n) == front.number for n in self._contexts)
 
     # -- frames out ------------------------------------------------------------------------------
