@@ -17,8 +17,8 @@ COMMANDS = {
     "engine": (
         "sglang.srt.commands.engine_command",
         "run an engine by itself, for servers on this or other machines",
-        "Load a model and serve its engine over TCP to one server or several, which connect with "
-        "--engines. Keys of 'sglang engine-keys' protect it where other machines reach it.",
+        "Load a model and serve its engine over TCP to one server or several, here or on other "
+        "machines. Keys of 'sglang engine-keys' protect it where other machines reach it.",
     ),
     "engine-keys": (
         "sglang.srt.commands.engine_keys_command",

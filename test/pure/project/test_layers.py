@@ -314,7 +314,7 @@ def test_the_engine_is_started_before_the_server_is_imported() -> None:
 @pytest.mark.parametrize(
     "module",
     ["sglang.srt.core.messages", "sglang.srt.memory.store",
-     "sglang.srt.schedule.scheduler", "sglang.srt.engine.client",
+     "sglang.srt.schedule.scheduler", "sglang.srt.engine.client", "sglang.srt.remote.remote_engine",
      "sglang.srt.requests.completion.completer", "sglang.srt.web.app"],
 )  # fmt: skip
 def test_planning_and_serving_import_no_torch(module: str) -> None:
