@@ -19,7 +19,7 @@ PIP := -m pip install -qq --disable-pip-version-check --no-input
 PEERS := vllm llama guidance dspy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo check fast test test-clients test-gpu-versions soak histories lint format bench bench-peers paper paper-smoke clean
+.PHONY: help setup browser demo check fast test test-clients test-gpu-versions test-ray soak histories lint format bench bench-peers paper paper-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,10 @@ test-gpu-versions: .gpu-versions/.installed  ## tests of GPU code on a CPU, with
 	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 .gpu-versions/bin/python -m pytest -n $(JOBS) \
 	  --dist loadfile -o cache_dir=.gpu-versions/cache $(GPU_TESTS) $(ARGS)
 
+test-ray: .ray/.installed  ## engines on a Ray cluster of this machine, installed into .ray: 240 MB
+	@env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=python OMP_NUM_THREADS=1 .ray/bin/python -m pytest -rs --durations 5 \
+	  -o cache_dir=.ray/cache test/e2e/test_ray_launcher.py $(ARGS)
+
 soak: $(STAMP)  ## half an hour of everything at once, with kills (MINUTES=30 SEED=0)
 	@PYTHONPATH=test $(BIN)/python -m soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) $(ARGS)
 
@@ -105,7 +109,7 @@ paper-smoke: $(STAMP)  ## all of it on very little, no page: two minutes
 .peers/guidance/.installed: | .peers/llama/.installed
 
 clean:  ## remove .venv, caches and build outputs
-	@rm -rf $(VENV) .clients .peers .gpu-versions build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .clients .peers .gpu-versions .ray build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -rf python/*.egg-info sgl-kernel/build sgl-kernel/python/*.egg-info
 	@find sgl-kernel -name '*.so' -delete
 	@find python test tools examples benchmark -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -177,6 +181,14 @@ GPU_TRITON := $(shell sed -n '/^triton==/p' constraints-gpu.txt)
 	@echo $(CURDIR)/sgl-kernel/python >$$($(@D)/bin/python -c \
 	  'import sysconfig; print(sysconfig.get_path("purelib"))')/sgl_kernel.pth
 	@touch $@
+
+# Ray, and beside it all that .venv has.
+.ray/.installed: $(STAMP) pyproject.toml
+	@echo "Setting up $(@D): about 240 MB to fetch ..."
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
+	@$(@D)/bin/python $(PIP) "ray>=2.40" && touch $@
 
 .clients/%/.installed: $(CASES)/requirements/%.txt
 	@echo "Setting up $(@D) ..."

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
+from functools import partial
 
-from sglang.srt.config import add_arguments, from_arguments
+from sglang.srt.config import Config, add_arguments, from_arguments
 from sglang.srt.core import logs
+from sglang.srt.core.processes import when_orphaned
 
 SECTIONS = (
     "model", "parallel", "memory", "schedule", "grammar", "speculation", "lora", "media",
@@ -37,6 +40,22 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-contexts-per-front", type=int, default=65536, metavar="CONTEXTS",
         help="contexts of one server at once (default: 65536)",
     )  # fmt: skip
+    group.add_argument(
+        "--exit-with-parent", type=int, default=0, metavar="PID",
+        help="end when the process of this id is no longer the parent; 0: never",
+    )  # fmt: skip
+    placing = parser.add_argument_group("launcher", "Engines on the machines of a cluster.")
+    placing.add_argument("--launcher", default="here", choices=("here", "ray"),
+                         help="ray: start engines on a Ray cluster (default: here)")  # fmt: skip
+    placing.add_argument(
+        "--address", default="auto",
+        help="of the Ray cluster; auto: the one that this machine belongs to (default: auto)",
+    )  # fmt: skip
+    placing.add_argument("--count", type=int, default=1, help="engines on the cluster (default: 1)")
+    placing.add_argument(
+        "--cpus-per-rank", type=float, default=0.0, metavar="CPUS",
+        help="that Ray keeps for each rank of an engine; 0: --threads, or 1 (default: 0)",
+    )  # fmt: skip
     group.add_argument("--log-level", default="info", help="least severe messages logged",
                        choices=("debug", "info", "warning", "error", "critical"))  # fmt: skip
     group.add_argument("--log-format", default="text", help="json: one object a line",
@@ -58,9 +77,19 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         from sglang.srt.remote.curve_keys import read_engine_keys, verify_address
 
         keys = read_engine_keys(arguments.curve_keys) if arguments.curve_keys else None
-        verify_address(arguments.listen, "--listen", keys)
+        if arguments.launcher == "here":
+            verify_address(arguments.listen, "--listen", keys)
+        elif keys is None:
+            raise ValueError(
+                "--launcher ray starts engines that other machines reach; make keys with "
+                "'sglang engine-keys DIR' and give --curve-keys FILE"
+            )
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    if arguments.launcher == "ray":
+        return _run_on_ray(config, arguments)
+    if arguments.exit_with_parent:
+        when_orphaned(arguments.exit_with_parent, partial(os._exit, 1))
     from sglang.srt.remote.engine_server import Listening, serve_engine
     from sglang.srt.remote.fronts import FrontLimits
 
@@ -73,12 +102,27 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 1
 
 
+def _run_on_ray(config: Config, arguments: argparse.Namespace) -> int:
+    from sglang.srt.launchers.engines_on_ray import ClusterPlan, run_on_ray
+
+    names = "heartbeat_timeout", "max_fronts", "max_contexts_per_front", "log_level", "log_format"
+    more = [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names]
+    cpus = arguments.cpus_per_rank or max(config.model.threads, 1)
+    plan = ClusterPlan(arguments.address, arguments.count, arguments.curve_keys, cpus, more)
+    return run_on_ray(config, plan)
+
+
 def verify(arguments: argparse.Namespace) -> None:
     """Raise ValueError, naming the flag, its value and its limit."""
     seconds = arguments.heartbeat_timeout
     if not 0.1 <= seconds <= 3600 or math.isnan(seconds):
         raise ValueError(f"--heartbeat-timeout is {seconds:g}; it must be from 0.1 to 3600")
-    for name, most in (("max_fronts", 1024), ("max_contexts_per_front", 1 << 24)):
+    if not 0 <= arguments.cpus_per_rank <= 4096:
+        raise ValueError(
+            f"--cpus-per-rank is {arguments.cpus_per_rank:g}; it must be from 0 to 4096"
+        )
+    bounds = (("max_fronts", 1024), ("max_contexts_per_front", 1 << 24), ("count", 1024))
+    for name, most in bounds:
         value = getattr(arguments, name)
         if not 1 <= value <= most:
             flag = "--" + name.replace("_", "-")

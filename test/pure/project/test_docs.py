@@ -6,7 +6,12 @@ import re
 from collections import defaultdict
 
 from helpers.paths import ROOT
-from sglang.srt.commands import drain_command, explain_command, schema_command
+from sglang.srt.commands import (
+    drain_command,
+    engine_command,
+    explain_command,
+    schema_command,
+)
 from sglang.srt.commands.doctor import doctor_command
 from sglang.srt.config import Config
 from sglang.srt.config.command_line import Parser
@@ -88,7 +93,11 @@ def test_named_tests_exist() -> None:
 def test_named_flags_exist() -> None:
     names = [*Config().settings(), *FLAGS, *MEANS, *SPELLINGS]
     known = {name.replace("_", "-") for name in names} | FOREIGN
-    for command in (doctor_command, drain_command, explain_command, schema_command, trace_command):
+    commands = (
+        doctor_command, drain_command, engine_command, explain_command, schema_command,
+        trace_command,
+    )  # fmt: skip
+    for command in commands:
         parser = Parser()
         command.add_parser_arguments(parser)
         known |= {name.removeprefix("--") for name in parser._option_string_actions}

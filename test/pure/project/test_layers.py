@@ -51,6 +51,7 @@ RULES = {
     "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer srt.kv_events msgspec zmq",
     "srt.engine.executor": "srt.core srt.config srt.worker srt.ranks",
     "srt.remote": "srt.core srt.config srt.files srt.tokenizer srt.engine msgspec zmq",
+    "srt.launchers": "srt.core srt.config ray",
     "srt.requests": "sglang.ir",
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"
     " srt.requests.common_fields srt.requests.request_error msgspec",
@@ -75,7 +76,7 @@ RULES = {
     "srt.web.telemetry.request_tracing": "srt.core srt.requests opentelemetry",
     "srt.commands": "srt.core srt.config.command_line",
     "srt.commands.bench": "",
-    "srt.commands.engine_command": "srt.core srt.config srt.remote",
+    "srt.commands.engine_command": "srt.core srt.config srt.remote srt.launchers",
     "srt.commands.engine_keys_command": "srt.remote",
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",

@@ -103,6 +103,9 @@ def test_other_machines_need_keys(tmp_path: Path) -> None:
         (["--page-size", "0"], "--page-size is 0"),
         (["--node-rank", "1", "--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "h:5000"],
          "'sglang engine' is node 0"),
+        (["--launcher", "ray"], "--launcher ray starts engines that other machines reach"),
+        (["--count", "0"], "--count is 0; it must be from 1 to 1024"),
+        (["--cpus-per-rank", "nan"], "--cpus-per-rank is nan; it must be from 0 to 4096"),
         (["--api-key", "x"], "unrecognized arguments: --api-key"),
     ],
 )  # fmt: skip
