@@ -63,8 +63,8 @@ test-gpu-versions: .gpu-versions/.installed  ## tests of GPU code on a CPU, with
 	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 .gpu-versions/bin/python -m pytest -n $(JOBS) \
 	  --dist loadfile -o cache_dir=.gpu-versions/cache $(GPU_TESTS) $(ARGS)
 
-test-ray: .ray/.installed  ## engines on a Ray cluster of this machine, installed into .ray: 240 MB
-	@env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=python OMP_NUM_THREADS=1 .ray/bin/python -m pytest -rs --durations 5 \
+test-ray: .ray/.installed  ## engines on a Ray cluster of this machine, installed into .ray (240 MB), run with the network cut
+	@env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=python OMP_NUM_THREADS=1 .ray/bin/python $(CASES)/offline.py .ray/bin/python -m pytest -rs --durations 5 \
 	  -o cache_dir=.ray/cache test/e2e/test_ray_launcher.py $(ARGS)
 
 soak: $(STAMP)  ## half an hour of everything at once, with kills (MINUTES=30 SEED=0)

@@ -176,9 +176,11 @@ def test_requests_of_a_killed_engine_go_on_with_another(
 
 def test_an_engine_that_is_stopped_tells_its_fronts(model: list[str], tokenizer: Tokenizer) -> None:
     async def test() -> None:
-        with started(model) as engine:
+        with started([*model, "--tp-size", "2"]) as engine:
             front = RemoteEngine(engine.ready())
             await front.ready(60)
+            assert front.facts.arithmetic.ranks == 2
+            assert len(await texts(Completer(front.client, tokenizer))) == len(WISHES)
             engine.process.send_signal(signal.SIGTERM)
             reason = str(await asyncio.wait_for(front.wait_lost(), 30))
             assert "has ended the session: it was stopped (SIGTERM)" in reason

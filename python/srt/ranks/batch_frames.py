@@ -22,6 +22,7 @@ READ = (
 )  # fmt: skip
 """Parameters that a sampler reads."""
 _DEFAULTS = SamplingParams()
+INT32 = (1 << 31) - 1  # contexts of an engine with several fronts have larger numbers
 _NO_INTS = ints()
 _NO_FLOATS = array("d")
 
@@ -82,7 +83,8 @@ def columns_of(batch: Batch) -> BatchColumns:
     follows = ints(row.follows for row in plain)
     return BatchColumns(
         batch.id,
-        ints(row.context for row in plain),
+        array("q" if max((row.context for row in plain), default=0) > INT32 else "i",
+              (row.context for row in plain)),
         ints(row.start for row in plain),
         ints(row.kept for row in plain),
         _joined([row.tokens for row in plain]),

@@ -123,7 +123,12 @@ def run(engine: EngineCore, channel: FrontsChannel) -> int:
     print(f"sglang engine {name} at {channel.address} - {info.capacity} KV tokens", flush=True)
     gc.collect()
     gc.freeze()  # the collector need not look at what was loaded, again and again
-    code = run_to_end(engine, channel)
+    try:
+        code = run_to_end(engine, channel)
+    except Exception as error:
+        log.exception("the engine died")
+        channel.end_all(f"it died: {type(error).__name__}: {error}")
+        return 1
     if code:
         channel.end_all("its device was lost")
     return code

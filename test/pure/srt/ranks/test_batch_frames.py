@@ -41,8 +41,8 @@ def random_row(r: random.Random) -> Row:
                 Sample(params, mask=0), Sample(params, top=2),
             ])  # fmt: skip
     return Row(
-        r.randrange(1 << 30), r.randrange(1 << 20), ints([r.randrange(9)]) + few(3), few(4),
-        r.randrange(9), follows=r.choice([-1, -1, 3]), sample=sample, **more,
+        r.randrange(1 << r.choice([30, 62])), r.randrange(1 << 20), ints([r.randrange(9)]) + few(3),
+        few(4), r.randrange(9), follows=r.choice([-1, -1, 3]), sample=sample, **more,
     )  # fmt: skip
 
 

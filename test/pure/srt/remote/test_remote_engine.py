@@ -21,10 +21,13 @@ import zmq
 from helpers.bad_network import FrameProxy, proxied
 from helpers.paths import PYTHON
 from helpers.remote_child import (
+    LOCAL,
     TOKENS,
     ThreadEngine,
     as_a_process,
     expected_text,
+    facts_of,
+    make_engine,
     on_a_thread,
 )
 from helpers.text_worker import TextWorker
@@ -33,7 +36,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Done, Generate, Open, Tokens
 from sglang.srt.engine import loop
 from sglang.srt.engine.client import Client, EngineLost
-from sglang.srt.remote import fronts_channel, remote_frames
+from sglang.srt.remote import engine_server, fronts_channel, remote_frames
 from sglang.srt.remote.curve_keys import (
     FrontKeys,
     read_engine_keys,
@@ -41,7 +44,7 @@ from sglang.srt.remote.curve_keys import (
     write_keys,
 )
 from sglang.srt.remote.front_link import EngineRefused
-from sglang.srt.remote.fronts import FrontLimits
+from sglang.srt.remote.fronts import FrontLimits, Fronts
 from sglang.srt.remote.fronts_channel import FrontsChannel
 from sglang.srt.remote.handshake import Arithmetic, Expected
 from sglang.srt.remote.remote_engine import LinkCounts, RemoteEngine
@@ -388,6 +391,31 @@ def test_an_engine_that_stops_says_so() -> None:
             await asyncio.to_thread(own.stop)
             assert "has ended the session: the test is over" in await lost(pending)
 
+    run(test)
+
+
+def test_an_engine_that_dies_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object) -> int:
+        raise ValueError("no more")
+
+    async def test() -> None:
+        channel = FrontsChannel(LOCAL, None, HEARTBEAT)
+        core = make_engine()
+        channel.open(Fronts(facts_of(core), core.store.contexts, FrontLimits(), boot=1))
+        engine = RemoteEngine(channel.address, heartbeat=HEARTBEAT)
+        ready = asyncio.create_task(engine.ready(30))
+        while not ready.done():
+            channel.receive(0.0, 1)
+            await asyncio.sleep(0.01)
+        assert engine_server.run(core, channel) == 1
+        channel.close()
+        core.close()
+        assert "has ended the session: it died: ValueError: no more" in str(
+            await engine.wait_lost()
+        )
+
+    monkeypatch.setattr(engine_server, "run_to_end", die)
+    monkeypatch.setattr(engine_server.signal, "signal", lambda *_: None)
     run(test)
 
 
