@@ -98,4 +98,4 @@ MOE_PART = ModelShape(
     "MoE, 6 of 48 layers", "Qwen3 30B-A3B", 2048, 6, 32, 4, 128, 768, 151936, False, (128, 8)
 )
 TINY = ModelShape("toy", "nothing", 64, 2, 4, 2, 16, 96, 160, True, goals=(("decode 1", 75),))
-TINY_MOE = ModelShape("toy MoE", "nothing", 32, 2, 4, 2, 16, 16, 160, False, (4, 2))
+TINY_MOE = ModelShape("toy MoE", "nothing", 32, 1, 2, 1, 16, 16, 160, False, (4, 2))

@@ -52,11 +52,13 @@ def run(options: argparse.Namespace, log: Any, deadline: float) -> bool:
     """The stage's own result."""
     import torch
 
+    from benchmark.gpu import interpreter
     from benchmark.gpu.bench import Bench
     from benchmark.gpu.records import read, rows
     from benchmark.gpu.stages import CEILINGS, MODES, STAGES
 
     torch.manual_seed(0)
+    interpreter.prepare()
     stage = STAGES[options.stage]
     device = torch.device("cpu" if options.tiny else "cuda")
     settings = {"attention_backend": options.attention_backend, **MODES.get(options.mode, {})}

@@ -54,7 +54,7 @@ class Sizes:
 
 
 FULL = Sizes(1024, 4096, 512, (1, 32, 256), (16, 16384), 100_000, 40, 131072)
-TINY_SIZES = Sizes(8, 12, 4, (1, 3), (2, 20), 30, 3, 256)
+TINY_SIZES = Sizes(8, 12, 4, (1, 3), (2, 20), 30, 2, 256)
 
 
 def sizes_of(bench: Bench) -> Sizes:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.triton_interpreter import accept_numpy
+
+from benchmark.gpu.interpreter import prepare
 
 NAME = os.environ.get("SGLANG_TEST_DEVICE", "cuda")
 ON_GPU = NAME == "cuda"
@@ -22,8 +23,7 @@ DEVICE = torch.device(NAME)
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 # Attention in bfloat16 against float64: inputs and outputs have 8 bits.
 TOLERANCE = {"rtol": 2e-2, "atol": 2e-2} if ON_GPU else {"rtol": 1e-4, "atol": 2e-5}
-if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    accept_numpy()
+prepare()
 BACKENDS = ("native", "triton", "flashinfer")
 
 

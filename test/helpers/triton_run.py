@@ -15,8 +15,9 @@ import traceback
 import warnings
 
 import torch
-from helpers.triton_interpreter import accept_numpy
 from helpers.triton_place import Place
+
+from benchmark.gpu.interpreter import prepare
 
 
 def run(name: str, dtype: torch.dtype) -> str:
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> None:
     # The interpreter computes lanes that masks leave out: logarithms of 0 and the like.
     warnings.simplefilter("ignore", RuntimeWarning)
     torch.set_num_threads(1)
-    accept_numpy()
+    prepare()
     at = arguments.index("--half")
     single = {name: run(name, torch.float32) for name in arguments[:at]}
     half = {name: run(name, torch.float16) for name in arguments[at + 1 :]}
