@@ -1,6 +1,6 @@
 """``make histories``: random histories of the engine, as many as one likes, from any seed.
 
-``test/pure/srt/engine/test_simulation.py`` runs a few thousand of them. Prints a progress bar, and
+``test/pure/srt/engine/test_simulation.py`` runs 1,000 of them. Prints a progress bar, and
 the seed of every history that breaks a promise with how to replay it: then the exit status is 1.
 """
 

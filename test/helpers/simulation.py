@@ -67,7 +67,8 @@ from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.schedule.scheduler import Reserve
 
-__all__ = ["History", "expected", "simulate"]
+__all__ = ["HISTORIES", "History", "expected", "simulate"]
+HISTORIES = 1000  # number that the test suite runs: seeds from 0 on
 NAMES = "xyz"  # names of adapters
 MOST_LOADED, MOST_IN_PASS = 2, 1
 

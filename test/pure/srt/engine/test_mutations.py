@@ -16,7 +16,7 @@ from helpers.mutation import (
     never,
     plus,
 )
-from helpers.simulation import simulate
+from helpers.simulation import HISTORIES, simulate
 from sglang.srt.core import segments
 from sglang.srt.core.media_marks import Numbers
 from sglang.srt.core.request import Request, RequestSpec
@@ -37,7 +37,7 @@ from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
 from sglang.srt.schedule import scheduler
 
-WITHIN = 1500  # histories
+WITHIN = HISTORIES
 
 SHARED_BIAS = """
 if rows[-1].sample and rows[0].sample:
@@ -432,9 +432,28 @@ MUTATIONS = {
 }  # fmt: skip
 
 
-def caught(within: int) -> str:
-    """Return the message of the first of ``within`` histories that fails, "" where none does."""
-    for seed in range(within):
+# A history that catches what few others do: it is tried first. Where the simulation has changed and
+# it catches nothing, all are tried.
+TRIED_FIRST = {
+    "preserved KV stops everybody": 399,
+    "a host page is given away in the pass that stores it": 277,
+    "the text of a lost engine has no length": 263,
+    "a draft model's memory is taken from its own pass": 206,
+    "texts side by side are cached as if they followed": 171,
+    "stops are not searched in what a lost engine drew": 151,
+    "host memory knows no namespaces": 139,
+    "the rest of a page that was computed in part is skipped": 119,
+    "copies of a failed pass are believed": 92,
+    "what drains in a later pass than a failed one is lost": 89,
+    "the overdue are not put first": 64,
+    "a fork knows what is being drawn": 59,
+}
+
+
+def caught(within: int, first: int = 0) -> str:
+    """Return the message of a history that fails, "" where none of ``within`` does. ``first``: the
+    seed that is tried before the others."""
+    for seed in (first, *range(within)):
         try:
             simulate(seed)
         except AssertionError as error:
@@ -446,7 +465,7 @@ def caught(within: int) -> str:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulation_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch, *MUTATIONS[name])
-    assert caught(WITHIN), f"{WITHIN} histories pass although {name}"
+    assert caught(WITHIN, TRIED_FIRST.get(name, 0)), f"{WITHIN} histories pass although {name}"
 
 
 def test_a_wrong_eviction_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,6 +479,11 @@ def test_a_wrong_eviction_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert not evicts_least_recently_used()
     assert not caught(3), "the order of eviction is no matter of correctness"
+
+
+def test_histories_tried_first_are_those_of_mutations_and_of_the_suite() -> None:
+    assert TRIED_FIRST.keys() <= MUTATIONS.keys()
+    assert max(TRIED_FIRST.values()) < WITHIN
 
 
 @pytest.mark.slow
