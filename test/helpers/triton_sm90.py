@@ -39,7 +39,9 @@ TYPES = {
     torch.float64: "*fp64", torch.float8_e4m3fn: "*fp8e4nv", torch.int32: "*i32",
     torch.int64: "*i64",
 }  # fmt: skip
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+# nvdisasm -c gives the instructions without their encoding: half of the time of cuobjdump -sass.
+TOOLS = ((BIN / "cuobjdump", "-res-usage"), (BIN / "nvdisasm", "-c"))
 
 
 Launch: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any], tuple[int, ...]]
@@ -99,10 +101,11 @@ def disassemble(cubin: bytes) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        run = subprocess.run(
-            [CUOBJDUMP, "-sass", "-res-usage", file.name], capture_output=True, text=True
-        )
-    text = run.stdout + run.stderr
+        runs = [
+            subprocess.run([*tool, file.name], capture_output=True, text=True, check=True)
+            for tool in TOOLS
+        ]
+    text = "".join(run.stdout + run.stderr for run in runs)
     found = {n.lower(): int(v) for n, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
     for name, pattern in (
         ("wgmma", "[HQ]GMMA"), ("mma", "HMMA"), ("float8_mma", "QMMA"),
