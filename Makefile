@@ -32,7 +32,7 @@ demo: $(RUNTIME)  ## run a program with fork, select and gen on the embedded mod
 # One tensor thread a process: the test processes share the cores among them. They start hundreds of
 # others, each of which would compile the package anew where no bytecode may be written. A test process
 # that dies ends the run: with another in its place, pytest-xdist (3.8) may wait for ever at the end.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) \
+PYTEST = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) \
   --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 check: $(STAMP)  ## lint, types and the fast tests that need no model: two minutes
@@ -41,7 +41,9 @@ check: $(STAMP)  ## lint, types and the fast tests that need no model: two minut
 fast: $(STAMP)
 	@$(PYTEST) -m "not slow" test/pure $(ARGS)
 
-test: $(STAMP) browser  ## the whole test suite, lint included
+# Tests wait for servers, clocks and other processes, so one process more than cores keeps them busy.
+test: JOBS := 3
+test: $(STAMP) browser  ## the whole test suite, lint included (JOBS=3)
 	@$(PYTEST) $(ARGS)
 
 test-clients: $(STAMP)  ## other people's clients, installed into .clients, run with the network cut
