@@ -19,7 +19,7 @@ PIP := -m pip install -qq --disable-pip-version-check --no-input
 PEERS := vllm llama guidance dspy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo check fast test test-clients test-gpu-versions test-ray soak histories lint format bench bench-peers paper paper-smoke clean
+.PHONY: help setup browser demo check fast test test-clients test-gpu-versions test-ray soak histories test-long lint format bench bench-peers paper paper-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,13 @@ fast: $(STAMP)
 test: JOBS := 3
 test: $(STAMP) browser  ## the whole test suite, lint included (JOBS=3)
 	@$(PYTEST) $(ARGS)
+
+# The random tests that run fewer seeds in each run of the suite (test/helpers/seeds.py).
+LONG_TESTS := test/pure/srt/engine/test_simulation.py test/pure/srt/grammar/test_stop_watch.py \
+  test/pure/benchmark/cache_schedule
+
+test-long: $(STAMP)  ## random tests with all their seeds: 4,000 histories, more patterns and trees
+	@TEST_LONG=1 $(PYTEST) $(LONG_TESTS) $(ARGS)
 
 test-clients: $(STAMP)  ## other people's clients, installed into .clients, run with the network cut
 	@$(MAKE) --no-print-directory -j $(JOBS) $(CLIENTS) .clients/node/.installed

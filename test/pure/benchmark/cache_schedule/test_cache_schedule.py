@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from helpers.seeds import seeds
 
 from benchmark.cache_schedule.measure import longest, measure
 from benchmark.cache_schedule.workloads import WORKLOADS, Prompts, lower_bound, workload
@@ -56,7 +57,7 @@ def test_theorem_3_1(name: str, policy: str) -> None:
 @pytest.mark.parametrize("policy", AWARE)
 @pytest.mark.parametrize("chunk", [3, -1])
 def test_theorem_3_1_on_many_small_trees(policy: str, chunk: int) -> None:
-    for seed in range(60):
+    for seed in seeds(15, 60):
         prompts = small_tree(seed)
         result = measure(prompts, policy, capacity=longest(prompts), draw=0, running=1, chunk=chunk)
         assert result.computed == result.bound, f"seed {seed}"
@@ -85,7 +86,7 @@ def test_enough_memory_is_optimal(name: str, policy: str) -> None:
 @pytest.mark.parametrize("policy", AWARE)
 @pytest.mark.parametrize("chunk", [7, 64, -1])
 def test_enough_memory_is_optimal_whatever_the_chunks(policy: str, chunk: int) -> None:
-    for seed in range(20):
+    for seed in seeds(5, 20):
         prompts = small_tree(seed)
         capacity = lower_bound(prompts) + 8 * len(prompts)
         result = measure(prompts, policy, capacity=capacity, chunk=chunk)

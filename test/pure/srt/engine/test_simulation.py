@@ -1,12 +1,8 @@
-"""Random histories of the engine over a fake worker, 1,000 of them.
-
-``make test HISTORIES=4000 ARGS=test/pure/srt/engine/test_simulation.py`` runs more with the same
-counts, ``make histories`` any number without them.
-"""
+"""Random histories of the engine over a fake worker, 1,000 of them. ``make test-long`` runs 4,000
+with the same least counts, ``make histories`` any number without them."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +10,7 @@ from collections import Counter
 import histories
 import pytest
 from helpers.paths import PYTHON, ROOT, TESTS
+from helpers.seeds import LONG
 from helpers.simulation import HISTORIES, History, simulate
 
 CHUNK = 500
@@ -125,7 +122,7 @@ USUAL = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, int(os.environ.get("HISTORIES", HISTORIES)), CHUNK))
+@pytest.mark.parametrize("first", range(0, 4000 if LONG else HISTORIES, CHUNK))
 def test_histories(first: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
