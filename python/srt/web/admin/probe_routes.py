@@ -25,7 +25,7 @@ async def liveness_probe(state: ServerState, request: Request) -> Response:
     itself. 503 where the engine's steps do not come and no watchdog ends it
     (`--watchdog-timeout 0`)."""
     watched = state.config.operations.watchdog_timeout > 0
-    if not watched and state.runtime.completion.client.stalled:
+    if not watched and state.runtime.completion.engines.stalled:
         raise ServerError("engine_stalled", "The engine's steps do not come.")
     return json_response({"status": "ok"})
 
