@@ -10,8 +10,10 @@ from sglang.srt.config import Config
 
 def engine_configs(config: Config) -> list[tuple[str, Config]]:
     """The engines that a server starts, ``--dp-size`` of them, by name: each has GPUs and a
-    directory for KV of its own."""
+    directory for KV of its own. None where the server uses others (``--engines``)."""
     parallel, memory = config.parallel, config.memory
+    if config.routing.engines:
+        return []
     if parallel.dp_size == 1:
         return [("0", config)]
     found = []

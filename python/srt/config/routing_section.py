@@ -15,6 +15,11 @@ ROUTING_POLICIES = (
 class RoutingConfig:
     """The choice of an engine, where there are several (--dp-size, --engines)."""
 
+    engines: tuple[str, ...] = flag(
+        (),
+        "tcp://HOST:PORT of engines that run by themselves (sglang engine), in place of own ones",
+    )
+    engine_keys: str = flag("", "front.key of those engines (sglang engine-keys)")
     routing_policy: str = flag(
         "predicted", "engine of a request; predicted: where its first token is expected soonest, "
         "the cached beginning of its prompt and the queue considered", choices=ROUTING_POLICIES,
@@ -26,6 +31,12 @@ class RoutingConfig:
 
     def verify(self) -> None:
         """Raise ValueError for a value out of range."""
+        if len(set(self.engines)) < len(self.engines):
+            raise ValueError(f"--engines names an engine twice: {' '.join(self.engines)}")
+        if self.engine_keys and not self.engines:
+            raise ValueError(
+                f"--engine-keys is {self.engine_keys!r} and there are no --engines to use it for"
+            )
         if self.slow_engine_factor and not 1.5 <= self.slow_engine_factor <= 1000:
             raise ValueError(
                 f"--slow-engine-factor is {self.slow_engine_factor:g}; it must be from 1.5 to "

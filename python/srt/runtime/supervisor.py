@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import msgspec
 from sglang.ir.sampling import SamplingParams
@@ -44,6 +45,24 @@ _MAY_CHANGE = ("attention", "graph_rows", "fallbacks")
 GRACE = 1.0  # for an answer that is there and not read yet: this process may have been stopped too
 
 
+class EngineHandle(Protocol):
+    """An engine of this machine (``EngineProcess``) or of another one (``RemoteEngine``)."""
+
+    client: Client
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def stage_text(self) -> str: ...
+    async def wait_lost(self) -> EngineLost: ...
+    async def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def lose(self, message: str) -> None: ...
+    def set_unanswered(self, seconds: float) -> None: ...
+
+
 class Supervisor(OneEngine):
     """Keeps an engine alive. Its ``client`` is the engine's of this moment, or one that answers
     with the reason that there is none.
@@ -56,7 +75,7 @@ class Supervisor(OneEngine):
         adapters: knows whether an engine has an adapter again.
     """
 
-    _engine: EngineProcess
+    _engine: EngineHandle
 
     def __init__(self, config: Config, tokenizer: Tokenizer, name: str = "0") -> None:
         self._config, self._tokenizer, self.name = config, tokenizer, name
@@ -114,7 +133,7 @@ class Supervisor(OneEngine):
         lost = await self._lost()
         while self._another():
             nth = len(self._times)
-            log.error("%s; starting the engine again (%d of %d)", lost, nth, self._limit)
+            log.error("%s; %s", lost, self._attempt(nth))
             self._tell(lost)
             await asyncio.sleep(PAUSE * (nth - 1))
             try:
@@ -125,6 +144,10 @@ class Supervisor(OneEngine):
             log.warning("the engine is back (%d); its cache is empty", self._engine.pid)
             lost = await self._lost()
         return lost
+
+    def _attempt(self, nth: int) -> str:
+        """Text for the log about the ``nth`` attempt at another engine."""
+        return f"starting the engine again ({nth} of {self._limit})"
 
     async def stop(self) -> None:
         """End the engine, if there is one. Nothing is left behind."""
@@ -143,15 +166,19 @@ class Supervisor(OneEngine):
         self._engine = engine = EngineProcess(started, self._tokenizer.token_bytes)
         try:
             await engine.ready()
-            if not config.server.skip_server_warmup:
-                await probe(Completer(engine.client, self._tokenizer))
-        except RequestError as error:
-            engine.kill()
-            raise EngineLost(f"the engine cannot answer a prompt of one token: {error}") from error
+            await self._warm(engine.client)
         except BaseException:
             engine.kill()
             raise
         return engine.info
+
+    async def _warm(self, client: Client) -> None:
+        """Have the engine answer a prompt. Raises EngineLost."""
+        try:
+            if not self._config.server.skip_server_warmup:
+                await probe(Completer(client, self._tokenizer))
+        except RequestError as error:
+            raise EngineLost(f"the engine cannot answer a prompt of one token: {error}") from error
 
     async def _restart(self) -> None:
         await self._engine.stop()
@@ -206,7 +233,7 @@ async def probe(completion: Completer) -> None:
         raise EngineLost(f"no token in {PROBE_SECONDS:.0f} s") from error
 
 
-async def watchdog(engine: EngineProcess, seconds: float) -> None:
+async def watchdog(engine: EngineHandle, seconds: float) -> None:
     """Kill the engine where it answers no ping for ``seconds`` (0: never), and say so at half of
     them (``EngineProcess.set_unanswered``). It answers between two passes, so half of ``seconds``
     must be longer than the longest pass."""

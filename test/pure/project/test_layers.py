@@ -60,6 +60,7 @@ RULES = {
     "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine.client"
     " msgspec",
     "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
+    " srt.remote"
     " srt.runtime msgspec",
     "srt.runtime.program_gate": "srt.core srt.config srt.requests srt.interception srt.engine.info",
     "srt.runtime.vision_setup": "srt.config srt.files srt.media srt.tokenizer srt.requests"

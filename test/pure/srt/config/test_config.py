@@ -63,7 +63,8 @@ def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
 
 
 FORMS = {"assigned_layers": "4", "dist_init_addr": "host:1", "slow_engine_factor": 2.5}
-COMPANIONS: dict[str, dict[str, Any]] = {  # settings that one needs beside it
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "engine_keys": {"engines": ("tcp://127.0.0.1:1",)},  # settings that one needs beside it
     "hicache_storage_dir": {"enable_hierarchical_cache": True, "hicache_storage_size": 1.0},
     "hicache_storage_size": {"enable_hierarchical_cache": True, "hicache_storage_dir": "kv"},
     "nnodes": {"tp_size": 7, "dist_init_addr": "host:1"},

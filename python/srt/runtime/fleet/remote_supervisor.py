@@ -1,0 +1,57 @@
+"""RemoteSupervisor: keeps the session with an engine that runs by itself, on any machine."""
+
+from __future__ import annotations
+
+from sglang.srt.config import Config
+from sglang.srt.engine.info import EngineInfo
+from sglang.srt.engine.process import Started
+from sglang.srt.remote.curve_keys import FrontKeys
+from sglang.srt.remote.handshake import Expected, vocabulary_digest
+from sglang.srt.remote.remote_engine import LinkCounts, RemoteEngine
+from sglang.srt.runtime.supervisor import Supervisor
+from sglang.srt.tokenizer import Tokenizer
+
+MOST_PAUSES = 10  # the pause between two attempts to reach the engine grows up to so many seconds
+
+
+class RemoteSupervisor(Supervisor):
+    """A Supervisor whose engine is not this server's: it is reached again and again where it is
+    lost, and left, not ended, by ``stop``.
+
+    Attributes:
+        counts: of all sessions with the engine.
+    """
+
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, address: str, keys: FrontKeys | None
+    ) -> None:
+        super().__init__(config, tokenizer, address)
+        self._keys, self.counts = keys, LinkCounts()
+        self._expected = Expected(vocabulary=vocabulary_digest(tokenizer.token_bytes))
+
+    async def start(self, started: Started | None = None) -> None:
+        """Reach the engine. Raises EngineLost where it cannot be reached or is another one than
+        this server needs, ValueError for an address that is none."""
+        await self._load(self._config)
+        self.client = self._engine.client
+
+    async def _load(self, config: Config, started: Started | None = None) -> EngineInfo:
+        engine = RemoteEngine(self.name, self._keys, self._expected, counts=self.counts)
+        self._engine = engine
+        try:
+            await engine.ready()
+            await self._warm(engine.client)
+        except BaseException:
+            engine.kill()
+            raise
+        self._expected = Expected.like(engine.facts)
+        return engine.info
+
+    def _another(self) -> bool:
+        """True: the engine is another's, which may start it again at any time."""
+        if len(self._times) < MOST_PAUSES:
+            self._times.append(0.0)
+        return True
+
+    def _attempt(self, nth: int) -> str:
+        return f"reaching engine {self.name} again"
