@@ -44,6 +44,12 @@ COMMANDS = {
         "Have a running server take no new request; open ones may take its --drain-timeout. It "
         "goes on to answer probes, and ends at SIGTERM. Exit code 1 if requests outlast that time.",
     ),
+    "workers": (
+        "sglang.srt.commands.workers_command",
+        "show the engines of a server, add one, let one go",
+        "Show the engines of a running server. --add gives requests to an engine that runs by "
+        "itself ('engine'); --remove lets an engine finish, and moves what outlasts --seconds.",
+    ),
     "explain": (
         "sglang.srt.commands.explain_command",
         "say why a prompt was, or was not, in a server's cache",

@@ -9,8 +9,9 @@ from sglang.srt.config import Config
 
 
 def engine_configs(config: Config) -> list[tuple[str, Config]]:
-    """The engines that a server starts, ``--dp-size`` of them, by name: each has GPUs and a
-    directory for KV of its own. None where the server uses others (``--engines``)."""
+    """The engines that a server starts, ``--dp-size`` of them, by name: each has GPUs, a
+    directory for KV and ports for KV events of its own. None where it uses those of ``--engines``.
+    """
     parallel, memory = config.parallel, config.memory
     if config.routing.engines:
         return []
@@ -19,7 +20,11 @@ def engine_configs(config: Config) -> list[tuple[str, Config]]:
     found = []
     for rank in range(parallel.dp_size):
         first = parallel.base_gpu_id + rank * parallel.local_ranks
-        own = replace(config, parallel=replace(parallel, base_gpu_id=first))
+        own = replace(
+            config,
+            parallel=replace(parallel, base_gpu_id=first),
+            kv_events=config.kv_events.of_engine(rank),
+        )
         if memory.hicache_storage_dir:
             directory = os.path.join(memory.hicache_storage_dir, f"engine-{rank}")
             own = replace(own, memory=replace(memory, hicache_storage_dir=directory))

@@ -114,3 +114,22 @@ class KvEventsConfig:
     def verify(self) -> None:
         """Raise ValueError as ``settings`` does."""
         self.settings  # noqa: B018
+
+    def of_engine(self, rank: int) -> KvEventsConfig:
+        """The same for engine ``rank`` of several: its ports are ``rank`` higher, the names of its
+        ipc sockets end in the rank."""
+        if not rank or not self.settings.enabled:
+            return self
+        settings = self.settings
+        found = {f.name: getattr(settings, f.name) for f in fields(settings)}
+        for name in ("endpoint", "replay_endpoint"):
+            if found[name] is not None:
+                found[name] = _of_rank(found[name], rank)
+        return KvEventsConfig(json.dumps(found))
+
+
+def _of_rank(endpoint: str, rank: int) -> str:
+    head, colon, port = endpoint.rpartition(":")
+    if endpoint.startswith("tcp://") and port.isascii() and port.isdigit():
+        return f"{head}{colon}{int(port) + rank}"
+    return f"{endpoint}-{rank}"

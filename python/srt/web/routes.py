@@ -15,6 +15,7 @@ from sglang.srt.web.admin import adapter_routes as adapters
 from sglang.srt.web.admin import explain_routes as explain
 from sglang.srt.web.admin import probe_routes as probes
 from sglang.srt.web.admin import routes as admin
+from sglang.srt.web.admin import worker_routes as workers
 from sglang.srt.web.anthropic.messages import messages_body
 from sglang.srt.web.anthropic.messages import routes as messages
 from sglang.srt.web.native import routes as native
@@ -50,6 +51,9 @@ ROUTES = (
     _get("/readyz", probes.readiness_probe, shapes.Status),
     _get("/drain", probes.drain_status, shapes.DrainStatus),
     _post("/drain", probes.begin_drain, None, shapes.DrainStatus),
+    _get("/workers", workers.workers, shapes.FleetEngines),
+    _post("/workers", workers.add_worker, workers.JoinBody, shapes.FleetEngines),
+    _post("/workers/leave", workers.remove_worker, workers.LeaveBody, shapes.EngineRemoved),
     _get("/health_generate", admin.health_generate, shapes.Status),
     _get("/get_model_info", admin.model_info, shapes.ModelInfo),
     _get("/model_info", admin.model_info, shapes.ModelInfo),

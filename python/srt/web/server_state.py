@@ -11,6 +11,7 @@ from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.engine_runtime import EngineRuntime, model_name_of
 from sglang.srt.runtime.explanations import Explanations
+from sglang.srt.runtime.fleet.engine_fleet import Fleet
 from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.runtime.tenants import Tenants
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
@@ -27,6 +28,7 @@ class ServerState:
 
     Attributes:
         started: seconds since the epoch, to be shown; began: of the monotonic clock.
+        fleet: the engines, None where they are not this server's to change.
         tracing: the destination of spans, if there is one.
         toolbox: the operator's tools, if there are any.
         responses: those of ``/v1/responses`` that may be retrieved again.
@@ -42,6 +44,7 @@ class ServerState:
             config, completion, self.metrics, self.tenants, self.explanations
         )
         self.responses = ResponseStore(config.server.response_store_bytes)
+        self.fleet: Fleet | None = None
         self.tracing: Tracing | None = None
         self.toolbox: Toolbox | None = None
         self.started, self.began = int(time.time()), time.monotonic()
@@ -77,5 +80,6 @@ class ServerState:
     def engine_changed(self, engine: Supervisor) -> None:
         """Take note of an engine that was lost, or is there again."""
         if engine.client.lost is None:
-            self.metrics.engine.restarted(engine.name)
+            if engine.restarts:
+                self.metrics.engine.restarted(engine.name)
             self.runtime.restarted(engine.client)

@@ -19,7 +19,7 @@ from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.version import __version__
 from sglang.srt.engine.process import Started
 from sglang.srt.runtime.fleet.engine_fleet import Fleet
-from sglang.srt.runtime.fleet.fleet_setup import completer_on, fleet_of, supervisors
+from sglang.srt.runtime.fleet.fleet_setup import completer_on, connector, fleet_of, supervisors
 from sglang.srt.runtime.fleet.members import Members
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 from sglang.srt.tokenizer import Tokenizer
@@ -76,8 +76,10 @@ async def _serve(
         try:
             await members.start(engines)
             fleet = fleet_of(config, members)
+            fleet.connect = connector(config, tokenizer)
             state = ServerState(config, completer_on(fleet, config, tokenizer))
             state.tracing, fleet.changed = tracing, state.engine_changed
+            state.fleet = fleet
             fleet.resumed = state.metrics.engine.resumed
             fleet.adapters = state.runtime.adapters
             if config.toolbox.toolbox:

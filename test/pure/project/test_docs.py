@@ -11,6 +11,7 @@ from sglang.srt.commands import (
     engine_command,
     explain_command,
     schema_command,
+    workers_command,
 )
 from sglang.srt.commands.doctor import doctor_command
 from sglang.srt.config import Config
@@ -95,7 +96,7 @@ def test_named_flags_exist() -> None:
     known = {name.replace("_", "-") for name in names} | FOREIGN
     commands = (
         doctor_command, drain_command, engine_command, explain_command, schema_command,
-        trace_command,
+        trace_command, workers_command,
     )  # fmt: skip
     for command in commands:
         parser = Parser()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
@@ -18,6 +19,7 @@ from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.serving_engines import AdapterHolders, AllHaveAll, Assignment
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.routing.prompt import Prompt
 from sglang.srt.routing.routed_engine import Ticket
 from sglang.srt.routing.router import Router
@@ -26,6 +28,7 @@ from sglang.srt.runtime.fleet.slow_engines import SlowEngines
 from sglang.srt.runtime.supervisor import Supervisor
 
 log = logging.getLogger("sglang.server")
+MAX_ENGINES = 1024
 
 
 class RoutedAssignment(Assignment):
@@ -64,6 +67,7 @@ class Fleet:
         resumed: called when a request goes on with another engine.
         changed: called with an engine that was lost, or is there again, or joins.
         routed: number of requests by engine, since the start.
+        connect: makes the supervisor of an engine that runs by itself, at an address.
     """
 
     def __init__(
@@ -74,11 +78,51 @@ class Fleet:
         self.resumed: Callable[[], None] = _nothing
         self.changed: Callable[[Supervisor], None] = _nothing_of
         self.routed: dict[str, int] = {}
+        self.connect: Callable[[str], Supervisor] = _no_connection
         members.changed, members.gone = self._changed, self._gone
 
     async def run(self) -> EngineLost:
         """Keep the engines; return why the last one could not be kept."""
         return await self.members.run()
+
+    async def join(self, address: str) -> None:
+        """Reach an engine that runs by itself, and give it requests. Raises RequestError."""
+        if address in self.members.engines:
+            raise RequestError(f"There is an engine {address!r} already.", "url")
+        if len(self.members.engines) >= MAX_ENGINES:
+            raise RequestError(f"There are {MAX_ENGINES} engines, and no more may be.", "url")
+        try:
+            engine = self.connect(address)
+            await engine.start()
+        except (ValueError, EngineLost, OSError) as error:
+            raise RequestError(f"The engine cannot be used: {error}.", "url") from error
+        try:
+            self.members.join(engine)
+        except RequestError:
+            await engine.stop()
+            raise
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The engines: name, state, and numbers of requests."""
+        now = self.clock.now()
+        return [
+            {
+                "name": name,
+                "state": self._state(name, engine, now),
+                "pending": engine.client.pending,
+                "routed": self.routed.get(name, 0),
+                "restarts": engine.restarts,
+                "max_total_num_tokens": engine.info.capacity,
+            }
+            for name, engine in self.members.engines.items()
+        ]
+
+    def _state(self, name: str, engine: Supervisor, now: float) -> str:
+        if name in self.members.leaving:
+            return "leaving"
+        if engine.client.lost is not None:
+            return "lost"
+        return "resting" if name in self.slow.excluded(now) else "serving"
 
     async def leave(self, name: str, seconds: float) -> int:
         """Let an engine leave; return the number of requests that go on elsewhere
@@ -212,6 +256,10 @@ def _prompt(request: CompletionRequest, home: str = "") -> Prompt:
     new = request.sampling.max_new_tokens
     program = request.program
     return Prompt(request.prompt, request.namespace, request.adapter, program, home, new)
+
+
+def _no_connection(address: str) -> Supervisor:
+    raise ValueError("this fleet takes no engines of other machines")
 
 
 def _nothing() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sglang.srt.config import Config
 from sglang.srt.config.engine_configs import engine_configs
 from sglang.srt.remote.curve_keys import read_front_keys
@@ -19,11 +21,18 @@ from sglang.srt.tokenizer import Tokenizer
 def supervisors(config: Config, tokenizer: Tokenizer) -> list[Supervisor]:
     """One for each engine that the server starts, or uses. Raises OSError, ValueError for a file of
     keys that is none."""
-    routing = config.routing
-    if routing.engines:
-        keys = read_front_keys(routing.engine_keys) if routing.engine_keys else None
-        return [RemoteSupervisor(config, tokenizer, address, keys) for address in routing.engines]
+    if config.routing.engines:
+        connect = connector(config, tokenizer)
+        return [connect(address) for address in config.routing.engines]
     return [Supervisor(own, tokenizer, name) for name, own in engine_configs(config)]
+
+
+def connector(config: Config, tokenizer: Tokenizer) -> Callable[[str], Supervisor]:
+    """Makes the supervisor of an engine at an address. Raises OSError, ValueError for a file of
+    keys that is none."""
+    path = config.routing.engine_keys
+    keys = read_front_keys(path) if path else None
+    return lambda address: RemoteSupervisor(config, tokenizer, address, keys)
 
 
 def fleet_of(config: Config, members: Members) -> Fleet:

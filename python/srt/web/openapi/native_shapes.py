@@ -74,6 +74,29 @@ class DrainStatus(Struct):
     seconds_left: float | None
 
 
+class FleetEngine(Struct):
+    """An engine. ``state``: "serving", "lost", "leaving", or "resting" where it is far slower than
+    the others; ``pending``: its requests now; ``routed``: those that were sent to it so far, where
+    there are several engines; ``max_total_num_tokens``: size of its KV cache."""
+
+    name: str
+    state: Literal["serving", "lost", "leaving", "resting"]
+    pending: Count
+    routed: Count
+    restarts: Count
+    max_total_num_tokens: Count
+
+
+class FleetEngines(Struct):
+    workers: list[FleetEngine]
+
+
+class EngineRemoved(FleetEngines):
+    """``moved``: requests that went on elsewhere."""
+
+    moved: Count
+
+
 class Closed(Status):
     closed: bool
 

@@ -12,6 +12,7 @@ from sglang.srt.config import (
     Config,
     EdgeConfig,
     GrammarConfig,
+    KvEventsConfig,
     LoraConfig,
     MediaConfig,
     MemoryConfig,
@@ -32,7 +33,7 @@ from sglang.srt.config.command_line import ELSEWHERE, Parser, keys_from_environm
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
     MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig, ParallelConfig,
-    ProgramGateConfig, RoutingConfig,
+    ProgramGateConfig, RoutingConfig, KvEventsConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
@@ -62,7 +63,8 @@ def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:
     return [name, str(value)], value
 
 
-FORMS = {"assigned_layers": "4", "dist_init_addr": "host:1", "slow_engine_factor": 2.5}
+FORMS = {"assigned_layers": "4", "dist_init_addr": "host:1", "slow_engine_factor": 2.5,
+         "kv_events_config": '{"publisher": "null"}'}  # fmt: skip
 COMPANIONS: dict[str, dict[str, Any]] = {
     "engine_keys": {"engines": ("tcp://127.0.0.1:1",)},  # settings that one needs beside it
     "hicache_storage_dir": {"enable_hierarchical_cache": True, "hicache_storage_size": 1.0},
@@ -77,7 +79,8 @@ def test_every_field_is_a_flag_and_a_setting(f: dataclasses.Field[Any]) -> None:
     words, value = other(f)
     more = COMPANIONS.get(f.name, {})
     for name, companion in more.items():
-        words += ["--" + name.replace("_", "-"), *([] if companion is True else [str(companion)])]
+        given = companion if isinstance(companion, tuple) else [str(companion)]
+        words += ["--" + name.replace("_", "-"), *([] if companion is True else given)]
     assert parse(*words).settings()[f.name] == value
     assert parse(*words) == Config.of(**{f.name: value}, **more)
     assert f.metadata["help"]

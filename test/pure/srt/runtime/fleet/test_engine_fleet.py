@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from helpers import engine_child
 from helpers.fake_worker import fake_info
@@ -26,6 +27,8 @@ from sglang.srt.runtime import supervisor as supervising
 from sglang.srt.runtime.fleet.fleet_setup import completer_on, fleet_of, supervisors
 from sglang.srt.runtime.fleet.members import Members
 from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.web.app import make_app
+from sglang.srt.web.server_state import ServerState
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -247,3 +250,29 @@ def test_a_fleet_needs_the_engines_that_it_is_made_of() -> None:
         Config.of(slow_engine_factor=1.2)
     with pytest.raises(ValueError, match="--routing-policy is 'best'; use one of"):
         Config.of(routing_policy="best")
+
+
+def test_routes_show_engines_and_let_them_go(tokenizer: Tokenizer) -> None:
+    async def test() -> None:
+        async with serving(tokenizer) as (fleet, completer):
+            state = ServerState(Config.of(), completer)
+            state.fleet = fleet
+            transport = httpx.ASGITransport(make_app(state))
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+                shown = (await http.get("/workers")).json()["workers"]
+                assert [(each["name"], each["state"]) for each in shown] == [
+                    ("0", "serving"), ("1", "serving"),
+                ]  # fmt: skip
+                body = {"url": "tcp://127.0.0.1:1"}
+                reply = await http.post("/workers", json=body)
+                assert reply.status_code == 400
+                assert "no engines of other machines" in reply.json()["error"]["message"]
+                left = await http.post("/workers/leave", json={"name": "0", "seconds": 0})
+                assert [each["name"] for each in left.json()["workers"]] == ["1"]
+                assert left.json()["moved"] == 0
+                for name, status, said in (("0", 404, "there are: 1"), ("1", 400, "the only one")):
+                    reply = await http.post("/workers/leave", json={"name": name})
+                    assert reply.status_code == status
+                    assert said in reply.json()["error"]["message"]
+
+    run(test)

@@ -20,6 +20,7 @@ from sglang.srt.web.connection.hosts import Hosts
 ADMIN = {
     "/get_server_info", "/server_info", "/metrics", "/flush_cache", "/live", "/live/events",
     "/get_load", "/pause_generation", "/continue_generation", "/drain",
+    "/workers", "/workers/leave",
 }  # fmt: skip
 POSTED = {"/pause_generation", "/continue_generation"}
 """Routes that show or change what belongs to others. A new route is in here or in ORDINARY."""
@@ -126,12 +127,15 @@ def test_both_headers_are_read(keyed: Served, key: str) -> None:
 )  # fmt: skip
 def test_what_concerns_others_needs_the_admins_key(keyed: Served, key: str, admin: bool) -> None:
     with httpx.Client(base_url=keyed.url, headers=bearer(key), timeout=60) as http:  # type: ignore[arg-type]
-        for path in sorted(ADMIN - {"/live/events", "/live"}, reverse=True):  # pause, continue
+        for path in sorted(
+            ADMIN - {"/live/events", "/live", "/workers/leave"}, reverse=True
+        ):  # pause, continue
             reply = http.request("POST" if path in POSTED else "GET", path)
             if admin:
                 assert reply.status_code == 200
             else:
                 assert is_error(reply, 403)["code"] == "forbidden"
+        assert http.post("/workers/leave", json={}).status_code == (400 if admin else 403)
         assert http.get("/nowhere").status_code == (404 if admin else 403)
         assert http.post("/generate", json=GOLDEN).status_code == 200
 
