@@ -29,6 +29,8 @@ from sglang.srt.runtime.supervisor import Supervisor
 
 log = logging.getLogger("sglang.server")
 MAX_ENGINES = 1024
+LOOKS = frozenset({"stats", "tree"})  # controls that change nothing
+PATIENCE = 2.0  # seconds after which a silent engine is left out of the answer to one
 
 
 class RoutedAssignment(Assignment):
@@ -191,11 +193,21 @@ class Fleet:
         clients = self.members.clients
         if self.members.lost is not None:
             raise self.members.lost.again()
-        asked = (client.control(op, limit) for client in clients.values())
-        found = dict(zip(clients, await asyncio.gather(*asked, return_exceptions=True)))
+        asked = {
+            name: asyncio.ensure_future(client.control(op, limit))
+            for name, client in clients.items()
+        }
+        try:
+            await asyncio.wait(asked.values(), timeout=PATIENCE if op in LOOKS else None)
+            await asyncio.wait(asked.values(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in asked.values():
+                task.cancel()  # no effect on one that is done
+        found = dict(zip(asked, await asyncio.gather(*asked.values(), return_exceptions=True)))
         replies = {name: reply for name, reply in found.items() if isinstance(reply, Reply)}
         for error in found.values():
-            if isinstance(error, BaseException) and not (replies and isinstance(error, EngineLost)):
+            left_out = isinstance(error, (EngineLost, asyncio.CancelledError))
+            if isinstance(error, BaseException) and not (replies and left_out):
                 raise error
         return replies
 

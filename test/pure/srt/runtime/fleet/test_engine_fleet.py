@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,7 @@ from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime import supervisor as supervising
+from sglang.srt.runtime.fleet import engine_fleet
 from sglang.srt.runtime.fleet.fleet_setup import completer_on, fleet_of, supervisors
 from sglang.srt.runtime.fleet.members import Members
 from sglang.srt.tokenizer import Tokenizer
@@ -274,5 +276,21 @@ def test_routes_show_engines_and_let_them_go(tokenizer: Tokenizer) -> None:
                     reply = await http.post("/workers/leave", json={"name": name})
                     assert reply.status_code == status
                     assert said in reply.json()["error"]["message"]
+
+    run(test)
+
+
+def test_a_silent_engine_is_left_out_of_statistics(
+    tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_fleet, "PATIENCE", 0.5)
+
+    async def test() -> None:
+        async with serving(tokenizer, watchdog_timeout=0.0) as (fleet, completer):
+            children[0].send_signal(signal.SIGUSR1)  # it lives, and answers nothing
+            assert set(await completer.control_each("stats")) == {"1"}
+            with pytest.raises(asyncio.TimeoutError):
+                await completer.control("flush", 1.0)
+            assert fleet.lost is None
 
     run(test)
