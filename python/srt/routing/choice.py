@@ -29,6 +29,7 @@ class Choice:
         present: engines that hold anything of the prompt's namespace and adapter.
         allowed: names of the engines that may be chosen, None: all.
         home: the engine with the prompt's parked context, or its conversation; None: unknown.
+        pace: mean seconds a token of all engines.
         now: seconds.
     """
 
@@ -39,6 +40,7 @@ class Choice:
     allowed: Collection[str] | None
     home: RoutedEngine | None
     random: Random
+    pace: float
     now: float
 
     # -- engines ---------------------------------------------------------------------------------
@@ -130,7 +132,3 @@ class Choice:
     def wait(self, engine: RoutedEngine) -> float:
         """Return the predicted seconds until an engine begins with the prompt."""
         return engine.wait(self.now, self.engines.averages)
-
-    def seconds(self, engine: RoutedEngine, tokens: int) -> float:
-        """Return the predicted seconds in which an engine computes ``tokens`` of a prompt."""
-        return tokens * engine.rate.per_token(self.engines.averages.per_token)

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from sglang.srt.core.ints import common_prefix
-from sglang.srt.routing.prompt import PrefixPath, tokens_at
+from sglang.srt.routing.prompt import PrefixPath, blocks_in, tokens_at
 
 EXAMINED = 256  # children of a node that a correction looks at
 
@@ -365,10 +365,9 @@ class MetaTree:
                 held.more -= cut
                 holder.tokens -= cut
             else:
-                excess, keep, whole = holder.tokens - holder.capacity, held.blocks - 1, held.blocks
-                while keep and _tokens(node, whole) - _tokens(node, keep) < excess:
-                    keep -= 1
-                self._trim(node, holder, held, keep)
+                excess = holder.tokens - holder.capacity
+                keep = blocks_in(max(tokens_at(held.end) - excess, 0)) - node.start
+                self._trim(node, holder, held, max(keep, 0))
 
     def _cut(self, node: MetaNode, holder: Holder, held: Holding, keep: int) -> None:
         """Keep at most ``keep`` blocks of a holding, and nothing below where it loses any."""

@@ -2,9 +2,10 @@
 
 The default, ``predicted``, takes the least of
 
-    wait + work (1 + queue) (2 where memory is full) (2 where the namespace is new) + load
+    wait + share + work (1 + 2 queue) (2 where memory is full) (2 where the namespace is new) + load
 
     wait    predicted seconds until the engine begins with the prompt
+    share   the engine's requests, each of which slows the others as 200 tokens of work do
     work    seconds to compute the tokens that are not cached there
     queue   mean number of requests without a first token an engine: those that more work delays
     load    seconds to load an adapter that the engine has not used
@@ -22,6 +23,8 @@ from sglang.srt.routing.routed_engine import RoutedEngine
 
 Policy: TypeAlias = "Callable[[Choice], RoutedEngine]"
 
+QUEUE = 2.0  # cost of work to each request that waits
+REQUEST = 200  # tokens of work that a request costs the others at its engine
 ADAPTER_SECONDS = 0.5  # to load an adapter
 # Upstream's rule: the share of a prompt from which on its holder is chosen. Loads are out of
 # balance where the most and the least differ by more than both.
@@ -39,13 +42,14 @@ def predicted_cost(choice: Choice, engine: RoutedEngine) -> float:
     uncached = len(prompt.tokens) - choice.matched(engine)
     if engine is choice.home and engine.name == prompt.home:
         uncached = 0  # the new tokens cost the same everywhere
-    work = choice.seconds(engine, uncached) * (1 + choice.engines.queue)
+    work = uncached * (1 + QUEUE * choice.engines.queue)
     if engine.cache.full:
         work *= 2
     if prompt.namespace and choice.present and engine.cache not in choice.present:
         work *= 2
+    work += REQUEST * engine.load
     load = ADAPTER_SECONDS if prompt.adapter and prompt.adapter not in engine.adapters else 0.0
-    return choice.wait(engine) + work + load
+    return choice.wait(engine) + work * engine.rate.per_token(choice.pace) + load
 
 
 def product(choice: Choice) -> RoutedEngine:

@@ -100,7 +100,7 @@ class Router:
         choice = Choice(
             prompt=prompt, steps=self.tree.match(path), present=self.tree.present(path),
             engines=self.engines, allowed=allowed, home=self._home(prompt, allowed),
-            random=self._random, now=now,
+            random=self._random, pace=self.engines.averages.per_token, now=now,
         )  # fmt: skip
         engine = self.policy(choice)
         return self._send(choice, path, engine)
