@@ -1,0 +1,1 @@
+"""Routing of requests to many engines, in virtual time."""
