@@ -28,6 +28,7 @@ from helpers.launched import best_model, gone, launched
 from helpers.matrix import Bench, error_of, wait_for
 from helpers.paths import ROOT
 from sglang.ir.sampling import PARAMETERS
+from sglang.srt.web.connection.guard import PROBES
 from sglang.srt.web.routes import ROUTES
 
 Json = dict[str, Any]
@@ -62,6 +63,7 @@ ALIASES = {
     "/v1/tokenize": "/tokenize", "/v1/detokenize": "/detokenize",
 }  # fmt: skip
 PATHS = sorted({re.sub(r"\{.*?\}", "x", route.path) for route in ROUTES})
+GUARDED = [path for path in PATHS if path not in PROBES]  # by key and origin
 BODIES = {route.path: route.body for route in ROUTES if route.body is not None}
 SAMPLING = {*PARAMETERS, "regex", "ebnf", "json_schema", "structural_tag"}
 COUNTING = ("/v1/responses/input_tokens", "/v1/messages/count_tokens")  # only read prompts
@@ -613,7 +615,7 @@ def test_32_pages_of_other_sites(bench: Bench) -> None:
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
     ]  # fmt: skip
     for headers in evil:
-        for path in PATHS:
+        for path in GUARDED:
             for method in ("GET", "POST", "OPTIONS"):
                 reply = bench.http.request(method, path, headers=headers)
                 error_of(reply, 403)
@@ -822,11 +824,11 @@ def test_31_keys_on_every_route(keyed: Bench) -> None:
     wrong = ["t", "to", "topp", "top top", "key-", "x" * 40_000, "clé"]
     with keyed.client() as stranger:
         del stranger.headers[KEY]
-        for path in [*PATHS, *hidden]:
+        for path in [*GUARDED, *hidden]:
             for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"):
                 assert stranger.request(method, path).status_code == 401, (method, path)
             error_of(stranger.get(path), 401)
-        for key, path in itertools.product(wrong, PATHS):
+        for key, path in itertools.product(wrong, GUARDED):
             for headers in ((KEY, key.encode()), ("Authorization", b"Bearer " + key.encode())):
                 assert stranger.get(path, headers=[headers]).status_code == 401, (key, path)
     with keyed.client(**{KEY: "key-b"}) as tenant:

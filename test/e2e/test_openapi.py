@@ -45,7 +45,10 @@ def told(client: Client) -> dict[str, Any]:
 
 
 # Features that the embedded model lacks: labels and adapters.
-REFUSED = {"/classify": 400, "/load_lora_adapter": 400, "/unload_lora_adapter": 404}
+REFUSED = {
+    "/classify": 400, "/load_lora_adapter": 400, "/unload_lora_adapter": 404, "/workers": 400,
+    "/workers/leave": 404,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "place"), BODIES)

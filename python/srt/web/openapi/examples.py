@@ -29,6 +29,8 @@ _LOAD: Bodies = [{"lora_name": "poet", "lora_path": "poet"}]
 _UNLOAD: Bodies = [{"lora_name": "poet"}]
 
 EXAMPLES: dict[str, Bodies] = {
+    "/workers": [{"url": "tcp://127.0.0.1:30100"}],
+    "/workers/leave": [{"name": "1", "seconds": 60}],
     "/load_lora_adapter": _LOAD,
     "/unload_lora_adapter": _UNLOAD,
     "/v1/load_lora_adapter": _LOAD,

@@ -141,7 +141,9 @@ def _statuses(route: Route, secured: bool) -> list[int]:
     found = list(_ANYWHERE)
     if secured:
         found.append(401)
-    named = {"lora_name", "lora_path", "model"} & set(getattr(route.body, "__struct_fields__", ()))
+    named = {"lora_name", "lora_path", "model", "name"} & set(
+        getattr(route.body, "__struct_fields__", ())
+    )
     if "{" in route.path or named:
         found.append(404)
     if route.body is not None:
