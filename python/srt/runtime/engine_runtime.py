@@ -249,7 +249,7 @@ class EngineRuntime:
     def restarted(self, client: Client) -> None:
         """Go on with another engine, ``client``'s, in place of a lost one."""
         self.adapters.restore(client)
-        if self.programs is not None:
+        if self.programs is not None and self.completion.engines.count == 1:
             self.programs.lost()
 
     # -- prompts --------------------------------------------------------------------------------

@@ -157,11 +157,18 @@ class LoadedAdapters:
             errors = [error for error in found if isinstance(error, BaseException)]
             refusals = [error for error in errors if not isinstance(error, EngineLost)]
             if refusals or (errors and not having) or not asked:
-                await self._unload_on(list(having), name)
+                await self._undo(list(having), name)
                 raise (refusals or errors or [self._no_engine()])[0]
         info = next(iter(having.values()))
         self._wanted[name] = info, int(time.time())
         return info
+
+    async def _undo(self, clients: Sequence[Client], name: str) -> None:
+        """Unload what another engine refuses to load."""
+        try:
+            await self._unload_on(clients, name)
+        except RequestError as error:
+            log.error("the adapter %r, which another engine refuses: %s", name, error.message)
 
     def _no_engine(self) -> EngineLost:
         return (self._completion.lost or EngineLost("there is no engine")).again()
@@ -255,7 +262,7 @@ class LoadedAdapters:
         self, client: Client, name: str, info: AdapterInfo, first: Sequence[asyncio.Task[None]]
     ) -> None:
         """``first``: what makes room for it. Raises RequestError where the adapter itself is bad,
-        which ends it; where this engine is lost too, the next one is to try."""
+        which ends it on all engines; where this one is lost too, the next one is to try."""
         if first:
             await asyncio.wait(first)
         restoring = self._restoring[client]
@@ -266,13 +273,16 @@ class LoadedAdapters:
                     self._wanted[name] = found, self._wanted[name][1]
                 else:
                     await self._unload(client, name)
-        except RequestError:
-            self._wanted.pop(name, None)
-            del restoring[name]
-            raise
         except EngineLost:
             if name in self._wanted:
                 return
+        except Exception:
+            self._wanted.pop(name, None)
+            del restoring[name]
+            clients = self._completion.engines.clients
+            others = [other for other in clients if other is not client and self.has(other, name)]
+            await self._undo(others, name)
+            raise
         del restoring[name]
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

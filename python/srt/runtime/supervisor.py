@@ -75,6 +75,7 @@ class Supervisor(OneEngine):
         adapters: knows whether an engine has an adapter again.
     """
 
+    may_differ: Sequence[str] = ()  # facts that another engine in its place need not share
     _engine: EngineHandle
 
     def __init__(self, config: Config, tokenizer: Tokenizer, name: str = "0") -> None:
@@ -183,7 +184,7 @@ class Supervisor(OneEngine):
     async def _restart(self) -> None:
         await self._engine.stop()
         info = await self._load(self._config)
-        if changed := difference(self.info, info):
+        if changed := difference(self.info, info, self.may_differ):
             self._engine.kill()
             raise EngineLost(f"it is another one now: {changed}")
         self.client = self._engine.client

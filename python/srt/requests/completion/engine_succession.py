@@ -89,7 +89,7 @@ class EngineSuccession:
                 self._open.discard(context)
             last = events[-1]
             if context.client is self.client:
-                self._note(events)
+                self.note(events)
             if not isinstance(last, Failed):
                 yield events
                 continue
@@ -99,7 +99,7 @@ class EngineSuccession:
                 raise EngineLost(last.message)
             raise refused(last)
 
-    def _note(self, events: Sequence[Event]) -> None:
+    def note(self, events: Sequence[Event]) -> None:
         """Count tokens, and tell the assignment of the first event with statistics."""
         for event in events:
             if isinstance(event, Tokens):
@@ -137,12 +137,21 @@ class EngineSuccession:
                 self._assignment = self._waiting.result()
                 self._begun, self._generated = False, 0
             finally:
-                self._waiting.cancel()
-                self._waiting = None
+                self._give_up_waiting()
             self._open = {context for context in self._open if context.client is not client}
             waited = time.monotonic() - began
             name = self._request.rid
             log.warning("request %s goes on with another engine after %.1f s", name, waited)
+
+    def _give_up_waiting(self) -> None:
+        """Stop waiting for an engine. One that was assigned meanwhile, and is not used, is told."""
+        waiting, self._waiting = self._waiting, None
+        assert waiting is not None
+        waiting.cancel()  # no effect where it is done
+        if not waiting.done() or waiting.cancelled() or waiting.exception() is not None:
+            return
+        if (assignment := waiting.result()) is not self._assignment:
+            assignment.ended(0)
 
     # -- the end ---------------------------------------------------------------------------------
 

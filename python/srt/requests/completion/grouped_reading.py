@@ -35,30 +35,31 @@ class GroupedReading:
         """The result of each prompt. Raises RequestError, also where one was aborted, and
         EngineLost. However it ends, nothing of it is left in an engine."""
         groups: dict[Client, tuple[EngineSuccession, list[int]]] = {}
-        for index, request in enumerate(self.requests):
-            engine = assign(request)
-            first, indexes = groups.setdefault(engine.client, (engine, []))
-            indexes.append(index)
-            if first is not engine:
-                engine.close()
         found: dict[int, Done] = {}
-        streams = [self._group(engine, indexes) for engine, indexes in groups.values()]
-        if streams:
-            async with aclosing(merge(streams)) as merged:
-                async for _, dones in merged:
-                    found.update(dones)
+        try:
+            for index, request in enumerate(self.requests):
+                engine = assign(request)
+                first, indexes = groups.setdefault(engine.client, (engine, []))
+                indexes.append(index)
+                if first is not engine:
+                    engine.close()
+            streams = [self._group(engine, indexes) for engine, indexes in groups.values()]
+            if streams:
+                async with aclosing(merge(streams)) as merged:
+                    async for _, dones in merged:
+                        found.update(dones)
+        finally:
+            for engine, _ in groups.values():
+                engine.close()
         return [found[index] for index in range(len(self.requests))]
 
     async def _group(
         self, engine: EngineSuccession, indexes: Sequence[int]
     ) -> AsyncGenerator[dict[int, Done], None]:
-        try:
-            dones = None
-            while dones is None:
-                dones = await self._attempt(engine, [self.requests[index] for index in indexes])
-            yield dict(zip(indexes, dones))
-        finally:
-            engine.close()
+        dones = None
+        while dones is None:
+            dones = await self._attempt(engine, [self.requests[index] for index in indexes])
+        yield dict(zip(indexes, dones))
 
     async def _attempt(
         self, engine: EngineSuccession, requests: Sequence[CompletionRequest]
@@ -68,7 +69,9 @@ class GroupedReading:
         readings = [Reading(client, request, self.goal) for request in requests]
         self.runs.update(readings)
         try:
-            return await read_all(readings)
+            dones = await read_all(readings)
+            engine.note(dones)
+            return dones
         except EngineLost as lost:
             await engine.replace(client, lost)
             if any(reading.aborted for reading in readings):

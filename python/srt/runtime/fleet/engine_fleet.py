@@ -80,6 +80,7 @@ class Fleet:
         self.resumed: Callable[[], None] = _nothing
         self.changed: Callable[[Supervisor], None] = _nothing_of
         self.routed: dict[str, int] = {}
+        self._leaves: set[asyncio.Task[int]] = set()
         self.connect: Callable[[str], Supervisor] = _no_connection
         members.changed, members.gone = self._changed, self._gone
 
@@ -127,9 +128,12 @@ class Fleet:
         return "resting" if name in self.slow.excluded(now) else "serving"
 
     async def leave(self, name: str, seconds: float) -> int:
-        """Let an engine leave; return the number of requests that go on elsewhere
-        (``Members.leave``)."""
-        return await self.members.leave(name, seconds, self.clock)
+        """Let an engine leave, also where the caller is gone meanwhile; return the number of
+        requests that go on elsewhere (``Members.leave``)."""
+        task = asyncio.create_task(self.members.leave(name, seconds, self.clock))
+        self._leaves.add(task)
+        task.add_done_callback(self._leaves.discard)
+        return await asyncio.shield(task)
 
     # -- as ServingEngines -----------------------------------------------------------------------
 
@@ -166,8 +170,9 @@ class Fleet:
 
     def assign(self, request: CompletionRequest) -> Assignment:
         names = self._able(request, self.members.serving())
-        if not names:  # the loss of any is the answer
-            return Assignment(next(iter(self.members.engines.values())).client)
+        if not names:  # the loss of one is the answer
+            clients = [engine.client for engine in self.members.engines.values()]
+            return Assignment(next((c for c in clients if c.lost is not None), clients[0]))
         return self._place(request, names)
 
     async def reassign(self, request: CompletionRequest, client: Client) -> Assignment:
@@ -252,15 +257,13 @@ class Fleet:
         self.slow.keep(list(self.members.engines))
 
     def _changed(self, engine: Supervisor) -> None:
-        if self.router.engines.get(engine.name) is not None:
-            self.router.forget(engine.name)
-            self.slow.forget(engine.name)
-        else:
-            self._add(engine)
+        self._gone(engine.name)  # its cache and its delays are another's
+        self._add(engine)
         self.changed(engine)
 
     def _gone(self, name: str) -> None:
-        self.router.remove(name)
+        if self.router.engines.get(name) is not None:
+            self.router.remove(name)
         self.slow.keep([other for other in self.members.engines if other != name])
 
 

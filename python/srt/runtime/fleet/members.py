@@ -29,7 +29,7 @@ class Members:
     Attributes:
         engines: all but those that are gone.
         changed: called with an engine that was lost, or is there again, or joins.
-        gone: called with the name of one that does not come back.
+        gone: called with the name of one that does not come back, once or twice.
     """
 
     def __init__(self, engines: Sequence[Supervisor]) -> None:
@@ -73,10 +73,16 @@ class Members:
     async def start(self, started: Mapping[str, Started]) -> None:
         """Load all engines at once. Raises EngineLost, where one is not like the others too, and
         OSError."""
-        loads = [engine.start(started.get(name)) for name, engine in self.engines.items()]
-        for error in await asyncio.gather(*loads, return_exceptions=True):
-            if error is not None:
-                raise error
+        loads = [
+            asyncio.ensure_future(engine.start(started.get(name)))
+            for name, engine in self.engines.items()
+        ]
+        try:
+            await asyncio.gather(*loads)
+        finally:  # the first error ends the others
+            for load in loads:
+                load.cancel()
+            await asyncio.gather(*loads, return_exceptions=True)
         first, *others = self.engines.values()
         for other in others:
             if changed := difference(first.info, other.info, ("capacity",)):
@@ -98,14 +104,17 @@ class Members:
 
     async def wait(self) -> None:
         """Wait until an engine is there again, or joins. Raises EngineLost where none will."""
-        if self._over is None or self._over.done():
-            over = EngineLost("no engine is kept") if self._over is None else self._over.result()
-            raise over.again()
+        if self._over is None or self._over.cancelled():
+            raise EngineLost("the engines are not kept any more")
+        if self._over.done():
+            raise self._over.result().again()
         await self._news.wait()
 
     def join(self, engine: Supervisor) -> None:
         """Take an engine that has been started. Raises RequestError where it is not like the
         others."""
+        if engine.name in self.engines:
+            raise RequestError(f"There is an engine {engine.name!r} already.", "url")
         first = next(iter(self.engines.values()))
         if changed := difference(first.info, engine.info, ("capacity",)):
             raise RequestError(f"The engine is not like the others: {changed}.", "url")
@@ -123,22 +132,23 @@ class Members:
             raise RequestError(
                 f"There is no engine {name!r}; there are: {known}.", "name", "not_found"
             )
-        if not [other for other in self.engines if other != name and other not in self._leaving]:
+        kept = self.engines if self._over is None else self._kept
+        if not [other for other in kept if other != name and other not in self._leaving]:
             raise RequestError(f"Engine {name!r} is the only one; add another first.", "name")
         engine, until = self.engines[name], clock.now() + seconds
         self._leaving.add(name)
-        self.gone(name)
         try:
-            while engine.client.pending and clock.now() < until:
+            if task := self._kept.pop(name, None):
+                task.cancel()  # it is not started again
+            self.gone(name)
+            while engine.client.pending and engine.client.lost is None and clock.now() < until:
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             moved = engine.client.pending
-            if task := self._kept.pop(name, None):
-                task.cancel()
-            del self.engines[name]
-            self._leaving.discard(name)
             engine.client.fail(EngineLeft(f"engine {name} has left"))
             await engine.stop()
+            del self.engines[name]
+            self._leaving.discard(name)
         return moved
 
     async def stop(self) -> None:
@@ -156,8 +166,12 @@ class Members:
             self._kept[engine.name] = asyncio.create_task(self._keeping(engine))
 
     async def _keeping(self, engine: Supervisor) -> None:
-        lost = await engine.run()
-        log.error("engine %s is given up: %s", engine.name, lost)
+        try:
+            lost = await engine.run()
+            log.error("engine %s is given up: %s", engine.name, lost)
+        except Exception as error:
+            log.exception("engine %s is not watched any more", engine.name)
+            lost = EngineLost(f"engine {engine.name} is not watched any more: {error}")
         self._kept.pop(engine.name, None)
         self.gone(engine.name)
         if not self._kept and self._over is not None and not self._over.done():
@@ -165,7 +179,8 @@ class Members:
         self._tell()
 
     def _changed(self, engine: Supervisor) -> None:
-        self.changed(engine)
+        if engine.name not in self._leaving:
+            self.changed(engine)
         self._tell()
 
     def _tell(self) -> None:

@@ -22,6 +22,8 @@ class RemoteSupervisor(Supervisor):
         counts: of all sessions with the engine.
     """
 
+    may_differ = ("capacity",)  # its memory is not this server's
+
     def __init__(
         self, config: Config, tokenizer: Tokenizer, address: str, keys: FrontKeys | None
     ) -> None:
@@ -45,6 +47,7 @@ class RemoteSupervisor(Supervisor):
             engine.kill()
             raise
         self._expected = Expected.like(engine.facts)
+        self._times.clear()
         return engine.info
 
     def _another(self) -> bool:

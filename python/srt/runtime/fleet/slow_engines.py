@@ -61,14 +61,16 @@ class SlowEngines:
 
     def sent(self, name: str, now: float) -> None:
         """Note a request to an engine."""
-        record = self._records.setdefault(name, _Record())
-        if record.trials and now >= record.until:
+        record = self._records.get(name)
+        if record is not None and record.trials and now >= record.until:
             record.trying += 1
 
     def answered(self, name: str, seconds: float, now: float) -> str:
         """Note the first token of a request, ``seconds`` after it was sent. Return the reason that
         the engine is excluded now; "" where it is not."""
-        record = self._records.setdefault(name, _Record())
+        record = self._records.get(name)
+        if record is None:
+            return ""
         if record.trials:
             record.trying = max(record.trying - 1, 0)
             usual = self._usual(name)
