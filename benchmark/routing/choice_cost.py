@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sglang.srt.commands.bench.stats import percentile
 from sglang.srt.core.ints import Ints
-from sglang.srt.routing.prompt import Prompt
+from sglang.srt.routing.prompt import RoutedPrompt
 from sglang.srt.routing.router import Router
 
 from benchmark.routing.served_engine import Machine
@@ -44,7 +44,10 @@ def choice_cost(engines: int, requests: int, policy: str = "predicted") -> Choic
     times, others = list[float](), 0.0
     for number in range(2 * requests):
         (system,) = r.choices(systems, cum_weights=weights)
-        prompt, now = Prompt(system + text(GROUPS + 1 + number, r.randint(32, 1024))), number / 1e4
+        prompt, now = (
+            RoutedPrompt(system + text(GROUPS + 1 + number, r.randint(32, 1024))),
+            number / 1e4,
+        )
         begin = time.process_time()
         ticket = router.choose(prompt, now)
         middle = time.process_time()
@@ -59,8 +62,8 @@ def choice_cost(engines: int, requests: int, policy: str = "predicted") -> Choic
     return ChoiceCost(
         1e6 * percentile(sorted(times), 50), 1e6 * percentile(sorted(times), 99),
         1e6 * others / requests,
-        _each(longs, lambda tokens: router.choose(Prompt(tokens), 1e6)),
-        _each(longs, lambda tokens: Prompt(tokens).path()),
+        _each(longs, lambda tokens: router.choose(RoutedPrompt(tokens), 1e6)),
+        _each(longs, lambda tokens: RoutedPrompt(tokens).path()),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sglang.srt.routing.prefix_reports import PrefixEvent, PrefixEvicted, PrefixStored
-from sglang.srt.routing.prompt import PrefixPath, Prompt, path_of
+from sglang.srt.routing.prompt import PrefixPath, RoutedPrompt, path_of
 from sglang.srt.routing.router import Router
 
 from benchmark.routing.outcome import Answered, Outcome
@@ -167,7 +167,7 @@ class Simulation:
         setting, last = self.setting, self._last.get(request.talk, "")
         request.front = next(self._turn) % len(self.fronts)
         router = request.router = self.fronts[request.front]
-        prompt = Prompt(
+        prompt = RoutedPrompt(
             request.tokens[: request.prompt],
             affinity=request.talk if setting.keys else "",
             home=last if setting.homes and last in self.engines else "",

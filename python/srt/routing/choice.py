@@ -9,7 +9,7 @@ from random import Random
 
 from sglang.srt.routing.engines import Engines
 from sglang.srt.routing.meta_tree import Holder, Step, held_blocks
-from sglang.srt.routing.prompt import Prompt, tokens_at
+from sglang.srt.routing.prompt import RoutedPrompt, tokens_at
 from sglang.srt.routing.routed_engine import RoutedEngine
 
 ALL = 12  # engines of which each one is a candidate
@@ -33,7 +33,7 @@ class Choice:
         now: seconds.
     """
 
-    prompt: Prompt
+    prompt: RoutedPrompt
     steps: Sequence[Step]
     present: Mapping[Holder, int]
     engines: Engines

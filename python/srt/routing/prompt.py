@@ -23,7 +23,7 @@ BYTES = 4  # size of a token
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RoutedPrompt:
     """A request that an engine is chosen for.
 
     Attributes:

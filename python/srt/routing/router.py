@@ -19,7 +19,7 @@ from sglang.srt.routing.engines import Engines
 from sglang.srt.routing.meta_tree import MetaTree
 from sglang.srt.routing.policies import POLICIES
 from sglang.srt.routing.prefix_reports import PrefixEvent, PrefixReports
-from sglang.srt.routing.prompt import PrefixPath, Prompt, blocks_in
+from sglang.srt.routing.prompt import PrefixPath, RoutedPrompt, blocks_in
 from sglang.srt.routing.routed_engine import RoutedEngine, Ticket
 
 NODES = 1_000_000  # most nodes of the tree
@@ -85,7 +85,7 @@ class Router:
     # -- requests --------------------------------------------------------------------------------
 
     def choose(
-        self, prompt: Prompt, now: float, allowed: Collection[str] | None = None
+        self, prompt: RoutedPrompt, now: float, allowed: Collection[str] | None = None
     ) -> Ticket:  # fmt: skip
         """Choose an engine, and count the request as sent to it.
 
@@ -136,7 +136,7 @@ class Router:
             self.engines.waiting -= 1
             self.tree.retract(ticket.path, engine.cache, blocks_in(ticket.cached), ticket.use)
 
-    def holder(self, prompt: Prompt, allowed: Collection[str]) -> str:
+    def holder(self, prompt: RoutedPrompt, allowed: Collection[str]) -> str:
         """Return the name of the engine that holds most of the prompt, "" where none holds any."""
         for node, _ in reversed(self.tree.match(prompt.path())):
             for cache in sorted(node.holdings, key=lambda held: -node.holdings[held].blocks):
@@ -192,7 +192,7 @@ class Router:
             )
         return allowed if isinstance(allowed, (set, frozenset, dict)) else frozenset(allowed)
 
-    def _home(self, prompt: Prompt, allowed: Collection[str] | None) -> RoutedEngine | None:
+    def _home(self, prompt: RoutedPrompt, allowed: Collection[str] | None) -> RoutedEngine | None:
         name = prompt.home or self._affinities.get(prompt.affinity, "")
         engine = self.engines.get(name)
         return engine if engine and (allowed is None or name in allowed) else None

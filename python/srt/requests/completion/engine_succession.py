@@ -144,7 +144,8 @@ class EngineSuccession:
             log.warning("request %s goes on with another engine after %.1f s", name, waited)
 
     def _give_up_waiting(self) -> None:
-        """Stop waiting for an engine. One that was assigned meanwhile, and is not used, is told."""
+        """Stop waiting for an engine. The assignment to one that came meanwhile, and
+        is not used, ends."""
         waiting, self._waiting = self._waiting, None
         assert waiting is not None
         waiting.cancel()  # no effect where it is done

@@ -20,7 +20,7 @@ from sglang.srt.engine.info import EngineInfo
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.serving_engines import AdapterHolders, AllHaveAll, Assignment
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.routing.prompt import Prompt
+from sglang.srt.routing.prompt import RoutedPrompt
 from sglang.srt.routing.routed_engine import Ticket
 from sglang.srt.routing.router import Router
 from sglang.srt.runtime.fleet.members import Members
@@ -257,7 +257,7 @@ class Fleet:
         self.slow.keep(list(self.members.engines))
 
     def _changed(self, engine: Supervisor) -> None:
-        self._gone(engine.name)  # its cache and its delays are another's
+        self._gone(engine.name)  # the router knows the cache and the delays of the lost one
         self._add(engine)
         self.changed(engine)
 
@@ -267,10 +267,10 @@ class Fleet:
         self.slow.keep([other for other in self.members.engines if other != name])
 
 
-def _prompt(request: CompletionRequest, home: str = "") -> Prompt:
+def _prompt(request: CompletionRequest, home: str = "") -> RoutedPrompt:
     new = request.sampling.max_new_tokens
     program = request.program
-    return Prompt(request.prompt, request.namespace, request.adapter, program, home, new)
+    return RoutedPrompt(request.prompt, request.namespace, request.adapter, program, home, new)
 
 
 def _no_connection(address: str) -> Supervisor:

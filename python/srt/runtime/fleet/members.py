@@ -139,7 +139,7 @@ class Members:
         self._leaving.add(name)
         try:
             if task := self._kept.pop(name, None):
-                task.cancel()  # it is not started again
+                task.cancel()  # so that no engine is started in its place
             self.gone(name)
             while engine.client.pending and engine.client.lost is None and clock.now() < until:
                 await asyncio.sleep(LOOK_SECONDS)

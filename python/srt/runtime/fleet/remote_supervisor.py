@@ -22,7 +22,7 @@ class RemoteSupervisor(Supervisor):
         counts: of all sessions with the engine.
     """
 
-    may_differ = ("capacity",)  # its memory is not this server's
+    may_differ = ("capacity",)  # the memory of another machine
 
     def __init__(
         self, config: Config, tokenizer: Tokenizer, address: str, keys: FrontKeys | None

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.routing.policies import POLICIES
 from sglang.srt.routing.prefix_reports import PrefixEvicted, PrefixStored
-from sglang.srt.routing.prompt import COARSE, FINE, FINE_TOKENS, Prompt, path_of
+from sglang.srt.routing.prompt import COARSE, FINE, FINE_TOKENS, RoutedPrompt, path_of
 from sglang.srt.routing.router import NoEngine, Router
 
 NAMES = [f"e{number}" for number in range(20)]
@@ -29,12 +29,12 @@ def words(identity: int, blocks: int) -> Ints:
 def test_a_conversation_stays_without_a_key() -> None:
     router = fleet(count=20)
     tokens = words(1, 10)
-    first = router.choose(Prompt(tokens), 0.0)
+    first = router.choose(RoutedPrompt(tokens), 0.0)
     router.first_token(first, 0.1, 0)
     router.ended(first, 0.2, 20)
     for turn in range(5):
         tokens = tokens + words(10 + turn, 2)
-        ticket = router.choose(Prompt(tokens), 1.0 + turn)
+        ticket = router.choose(RoutedPrompt(tokens), 1.0 + turn)
         assert ticket.engine == first.engine
         assert ticket.cached >= 10 * FINE
         router.first_token(ticket, 1.1 + turn, ticket.cached)
@@ -43,17 +43,17 @@ def test_a_conversation_stays_without_a_key() -> None:
 
 def test_a_long_queue_moves_a_conversation() -> None:
     router = fleet()
-    home = router.choose(Prompt(words(1, 10)), 0.0).engine
+    home = router.choose(RoutedPrompt(words(1, 10)), 0.0).engine
     for number in range(100):  # nothing of them is ever answered
-        router.choose(Prompt(words(100 + number, 40)), 0.0, allowed={home})
-    assert router.choose(Prompt(words(1, 10)), 0.0).engine != home
-    assert router.choose(Prompt(words(1, 10), home=home), 0.0).engine != home
+        router.choose(RoutedPrompt(words(100 + number, 40)), 0.0, allowed={home})
+    assert router.choose(RoutedPrompt(words(1, 10)), 0.0).engine != home
+    assert router.choose(RoutedPrompt(words(1, 10), home=home), 0.0).engine != home
 
 
 def test_the_named_home_is_chosen_where_nothing_is_known() -> None:
     for name in NAMES:
         router = fleet(count=20)
-        assert router.choose(Prompt(words(1, 10), home=name), 0.0).engine == name
+        assert router.choose(RoutedPrompt(words(1, 10), home=name), 0.0).engine == name
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -61,7 +61,9 @@ def test_equal_seeds_choose_equally(policy: str) -> None:
     def chosen(seed: int) -> list[str]:
         router, found = fleet(policy, 20, seed), []
         for number in range(60):
-            ticket = router.choose(Prompt(words(number % 7, 5) + words(number, 3)), number * 0.01)
+            ticket = router.choose(
+                RoutedPrompt(words(number % 7, 5) + words(number, 3)), number * 0.01
+            )
             found.append(ticket.engine)
         return found
 
@@ -74,19 +76,19 @@ def test_only_allowed_engines_are_chosen(policy: str) -> None:
     router = fleet(policy, 20)
     for number in range(40):
         allowed = {NAMES[number % 20], NAMES[(number + 7) % 20], "gone"}
-        prompt = Prompt(words(1, 5), affinity="key", home=NAMES[0])
+        prompt = RoutedPrompt(words(1, 5), affinity="key", home=NAMES[0])
         assert router.choose(prompt, 0.0, allowed).engine in allowed
     with pytest.raises(NoEngine, match="none of the 20 engines is allowed"):
-        router.choose(Prompt(words(1, 5)), 0.0, allowed=["gone"])
+        router.choose(RoutedPrompt(words(1, 5)), 0.0, allowed=["gone"])
     with pytest.raises(NoEngine, match="no engine"):
-        Router(policy).choose(Prompt(words(1, 5)), 0.0)
+        Router(policy).choose(RoutedPrompt(words(1, 5)), 0.0)
 
 
 def test_a_slow_engine_gets_less() -> None:
     router, counts = fleet(), dict.fromkeys(NAMES[:4], 0)
     for number in range(400):
         now = float(number)
-        ticket = router.choose(Prompt(words(number, 20)), now)
+        ticket = router.choose(RoutedPrompt(words(number, 20)), now)
         counts[ticket.engine] += 1
         router.first_token(ticket, now + (0.5 if ticket.engine == "e0" else 0.05), 0)
         router.ended(ticket, now + 0.9, 10)
@@ -95,7 +97,7 @@ def test_a_slow_engine_gets_less() -> None:
 
 def test_an_aborted_request_leaves_no_belief() -> None:
     router = fleet()
-    ticket = router.choose(Prompt(words(1, 10)), 0.0)
+    ticket = router.choose(RoutedPrompt(words(1, 10)), 0.0)
     router.ended(ticket, 0.1, 0)
     router.ended(ticket, 0.2, 0)
     router.first_token(ticket, 0.3, 0)
@@ -106,12 +108,12 @@ def test_an_aborted_request_leaves_no_belief() -> None:
 def test_fewer_cached_tokens_correct_the_tree() -> None:
     router = fleet(count=1)
     for identity in (2, 3):
-        router.choose(Prompt(words(1, 4) + words(identity, 4)), 0.0)
-    ticket = router.choose(Prompt(words(1, 4) + words(3, 4)), 1.0)
+        router.choose(RoutedPrompt(words(1, 4) + words(identity, 4)), 0.0)
+    ticket = router.choose(RoutedPrompt(words(1, 4) + words(3, 4)), 1.0)
     assert ticket.cached == 8 * FINE
     router.first_token(ticket, 1.1, 2 * FINE)
-    assert router.choose(Prompt(words(1, 4) + words(2, 4)), 2.0).cached == 4 * FINE
-    assert router.choose(Prompt(words(1, 4) + words(3, 4)), 2.0).cached == 8 * FINE
+    assert router.choose(RoutedPrompt(words(1, 4) + words(2, 4)), 2.0).cached == 4 * FINE
+    assert router.choose(RoutedPrompt(words(1, 4) + words(3, 4)), 2.0).cached == 8 * FINE
 
 
 def test_a_gap_in_reports_needs_a_snapshot() -> None:
@@ -119,12 +121,12 @@ def test_a_gap_in_reports_needs_a_snapshot() -> None:
     assert router.report("e0", 5, [PrefixStored(path)])
     assert router.report("e0", 6, [PrefixEvicted(path, 4 * FINE)])
     assert router.report("e0", 6, [PrefixStored(path)])  # came before
-    assert router.choose(Prompt(words(1, 8)), 0.0).cached == 4 * FINE
+    assert router.choose(RoutedPrompt(words(1, 8)), 0.0).cached == 4 * FINE
     assert not router.report("e0", 8, [PrefixStored(other)])
     assert not router.report("e0", 9, [])
     assert not router.snapshot("e0", 5, [])
     assert router.snapshot("e0", 9, [other])
-    assert router.choose(Prompt(words(2, 8)), 0.0).cached == 8 * FINE
+    assert router.choose(RoutedPrompt(words(2, 8)), 0.0).cached == 8 * FINE
     assert router.report("e0", 10, [PrefixEvicted(other, 0)])
 
 
@@ -132,7 +134,7 @@ def test_namespaces_keep_to_few_engines() -> None:
     router, used = fleet(count=20), set()
     for number in range(60):
         now = float(number)
-        ticket = router.choose(Prompt(words(number, 8), namespace="tenant"), now)
+        ticket = router.choose(RoutedPrompt(words(number, 8), namespace="tenant"), now)
         used.add(ticket.engine)
         router.first_token(ticket, now + 0.05, 0)
         router.ended(ticket, now + 0.1, 10)
@@ -192,7 +194,9 @@ class Routing(RuleBasedStateMachine):
         if len(self.router.engines):
             self.now += 0.1
             tokens = words(identity, blocks) + words(tail, 2)
-            self.tickets.append(self.router.choose(Prompt(tokens, affinity=str(tail)), self.now))
+            self.tickets.append(
+                self.router.choose(RoutedPrompt(tokens, affinity=str(tail)), self.now)
+            )
 
     @rule(index=st.integers(0, 20), cached=st.integers(0, 6))
     def first_token(self, index: int, cached: int) -> None:
@@ -234,3 +238,16 @@ class Routing(RuleBasedStateMachine):
 
 TestRouting = Routing.TestCase
 TestRouting.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_the_holder_of_most_of_a_prompt_is_found() -> None:
+    router = Router("round-robin")
+    for name in ("a", "b"):
+        router.add(name, 100_000, 8)
+    first, second = words(1, 4), words(1, 2) + words(9, 4)
+    at = [router.choose(RoutedPrompt(tokens), 0.0).engine for tokens in (first, second)]
+    assert sorted(at) == ["a", "b"]
+    assert router.holder(RoutedPrompt(first + words(3, 1)), ["a", "b"]) == at[0]
+    assert router.holder(RoutedPrompt(second), ["a", "b"]) == at[1]
+    assert router.holder(RoutedPrompt(second), [at[0]]) == at[0], "its beginning"
+    assert not router.holder(RoutedPrompt(words(7, 3)), ["a", "b"])

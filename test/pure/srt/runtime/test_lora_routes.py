@@ -259,7 +259,9 @@ class Restarts:
     async def restart(self) -> None:
         await self.lose()
         self._start()
-        self.state.engine_changed(cast(Any, SimpleNamespace(name="0", client=self.client, restarts=1)))
+        self.state.engine_changed(
+            cast(Any, SimpleNamespace(name="0", client=self.client, restarts=1))
+        )
         await self.settle()
 
     @staticmethod

@@ -24,10 +24,13 @@ from sglang.srt.engine.client import EngineLost
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.request_error import RequestError
+from sglang.srt.routing.router import Router
 from sglang.srt.runtime import supervisor as supervising
 from sglang.srt.runtime.fleet import engine_fleet
+from sglang.srt.runtime.fleet.engine_fleet import Fleet
 from sglang.srt.runtime.fleet.fleet_setup import completer_on, fleet_of, supervisors
 from sglang.srt.runtime.fleet.members import Members
+from sglang.srt.runtime.fleet.slow_engines import SlowEngines
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.server_state import ServerState
@@ -192,6 +195,8 @@ def test_the_last_engine_that_is_given_up_ends_the_fleet(
             children[0].kill()
             await until(lambda: fleet.members.serving() == ["1"])
             assert fleet.lost is None
+            with pytest.raises(RequestError, match="'1' is the only one"):
+                await fleet.leave("1", 0.0)
             await texts(completer, requests(tokenizer, 3, tokens=5))
             task = asyncio.create_task(texts(completer, requests(tokenizer, 3)))
             await until(lambda: fleet.pending > 0)
@@ -287,10 +292,45 @@ def test_a_silent_engine_is_left_out_of_statistics(
 
     async def test() -> None:
         async with serving(tokenizer, watchdog_timeout=0.0) as (fleet, completer):
-            children[0].send_signal(signal.SIGUSR1)  # it lives, and answers nothing
+            children[0].send_signal(signal.SIGUSR1)  # the loop of the engine hangs
             assert set(await completer.control_each("stats")) == {"1"}
             with pytest.raises(asyncio.TimeoutError):
                 await completer.control("flush", 1.0)
             assert fleet.lost is None
+
+    run(test)
+
+
+def test_an_engine_that_was_given_up_may_leave(
+    tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
+) -> None:
+    async def test() -> None:
+        async with serving(tokenizer, dp_size=3, max_engine_restarts=0) as (fleet, completer):
+            children[0].kill()
+            await until(lambda: len(fleet.members.serving()) == 2)
+            await until(lambda: len(fleet.router.engines) == 2)
+            (lost,) = fleet.members.engines.keys() - set(fleet.members.serving())
+            assert await fleet.leave(lost, 60.0) == 0, "nothing to wait for"
+            leaves = [asyncio.ensure_future(fleet.leave(n, 0.0)) for n in fleet.members.serving()]
+            found = await asyncio.gather(*leaves, return_exceptions=True)
+            assert sorted(type(each) for each in found if each != 0) == [RequestError]
+            assert len(fleet.members.serving()) == len(fleet.router.engines) == 1
+            await texts(completer, requests(tokenizer, 3, tokens=5))
+
+    run(test)
+
+
+def test_what_watches_an_engine_and_fails_gives_it_up(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(self: object) -> EngineLost:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(supervising.Supervisor, "run", fails)
+
+    async def test() -> None:
+        config = Config.of(dp_size=2)
+        fleet = Fleet(Members(supervisors(config, tokenizer)), Router(), SlowEngines(0.0))
+        assert "is not watched any more" in str(await fleet.run())
 
     run(test)
