@@ -240,11 +240,11 @@ def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
 
 
 def device_of(name: str, first: int = 0) -> torch.device:
-    """The device called ``name``, a GPU with its number: ``first`` where the name has none. Raises
-    ValueError."""
+    """The device called ``name``, a GPU with its number: ``first`` where the name has none, or the
+    current one where that is 0. Raises ValueError."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
+    if name == "cuda" and first:
         name = f"cuda:{first}"
     try:
         device = torch.empty(1, device=name).device

@@ -171,8 +171,16 @@ def test_a_gpu_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         torch, "empty",
-        lambda size, device: SimpleNamespace(device=GPU) if device == "cuda" else empty(size),
+        lambda size, device: SimpleNamespace(device=GPU) if "cuda" in device else empty(size),
     )  # fmt: skip
     assert model_loading.device_of("auto") == GPU
     assert model_loading.device_of("cuda").index == 1
+    asked: list[str] = []
+    monkeypatch.setattr(
+        torch, "empty", lambda size, device: asked.append(device) or SimpleNamespace(device=GPU)
+    )
+    for name in ("auto", "cuda", "cuda:3"):
+        model_loading.device_of(name, 2)
+    assert asked == ["cuda:2", "cuda:2", "cuda:3"]
+    monkeypatch.undo()
     assert kv.available_memory(CPU) > 0
