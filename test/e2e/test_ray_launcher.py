@@ -18,6 +18,7 @@ from helpers.launched import PYTHON, best_model
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.import_root import IMPORT_ROOT
+from sglang.srt.engine.client import Client
 from sglang.srt.launchers.engines_on_ray import flags_of
 from sglang.srt.launchers.placement import EngineResources
 from sglang.srt.launchers.ray_launcher import PlacementError, RayLauncher
@@ -26,6 +27,7 @@ from sglang.srt.remote.handshake import Expected
 from sglang.srt.remote.remote_engine import RemoteEngine
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest
+from sglang.srt.requests.completion.serving_engines import Assignment, OneEngine
 from sglang.srt.tokenizer import Tokenizer
 
 pytest.importorskip("ray", reason="make test-ray installs it")
@@ -174,13 +176,13 @@ def test_a_node_that_dies_under_load_costs_no_request(
         assert other.exact
         whole = await texts(Completer(other.client, tokenizer))
 
-        class Next:
-            async def after(self, client: object, adapter: str):  # type: ignore[no-untyped-def]
+        class Next(OneEngine):
+            async def reassign(self, request: CompletionRequest, client: Client) -> Assignment:
                 await one.wait_lost()
-                return other.client
+                return Assignment(other.client)
 
-        completer = Completer(one.client, tokenizer)
-        completer.successors, completer.max_resumes = Next(), 1
+        completer = Completer(Next(one.client), tokenizer)
+        completer.max_resumes = 1
         pending = asyncio.create_task(texts(completer))
         while (await one.client.control("stats")).data["generated_tokens"] < 40:
             await asyncio.sleep(0.001)

@@ -18,7 +18,7 @@ from helpers.launched import PYTHON, best_model
 from sglang.ir.constraint import Constraint
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
-from sglang.srt.engine.client import EngineLost
+from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.process import spawn
 from sglang.srt.remote.curve_keys import read_front_keys, write_keys
 from sglang.srt.remote.front_link import EngineRefused
@@ -27,6 +27,7 @@ from sglang.srt.remote.remote_engine import RemoteEngine
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.completion.serving_engines import Assignment, OneEngine
 from sglang.srt.tokenizer import Tokenizer
 
 READY = re.compile(r"sglang engine (\S+) at (tcp://\S+) - (\d+) KV tokens\n")
@@ -142,13 +143,13 @@ def test_two_fronts_have_the_texts_of_an_engine_of_their_own(
 def test_requests_of_a_killed_engine_go_on_with_another(
     shared: str, keys: tuple[str, str], tokenizer: Tokenizer, model: list[str]
 ) -> None:
-    class Next:
-        """Successors: the shared engine comes after the one that is killed."""
+    class Next(OneEngine):
+        """The shared engine comes after the one that is killed."""
 
-        async def after(self, client: object, adapter: str):  # type: ignore[no-untyped-def]
+        async def reassign(self, request: CompletionRequest, client: Client) -> Assignment:
             await asyncio.wait_for(first.wait_lost(), 30)
             assert other.exact, other.differs
-            return other.client
+            return Assignment(other.client)
 
     async def test() -> None:
         nonlocal first, other
@@ -159,8 +160,8 @@ def test_requests_of_a_killed_engine_go_on_with_another(
             other = RemoteEngine(shared, curve, Expected.like(first.facts))
             await other.ready(60)
             whole = await texts(Completer(other.client, tokenizer), 200)
-            completer = Completer(first.client, tokenizer)
-            completer.successors, completer.max_resumes = Next(), 1
+            completer = Completer(Next(first.client), tokenizer)
+            completer.max_resumes = 1
             pending = asyncio.create_task(texts(completer, 200))
             while (await first.client.control("stats")).data["generated_tokens"] < 40:
                 await asyncio.sleep(0.001)

@@ -100,6 +100,7 @@ def test_waiting_and_latency_never_read_the_wall_clock() -> None:
 
 
 EXPECTED = [
+    "srt/kv_events/publisher.py",
     "srt/runtime/explanations.py",
     "srt/runtime/loaded_adapters.py",
     "srt/tokenizer/jinja_chat_template.py",
