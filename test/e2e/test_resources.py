@@ -106,6 +106,6 @@ EXPECTED = [
     "srt/tokenizer/jinja_chat_template.py",
     *(f"srt/web/{name}.py" for name in (
         "native/routes", "openai/reply_fields", "openai/responses/answer", "openai/score",
-        "page/live_view", "server_state",
+        "page/live_view", "server_state", "telemetry/gateway_metrics",
     )),
 ]  # fmt: skip
