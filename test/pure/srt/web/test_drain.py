@@ -190,7 +190,7 @@ def test_a_stalled_engine_ends_the_process_where_nothing_else_does(tmp_path: Pat
     for timeout, status in ((300.0, 200), (0.0, 503)):
         with serve_text(tmp_path / str(status), Config.of(watchdog_timeout=timeout)) as served:
             state: ServerState = served.state
-            state.runtime.completion.client.stalled = "planning for 12 s, request 7"
+            state.runtime.completion.engines.clients[0].stalled = "planning for 12 s, request 7"
             found = served.client.get("/livez")
             assert found.status_code == status
             ready = served.client.get("/readyz")
