@@ -60,7 +60,7 @@ class RoutedAssignment(Assignment):
 
 
 class Fleet:
-    """ServingEngines that come and go, and the choice among them.
+    """Engines that come and go, and the choice among them.
 
     Attributes:
         members: the engines.

@@ -24,7 +24,7 @@ LOOK_SECONDS = 0.05  # between two looks at the requests of an engine that leave
 
 
 class Members:
-    """ServingEngines by name.
+    """Engines by name.
 
     Attributes:
         engines: all but those that are gone.

@@ -100,11 +100,6 @@ class SlowEngines:
         """Forget all engines but these; those are known as if by no request where they are new."""
         self._records = {name: self._records.get(name) or _Record() for name in names}
 
-    def forget(self, name: str) -> None:
-        """Forget an engine's delays: another took its place."""
-        if name in self._records:
-            self._records[name] = _Record()
-
     def _slow(self, seconds: float, usual: float) -> bool:
         return seconds > max(LEAST_SECONDS, self._factor * usual)
 
