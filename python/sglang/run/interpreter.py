@@ -37,13 +37,14 @@ from sglang.ir.nodes import (
 from sglang.ir.params import GenParams, strings
 from sglang.ir.prompt_media import medium
 from sglang.ir.source_location import Location
-from sglang.run import api_speculation, reasoning
+from sglang.run import api_speculation
 from sglang.run.api_speculation import Pending, Speculation
 from sglang.run.live_nodes import BoundTool, StartForks
 from sglang.run.retry import answer_of, valid_completions
 from sglang.run.run_scope import Usage
 from sglang.run.stream import Stream, TextSegment, text_of
 from sglang.run.typed import Typed
+from sglang.semantics import reasoning
 
 Steps: TypeAlias = Generator[Call | ToolInvocation, Any, None]
 NO_COST = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}

@@ -20,7 +20,9 @@ STANDARD = frozenset(sys.stdlib_module_names)
 # besides itself and the standard library. Tensor code: each layer uses those before it.
 TENSORS = "srt.core srt.config torch numpy"
 UPSTREAM = "sglang srt psutil outlines_core"  # aliases under upstream's names
-RUNNING = "sglang.ir sglang.errors sglang.backend"  # below the rooms that run programs
+RUNNING = (
+    "sglang.ir sglang.semantics sglang.errors sglang.backend"  # below the rooms that run programs
+)
 RULES = {
     "srt.core": "msgspec sglang.ir",
     "srt.core.processes": "psutil",
@@ -57,8 +59,8 @@ RULES = {
     " srt.requests.common_fields srt.requests.request_error msgspec",
     "srt.requests.replies": "sglang.ir",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
-    "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine.client"
-    " msgspec",
+    "srt.runtime": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
+    " srt.engine.client msgspec",
     "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
     " srt.remote"
     " srt.runtime msgspec",
@@ -89,10 +91,11 @@ RULES = {
     "srt.server": UPSTREAM,
     "sglang": "sglang",
     "sglang.ir": "",
+    "sglang.semantics": "sglang.ir",
     "sglang.errors": "sglang.ir",
-    "sglang.backend": "sglang.ir sglang.errors h11 openai anthropic litellm pydantic pydantic_core"
-    " typing_extensions jsonschema referencing tiktoken",
-    "sglang.backend.engine": "sglang.backend sglang.ir sglang.errors srt",
+    "sglang.backend": "sglang.ir sglang.semantics sglang.errors h11 openai anthropic litellm"
+    " pydantic pydantic_core typing_extensions jsonschema referencing tiktoken",
+    "sglang.backend.engine": "sglang.backend sglang.ir sglang.semantics sglang.errors srt",
     "sglang.run": RUNNING,
     "sglang.views": f"{RUNNING} sglang.run sglang.version",
     "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",
