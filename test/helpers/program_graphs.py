@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -141,12 +142,12 @@ def spoiled(body: Plain, chance: random.Random) -> Plain:
                 continue
             kind = chance.random()
             if kind < 0.5:
-                holder[key] = chance.choice(stray)
+                holder[key] = copy.deepcopy(chance.choice(stray))
             elif kind < 0.75:
                 del holder[key]
             elif isinstance(holder, list):
-                holder.append(inner)
+                holder.append(copy.deepcopy(inner))
             else:
-                holder[f"{key}x"] = inner
+                holder[f"{key}x"] = copy.deepcopy(inner)
             break
     return body

@@ -105,6 +105,7 @@ class ProgramService:
         self.submitted += 1
         if caller.slot is not None:
             caller.slot.hold()
+        run.log.growers += bool(body.stream and body.grown)  # the stream is about to follow
         run.start()
         return session, run
 

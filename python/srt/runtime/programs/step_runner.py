@@ -30,6 +30,7 @@ from sglang.srt.programs.submission import (
     ValueStep,
 )
 from sglang.srt.programs.submission_check import CheckedProgram
+from sglang.srt.requests.completion.completion_request import UNREAD
 from sglang.srt.requests.request_error import RequestError, shown
 from sglang.srt.runtime.programs.model_calls import SHOWN_TOKENS, Show
 from sglang.srt.runtime.programs.promises import Promise
@@ -39,6 +40,7 @@ from sglang.srt.runtime.programs.semantic_variables import SemanticVariable, siz
 from sglang.srt.runtime.programs.stream_text import Medium, StreamText
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 
+SMALL = 512  # bytes of a value that is transformed at once: any pattern takes milliseconds
 MAX_LIST = 4 << 20  # bytes of a value that is a list of others
 Shower = tuple[Show, int]
 """A receiver of a text that grows, and the tokens between two calls of it."""
@@ -101,8 +103,8 @@ class StepRunner:
         self._append(text, step.text)
 
     async def _value(self, step: ValueStep, text: StreamText) -> None:
-        value, _ = await self._resolved(step, text, grows=not step.transform)
-        value = transformed(self._program.transforms[step.number], value)
+        value, size = await self._resolved(step, text, grows=not step.transform)
+        value = await self._transformed(step, value, size)
         self._append(text, text_of(value), variable=True)
 
     async def _set(self, step: SetStep, text: StreamText) -> None:
@@ -110,16 +112,19 @@ class StepRunner:
         self._define(step, text, step.name, value, size)
 
     async def _transform(self, step: TransformStep, text: StreamText) -> None:
-        value, _ = await self._resolved(step, text)
+        value, size = await self._resolved(step, text)
         run = self._run
         run.log_event({"event": "started", "step": step.number})
-        transforms = self._program.transforms[step.number]
-        if isinstance(value, str) and len(value) > 1 << 14:
-            value = await asyncio.to_thread(transformed, transforms, value)
-        else:
-            value = transformed(transforms, value)
+        value = await self._transformed(step, value, size)
         self._define(step, text, step.name, value)
         run.log_event({"event": "done", "step": step.number, "value": value})
+
+    async def _transformed(self, step: AnyStep, value: Any, size: int) -> Any:
+        """A value of so many bytes behind the step's transforms. Raises TransformError."""
+        transforms = self._program.transforms[step.number]
+        if not transforms or size <= SMALL:
+            return transformed(transforms, value)
+        return await asyncio.to_thread(transformed, transforms, value)
 
     async def _scope_begin(self, step: ScopeBeginStep, text: StreamText) -> None:
         text.scopes[step.name] = text.length
@@ -234,14 +239,13 @@ class StepRunner:
         run.done(step, {"answers": answers, "prompt": digest})
 
     def _shower(self, step: GenStep) -> Shower | None:
-        """Receiver of the growing text, and tokens between two calls of it; None for none."""
+        """Receiver of the growing text, and tokens between two calls of it; None for several."""
         run = self._run
         if step.name is None or step.reasoning:
             promise = None
         else:
             promise = run.variables[step.number, step.name]
-        read = promise is not None and step.number in run.read_as_text
-        if not run.log.growers and not (read and run.tools.ahead_chars):
+        if step.body.get("sampling_params", {}).get("n", 1) != 1:
             return None
 
         def show(text: str) -> None:
@@ -249,7 +253,10 @@ class StepRunner:
                 promise.grow(text)
             run.log.grow(step.number, text)
 
-        return show, (run.tools.stream_interval if run.log.growers else SHOWN_TOKENS)
+        if run.log.growers:
+            return show, run.tools.stream_interval
+        read = step.number in run.read_as_text and run.tools.ahead_chars
+        return show, (SHOWN_TOKENS if read else UNREAD)
 
     async def _choose(self, step: ChooseStep, text: StreamText) -> None:
         run = self._run

@@ -60,7 +60,7 @@ def test_arguments_and_session_variables_are_sources() -> None:
 
 
 def test_a_call_waits_for_exactly_what_its_text_is_made_of() -> None:
-    """Over random graphs: the closure of direct reads is the closure over steps."""
+    """The closure of direct reads is the closure over steps, for random graphs."""
     for seed in range(100):
         checked = program(random_graph(seed))
         found = call_graph(checked)

@@ -144,7 +144,7 @@ def test_random_submissions_are_sound() -> None:
 
 
 def test_hostile_submissions_are_refused_or_sound() -> None:
-    """Whatever is wrong is found by msgspec or the check; nothing else is raised."""
+    """msgspec or the check refuses each of them; nothing else is raised."""
     refused = 0
     for seed in range(HOSTILE):
         chance = random.Random(seed)

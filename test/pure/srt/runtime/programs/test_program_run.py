@@ -506,7 +506,7 @@ def test_a_join_appends_branches_side_by_side() -> None:
 
 
 def test_many_programs_cost_a_bounded_number_of_turns() -> None:
-    """1,000 programs alive: each call is asked once, and each event is logged once."""
+    """1,000 programs alive: each call is made once, and each event is logged once."""
 
     async def use(c: Clients) -> None:
         count, length, before = 1000, 4, asyncio.all_tasks()
