@@ -73,6 +73,9 @@ class ScriptedCalls:
             self.open -= 1
         return True
 
+    def counts(self) -> dict[str, float]:
+        return {"calling": self.open, "calls": len(self.asked)}
+
     async def _wait(self) -> None:
         for _ in range(self._chance.randint(0, 4)):
             await asyncio.sleep(0)

@@ -216,7 +216,7 @@ class ProgramRun:
         for step in rest:
             self._fail(step, failure)
         dropped = self._needs.end([step.number for step in rest])
-        if dropped and not self.log.followers:
+        if dropped and (failure.cancelled or not self.log.followers):
             reason = f"nothing needs it any more, because of {failure.cause.message}"
             self._stop(dropped, StepFailure(-1, "", reason, failure.code, True))
 

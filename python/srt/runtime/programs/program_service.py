@@ -314,6 +314,19 @@ class ProgramService:
             session.runs[variable.run].cancel(variable)
         return waits
 
+    def counts(self) -> dict[str, float]:
+        """Gauges and counters, by name."""
+        tenants = list(self.sessions.tenants.values())
+        runs = [run for session in self.sessions.all() for run in session.runs.values()]
+        return {
+            "sessions": sum(len(tenant.sessions) for tenant in tenants),
+            "alive": sum(not run.over for run in runs),
+            "variables": sum(tenant.variables for tenant in tenants),
+            "value_bytes": sum(tenant.size for tenant in tenants),
+            "submitted": self.submitted,
+            **self.tools.calls.counts(),
+        }
+
     def reply(self, session: ProgramSession, run: ProgramRun) -> SubmittedReply:
         """The ids of a submission."""
         ids = {name: run.variables[key].id for name, key in run.program.variables().items()}

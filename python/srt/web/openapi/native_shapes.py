@@ -168,6 +168,8 @@ class LiveReply(Struct):
     model: str
     pending: Count
     open_requests: Count
+    programs: list[Object]
+    more_programs: Count
 
 
 # -- tokens ---------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterator, Mapping
 
 import pytest
+from helpers.mutation import Mutation, become, mutate
+from sglang.srt.programs import objectives
 from sglang.srt.programs.objectives import (
     LATENCY,
     NO_CRITERIA,
@@ -95,6 +97,40 @@ def test_labels_of_random_graphs_equal_the_oracle(part: int) -> None:
                 one, other = labels[a], labels[b]
                 parallel = a != b and one.stage == other.stage >= 1 and connected(before, a, b)
                 assert (a != b and one.group == other.group >= 0) == parallel, (seed, a, b)
+
+
+MUTATIONS = {
+    "stages do not count": [
+        Mutation(objectives, "deduce", "stages[call] + 1", become("stages[call]")),
+    ],
+    "the first criterion wins": [
+        Mutation(Criteria, "joined", "max(self.level, _)", become("self.level or other.level")),
+    ],
+    "a pace is a wish for the calls before": [
+        Mutation(Criteria, "upstream", "_ is _ and not _", become("False")),
+    ],
+    "programs beside each other are one": [
+        Mutation(objectives, "_groups", "roots[_]", become("0")),
+    ],
+    "the longer of two times counts": [
+        Mutation(objectives, "_sooner", "min(_, _)", become("max(a, b)")),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_oracle_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch, *MUTATIONS[name])
+    checks = [lambda part=part: test_labels_of_random_graphs_equal_the_oracle(part)
+              for part in range(5)]  # fmt: skip
+    checks += [test_the_first_criterion_does_not_win, test_the_shorter_of_two_times_counts]
+    failed = 0
+    for check in checks:
+        try:
+            check()
+        except AssertionError:
+            failed += 1
+    assert failed, f"all pass although {name}"
 
 
 def test_map_reduce_has_one_task_group() -> None:

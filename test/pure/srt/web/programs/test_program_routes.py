@@ -342,3 +342,29 @@ def test_tenants_have_sessions_of_their_own(tmp_path: Path) -> None:
         is_error(served.client.delete(path, headers=b), 404)
         assert served.client.delete(path, headers=a).status_code == 200
         assert all(t.open == 0 for t in served.state.tenants._tenants.values())
+
+
+def test_running_programs_are_seen(served: Served) -> None:
+    """The page's view and the metrics know a program that waits for a client's tool."""
+    tool = {"op": "tool", "name": "t", "tool": "calc", "at": ["p.py", 3]}
+    body = graph(stream(0, text("see "), gen("x"), tool, gen("y")))
+    sent = {"graph": body, "criteria": {"y": "latency"}}
+    ids = served.client.post("/v1/submit", json=sent).json()
+    query = {"session_id": ids["session_id"], "semantic_var_id": ids["variables"]["x"]}
+    served.client.post("/v1/get", json=query)
+    [seen] = [p for p in served.client.get("/live").json()["programs"]
+              if p["id"] == ids["submission_id"]]  # fmt: skip
+    calls = {call["name"]: call for call in seen["calls"]}
+    assert [calls[name]["state"] for name in ("x", "t", "y")] == ["done", "running", "waiting"]
+    assert calls["y"]["reads"] == [calls["t"]["step"]]
+    assert [calls[name]["stage"] for name in ("x", "t", "y")] == [2, 1, 0]
+    assert all(call["critical"] and call["criteria"] == "latency" for call in calls.values())
+    assert calls["t"]["at"] == "p.py:3"
+    metrics = served.client.get("/metrics").text
+    assert 'sglang:num_submitted_programs{model_name="sglang-tiny"} ' in metrics
+    given = {"semantic_var_id": ids["variables"]["t"], "value": "42"}
+    served.client.post("/v1/set", json={**query, **given}).raise_for_status()
+    final = {**query, "semantic_var_id": ids["variables"]["y"]}
+    assert served.client.post("/v1/get", json=final).status_code == 200
+    ended = served.client.get("/live").json()["programs"]
+    assert ids["submission_id"] not in [program["id"] for program in ended]
