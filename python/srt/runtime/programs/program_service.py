@@ -339,7 +339,9 @@ def program_service(
     """The programs of a runtime. ``toolbox``: the operator's tools, where there are some."""
     limits = runtime.config.applications
     tools = RunTools(
-        ModelCalls(runtime), runtime.completion.verify_chars, limits.max_program_value_bytes,
+        ModelCalls(runtime),
+        lambda count: runtime.completion.verify_chars(count),
+        limits.max_program_value_bytes,
         toolbox, limits.program_ahead_chars, runtime.config.server.stream_interval,
     )  # fmt: skip
     return ProgramService(limits, tools, runtime.info.vocab_size)
