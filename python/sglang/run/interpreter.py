@@ -42,9 +42,10 @@ from sglang.run.api_speculation import Pending, Speculation
 from sglang.run.live_nodes import BoundTool, StartForks
 from sglang.run.retry import answer_of, valid_completions
 from sglang.run.run_scope import Usage
-from sglang.run.stream import Stream, TextSegment, text_of
+from sglang.run.stream import Stream, TextSegment
 from sglang.run.typed import Typed
 from sglang.semantics import reasoning
+from sglang.semantics.transforms import text_of
 
 Steps: TypeAlias = Generator[Call | ToolInvocation, Any, None]
 NO_COST = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}

@@ -91,7 +91,7 @@ RULES = {
     "srt.server": UPSTREAM,
     "sglang": "sglang",
     "sglang.ir": "",
-    "sglang.semantics": "sglang.ir",
+    "sglang.semantics": "sglang.ir re2",
     "sglang.errors": "sglang.ir",
     "sglang.backend": "sglang.ir sglang.semantics sglang.errors h11 openai anthropic litellm"
     " pydantic pydantic_core typing_extensions jsonschema referencing tiktoken",
