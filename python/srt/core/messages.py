@@ -59,7 +59,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
             and the constraint count from there. -1: it begins behind the context.
         generated: number of the context's last tokens that this generation has produced already,
             in an engine that was lost. They count against ``max_new_tokens``, and stops are
-            searched in their text too. ``since`` is then at or before the first of them.
+            searched in their text too; where they end it already, the request ends at once.
+            ``since`` is then at or before the first of them.
     """
 
     sampling: SamplingParams

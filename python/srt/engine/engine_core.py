@@ -203,18 +203,16 @@ class EngineCore:
         queued = len(self.waiting) + len(self._compiling) + len(self.disk)
         limit = self.schedule.max_queued_requests
         if queued >= limit:
-            message = (
-                f"{queued} requests are waiting and {limit} may (--max-queued-requests); "
-                "try again later"
-            )
-            events.append(Failed(verb.request, "busy", message))
+            reason = f"{queued} requests are waiting and {limit} may (--max-queued-requests)"
+            events.append(Failed(verb.request, "busy", f"{reason}; try again later"))
             self.stats.rejected += 1
             self._close_refused(verb)
             return
         try:
-            request = self._collector.resumed(self._request(verb, self._idle(verb.context)))
+            request = self._request(verb, self._idle(verb.context))
+            end = self._collector.resumed(request)
             constraint = admission.constraint_of(verb.goal)
-            if constraint is not None:
+            if constraint is not None and end is None:
                 self._compiling.put(request, constraint)
         except Exception:
             self._close_refused(verb)
@@ -223,7 +221,10 @@ class EngineCore:
         self.stats.received += 1
         self._requests[context.id] = request
         self.planner.parked.returned(context.id)
-        if constraint is None:
+        if end is not None:
+            events.append(end)
+            self._forget(request)
+        elif constraint is None:
             self.disk.put(request)
 
     def _compiled(self, events: list[Event]) -> None:

@@ -252,8 +252,9 @@ class _CompletionRun:
         parked = None if resumed is None else resumed.take(self._engine.client)
         context = self._engine.new_context(parked)
         if resumed is None or parked is None:
-            return context, [self.request.opening(context.number)]
-        return context, [Append(parked, self.request.prompt[resumed.length :].tobytes())]
+            return context, [self.request.opening(context.number, self.request.generated)]
+        tokens = self.request.prompt + self.request.generated
+        return context, [Append(parked, tokens[resumed.length :].tobytes())]
 
     async def _branches(self) -> AsyncGenerator[Output, None]:
         """Compute the prompt first, then the completions that share it."""
@@ -359,6 +360,7 @@ class _CompletionRun:
             output, text, self._tokenizer.token_bytes, self._enders, not sampling.no_stop_trim,
             None if shared is None else shared.stats,
         )  # fmt: skip
+        assembler.begin_behind(self.request.generated)
         while True:
             goal = self._goal(sampling, score_from, len(output.tokens))
             try:
