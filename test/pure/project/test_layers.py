@@ -57,6 +57,7 @@ RULES = {
     " srt.requests.common_fields srt.requests.request_error msgspec",
     "srt.requests.replies": "sglang.ir",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
+    "srt.inferlet": "sglang.ir srt.core srt.engine.info srt.requests msgspec",
     "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine.client"
     " msgspec",
     "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
@@ -92,7 +93,8 @@ RULES = {
     "sglang.errors": "sglang.ir",
     "sglang.backend": "sglang.ir sglang.errors h11 openai anthropic litellm pydantic pydantic_core"
     " typing_extensions jsonschema referencing tiktoken",
-    "sglang.backend.engine": "sglang.backend sglang.ir sglang.errors srt",
+    "sglang.inferlet": "",
+    "sglang.backend.engine": "sglang.backend sglang.ir sglang.errors sglang.inferlet srt",
     "sglang.run": RUNNING,
     "sglang.views": f"{RUNNING} sglang.run sglang.version",
     "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",
