@@ -54,6 +54,7 @@ RULES = {
     "srt.engine.executor": "srt.core srt.config srt.worker srt.ranks",
     "srt.remote": "srt.core srt.config srt.files srt.tokenizer srt.engine msgspec zmq",
     "srt.launchers": "srt.core srt.config ray",
+    "srt.inferlet.host": "srt.core srt.engine.wire msgspec zmq wasmtime",
     "srt.requests": "sglang.ir",
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"
     " srt.requests.common_fields srt.requests.request_error msgspec",
