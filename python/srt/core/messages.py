@@ -23,6 +23,8 @@ a list of messages a frame. Contexts and requests are numbered by the client.
     Done       the request's one terminal event; the context is idle again
     Failed     the request's one terminal event; the context is idle again
     Reply      answer to a Control, LoadAdapter or UnloadAdapter
+
+Programs that hold KV pages have verbs and events of their own (``core/space_messages``).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
+from sglang.srt.core.space_messages import SpaceEvent, SpaceVerb
 
 T = TypeVar("T")
 TopPairs: TypeAlias = list[tuple[int, float]]
@@ -229,6 +232,7 @@ Verb: TypeAlias = (
     | Control
     | LoadAdapter
     | UnloadAdapter
+    | SpaceVerb
 )
 
 
@@ -306,7 +310,7 @@ class Reply(msgspec.Struct, tag="reply", omit_defaults=True):
     data: dict[str, Any] = {}
 
 
-Event: TypeAlias = Tokens | PromptChunk | Done | Failed | Reply
+Event: TypeAlias = Tokens | PromptChunk | Done | Failed | Reply | SpaceEvent
 
 _encoder = msgspec.msgpack.Encoder()
 _verbs: msgspec.msgpack.Decoder[list[Verb]] = msgspec.msgpack.Decoder(list[Verb])

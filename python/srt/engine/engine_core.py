@@ -45,6 +45,7 @@ from sglang.srt.core.messages import (
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.progress import MESSAGES, NOWHERE, PASS, PLANNING, RESULTS, Progress
 from sglang.srt.core.request import Request
+from sglang.srt.core.space_messages import SpaceVerb
 from sglang.srt.engine import admission
 from sglang.srt.engine.adapter_registry import AdapterRegistry
 from sglang.srt.engine.admission import Compiling, Grammars
@@ -184,9 +185,10 @@ class EngineCore:
             if verb.length < 0:
                 raise ValueError(f"a context cannot be cut to {verb.length} tokens")
             self.store.truncate(self._idle(verb.context), verb.length)
-        else:
-            reply = self._control(verb)
-            events += [] if reply is None else [reply]
+        elif isinstance(verb, SpaceVerb):
+            raise ValueError("this engine serves no spaces")
+        elif reply := self._control(verb):
+            events.append(reply)
 
     def _idle(self, number: int) -> Context:
         context = self.store.contexts[number]
@@ -201,8 +203,7 @@ class EngineCore:
             self.stats.bad_verbs += 1  # an event would end the request that has this number
             return
         queued = len(self.waiting) + len(self._compiling) + len(self.disk)
-        limit = self.schedule.max_queued_requests
-        if queued >= limit:
+        if queued >= (limit := self.schedule.max_queued_requests):
             message = (
                 f"{queued} requests are waiting and {limit} may (--max-queued-requests); "
                 "try again later"
