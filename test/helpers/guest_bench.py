@@ -62,7 +62,7 @@ class GuestBench:
     async def play(
         self, run: HostRun, answer: Callable[[Call], Any], log: list[str] | None = None
     ) -> Call:
-        """Play a program until it exits; what it is told for each call that ``answer`` answers."""
+        """Play a program until it exits; its result. ``answer`` gives the value of each call."""
         answers: str | None = None
         try:
             while True:
@@ -73,8 +73,8 @@ class GuestBench:
                 if calls and calls[-1]["call"] == "exit":
                     returned = [call["value"] for call in calls if call["call"] == "set_return"]
                     return {"error": calls[-1].get("error", ""), "value": (returned or [None])[-1]}
-                told = [(call["id"], answer(call)) for call in calls]
-                answers = json.dumps([{"id": i, "value": value} for i, value in told])
+                values = [(call["id"], answer(call)) for call in calls]
+                answers = json.dumps([{"id": i, "value": value} for i, value in values])
         finally:
             self.host.end(run)
 
@@ -94,3 +94,10 @@ def compiled(path: Path) -> GuestImage:
     target = path.with_suffix(".cwasm")
     component = precompile(path, target, 30, 4 << 30)
     return GuestImage(str(target), component, "", json.dumps(FACTS), b"seed")
+
+
+def python(source: str) -> GuestImage:
+    """A program in Python; the runner is built where there is none yet."""
+    from sglang.srt.inferlet.host.runner_build import runner
+
+    return GuestImage(str(runner()), True, source, json.dumps(FACTS), b"seed")

@@ -54,7 +54,6 @@ RULES = {
     "srt.engine.executor": "srt.core srt.config srt.worker srt.ranks",
     "srt.remote": "srt.core srt.config srt.files srt.tokenizer srt.engine msgspec zmq",
     "srt.launchers": "srt.core srt.config ray",
-    "srt.inferlet.host": "srt.core srt.engine.wire msgspec zmq wasmtime",
     "srt.requests": "sglang.ir",
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"
     " srt.requests.common_fields srt.requests.request_error msgspec",
@@ -63,8 +62,7 @@ RULES = {
     "srt.runtime": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
     " srt.engine.client msgspec",
     "srt.inferlet": "sglang.ir srt.core srt.engine.info srt.requests msgspec",
-    "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine.client"
-    " msgspec",
+    "srt.inferlet.host": "srt.core srt.engine.wire msgspec zmq wasmtime",
     "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
     " srt.remote"
     " srt.runtime msgspec",
@@ -99,11 +97,9 @@ RULES = {
     "sglang.errors": "sglang.ir",
     "sglang.backend": "sglang.ir sglang.semantics sglang.errors h11 openai anthropic litellm"
     " pydantic pydantic_core typing_extensions jsonschema referencing tiktoken",
-    "sglang.backend.engine": "sglang.backend sglang.ir sglang.semantics sglang.errors srt",
-    "sglang.backend": "sglang.ir sglang.errors h11 openai anthropic litellm pydantic pydantic_core"
-    " typing_extensions jsonschema referencing tiktoken",
+    "sglang.backend.engine": "sglang.backend sglang.ir sglang.semantics sglang.errors"
+    " sglang.inferlet srt",
     "sglang.inferlet": "",
-    "sglang.backend.engine": "sglang.backend sglang.ir sglang.errors sglang.inferlet srt",
     "sglang.run": RUNNING,
     "sglang.views": f"{RUNNING} sglang.run sglang.version",
     "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",

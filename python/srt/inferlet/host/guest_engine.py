@@ -14,6 +14,7 @@ from wasmtime.component import Component, Linker, LinkerInstance, Record
 STACK_BYTES = 512 << 10  # stack of a guest; deeper recursion traps
 MOST_RANDOM = 4096  # bytes that a guest may ask for at once: each becomes an object of Python
 WAIT = "wait"  # the one import that is ours
+FATAL = "wasi:cli/stderr"  # used by nothing but a fatal error of the guest's interpreter
 UNDEFINED = re.compile(r"unknown import: `([^`]*)`")  # of a trap in place of an import
 
 
@@ -101,6 +102,8 @@ def reason(error: Exception) -> str:
     text = str(error)
     causes = [line.strip() for line in text.rpartition("Caused by:")[2].splitlines()]
     cause = " ".join(re.sub(r"^\d+: ", "", line) for line in causes if line)
+    if FATAL in cause:
+        return FATAL
     if found := UNDEFINED.search(cause):
         return f"the program uses {found[1]}, which the sandbox does not have"
     return (cause or type(error).__name__)[:500]

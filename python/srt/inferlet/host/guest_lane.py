@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from sglang.srt.inferlet.host.deadline import Deadline
-from sglang.srt.inferlet.host.guest_engine import GuestTrap, make_engine, reason, shut_linker
+from sglang.srt.inferlet.host.guest_engine import FATAL, GuestTrap, make_engine, reason, shut_linker
 from sglang.srt.inferlet.host.guests import ComponentGuest, ModuleGuest, RunningGuest, make_store
 from sglang.srt.inferlet.host.host_messages import GuestCalls, GuestOver, LaunchGuest, Report
 from sglang.srt.inferlet.host.residency import (
@@ -171,7 +171,13 @@ class GuestLane:
                 f"a turn has used {resident.used:.3f} s of processor time; turn_cpu is "
                 f"{limits.turn_cpu:g} s; split the work by awaiting something between its parts"
             )
-        return "trap", str(error) if isinstance(error, GuestTrap) else reason(error)
+        cause = str(error) if isinstance(error, GuestTrap) else reason(error)
+        if cause == FATAL:
+            return "memory", (
+                "the interpreter has ended by a fatal error, as it does where no memory is left; "
+                f"memory is {limits.memory} bytes"
+            )
+        return "trap", cause
 
     def _fail(self, resident: Residency, code: str, message: str) -> None:
         if not resident.ended:

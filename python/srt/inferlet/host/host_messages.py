@@ -19,8 +19,8 @@ MARK = struct.Struct("<q")  # an entry of ``MARKS``: the run that a lane works o
 MOST_LANES = 128  # those of one run each included
 
 CODES = (
-    "turn_cpu", "total_cpu", "answer_bytes", "calls_bytes", "calls", "malformed", "trap", "replay",
-    "host_memory", "host_lost", "killed", "wait",
+    "turn_cpu", "total_cpu", "memory", "answer_bytes", "calls_bytes", "calls", "malformed", "trap",
+    "replay", "host_memory", "host_lost", "killed", "wait",
 )  # fmt: skip
 """Reasons why a guest was ended: a limit's name, or what went wrong."""
 

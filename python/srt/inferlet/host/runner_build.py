@@ -22,14 +22,15 @@ from sglang.srt.inferlet.host.compiling import precompile
 WIT = Path(__file__).parents[2] / "assets" / "inferlet" / "program.wit"
 BUILD_SECONDS = 600
 COMPILE_SECONDS, COMPILE_BYTES = 600, 8 << 30
-INSTALL = "pip install 'sglang[inferlet]'"
+INSTALL = "pip install wasmtime componentize-py"
 # Modules that programs may import: nothing is read from files once the runner is built.
 LIBRARY = (
     "abc", "array", "ast", "base64", "bisect", "collections", "collections.abc", "contextlib",
     "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions",
     "functools", "hashlib", "heapq", "html", "inspect", "io", "itertools", "json", "math",
     "operator", "random", "re", "statistics", "string", "struct", "textwrap", "time", "traceback",
-    "types", "typing", "unicodedata", "urllib.parse",
+    "types", "typing", "unicodedata", "urllib.parse", "logging", "pprint", "uuid", "queue",
+    "html.parser", "xml.etree.ElementTree",
 )  # fmt: skip
 
 APP = """
@@ -109,7 +110,7 @@ def _installed(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        raise ToolchainMissing(f"{package} is not installed; {INSTALL} has it") from None
+        raise ToolchainMissing(f"{package} is not installed; install it by: {INSTALL}") from None
 
 
 def _component_path(directory: Path) -> Path:
@@ -142,7 +143,9 @@ def _componentize(scratch: Path) -> Path:
             command, cwd=scratch, env=environment, timeout=BUILD_SECONDS, capture_output=True
         )
     except FileNotFoundError:
-        raise ToolchainMissing(f"componentize-py is not on the path; {INSTALL} has it") from None
+        raise ToolchainMissing(
+            f"componentize-py is not on the path; install it by: {INSTALL}"
+        ) from None
     if done.returncode:
         text = (done.stderr or done.stdout).decode(errors="replace").strip()
         raise RuntimeError(f"componentize-py has failed: {text[-2000:]}")
