@@ -81,8 +81,16 @@ class Turns(asyncio.BaseEventLoop):
                     future.set_exception(CallError(error["code"], error["message"]))
         self._drain()
         self._finish()
+        return self.made()
+
+    def made(self) -> list[CallData]:
+        """Calls that were made and not returned by a turn yet."""
         calls, self._made = self._made, []
         return calls
+
+    def restore(self, calls: list[CallData]) -> None:
+        """Return calls with the next turn that a turn has returned already."""
+        self._made[:0] = calls
 
     def time(self) -> float:
         """Seconds that this program has slept, so that timers end in their order."""

@@ -64,8 +64,7 @@ RULES = {
     "srt.runtime": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
     " srt.engine.client msgspec",
     "srt.inferlet": "sglang.ir srt.core srt.engine.info srt.requests msgspec",
-    "srt.runtime": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine.client"
-    " msgspec",
+    "srt.inferlet.host": "srt.core srt.engine.wire msgspec zmq wasmtime",
     "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
     " srt.remote"
     " srt.runtime msgspec",
@@ -102,11 +101,9 @@ RULES = {
     "sglang.errors": "sglang.ir",
     "sglang.backend": "sglang.ir sglang.semantics sglang.errors h11 openai anthropic litellm"
     " pydantic pydantic_core typing_extensions jsonschema referencing tiktoken",
-    "sglang.backend.engine": "sglang.backend sglang.ir sglang.semantics sglang.errors srt",
-    "sglang.backend": "sglang.ir sglang.errors h11 openai anthropic litellm pydantic pydantic_core"
-    " typing_extensions jsonschema referencing tiktoken",
+    "sglang.backend.engine": "sglang.backend sglang.ir sglang.semantics sglang.errors"
+    " sglang.inferlet srt",
     "sglang.inferlet": "",
-    "sglang.backend.engine": "sglang.backend sglang.ir sglang.errors sglang.inferlet srt",
     "sglang.run": RUNNING,
     "sglang.views": f"{RUNNING} sglang.run sglang.version",
     "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",
