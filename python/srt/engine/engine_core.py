@@ -203,13 +203,11 @@ class EngineCore:
             self.stats.bad_verbs += 1  # an event would end the request that has this number
             return
         queued = len(self.waiting) + len(self._compiling) + len(self.disk)
-        limit = self.schedule.max_queued_requests
-        if queued >= limit:
+        if queued >= (limit := self.schedule.max_queued_requests):
             reason = f"{queued} requests are waiting and {limit} may (--max-queued-requests)"
             events.append(Failed(verb.request, "busy", f"{reason}; try again later"))
             self.stats.rejected += 1
-            self._close_refused(verb)
-            return
+            return self._close_refused(verb)
         try:
             request = self._request(verb, self._idle(verb.context))
             end = self._collector.resumed(request)

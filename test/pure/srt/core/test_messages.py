@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core import messages as m
-from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core import space_messages as sm
+from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.ints import ints
 from sglang.srt.core.request_stats import CacheMiss, RequestStats
 
