@@ -169,6 +169,8 @@ class Config:
             ("chunked_prefill_size", chunk, chunk >= 1 or chunk == -1, "at least 1, or -1"),
             ("max_overtakes", self.schedule.max_overtakes,
              self.schedule.max_overtakes >= 0, "0 or more"),
+            ("latency_target_ms", self.schedule.latency_target_ms,
+             0 < self.schedule.latency_target_ms <= 1e9, "above 0, and at most 1e9"),
             ("port", self.server.port, 0 <= self.server.port < 65536, "in [0, 65535]"),
             ("stream_interval", self.server.stream_interval,
              self.server.stream_interval >= 1, "at least 1"),

@@ -36,6 +36,7 @@ from sglang.srt.engine.pass_budgets import PassBudgets
 from sglang.srt.engine.planned_pass import PassPart, PlannedPass
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.engine.waiting_queue import WaitingQueue
+from sglang.srt.interception.attained import AttainedService
 from sglang.srt.interception.parked import Parked
 from sglang.srt.memory.store import Match, Store
 from sglang.srt.schedule.costs import Costs
@@ -64,6 +65,7 @@ class Planner:
         parked: contexts that wait for a tool.
         movable: most tokens whose KV a pass may copy to host memory, and most from it.
         spill: what passes copy to host memory while nothing is computed; None copies nothing.
+        attained: tokens that programs were served.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Planner:
         self._acted = False  # parked contexts were treated for the planned pass
         self.movable = STEP_MOVES
         self.spill: Spill | None = None
+        self.attained = AttainedService()
         self._admitted = 0  # tokens of the requests that this step has admitted
         self._numbers = 0  # log-probabilities of prompts that this step may still report
         self._postponed = 0  # rows postponed until the last plan (``EngineStats.postponed_rows``)
@@ -115,6 +118,7 @@ class Planner:
     def put(self, request: Request) -> None:
         """Add a request to the queue, at the end unless it counts as waiting for longer."""
         request.scheduling.drafted = bool(self.drafts.sources(request))
+        self.budgets.hinted |= request.scheduling.hint is not None
         self.queue.put(request)
 
     def drop(self, request: Request) -> None:
@@ -163,9 +167,7 @@ class Planner:
         if self.parked:
             self.parked.expire()
         withheld = self.parked.withheld if self.parked else 0
-        budget = self.budgets.whole
-        if throttled:
-            budget = self.budgets.grant(self.running, self.queue, withheld).prefill
+        budget = self.budgets.prefill(self.running, self.queue, withheld)
         for _ in range(ROUNDS):
             # A request that was just retracted is not admitted again at once.
             slots = 0 if retracted else self.schedule.max_running_requests - len(self.running)
@@ -234,7 +236,8 @@ class Planner:
             queued = takewhile(lambda r: not r.pending, queued)
         waiting = [
             Item(r.id, r.scheduling.arrival, len(r.context.tokens), r.growth, 0, r.spec.priority,
-                 r.scheduling.overtaken)
+                 r.scheduling.overtaken, False, r.scheduling.hint,
+                 self.attained.level(r.scheduling.hint))
             for r in queued
             if not r.pending  # else its sample in flight must be collected first
         ]  # fmt: skip
@@ -243,7 +246,7 @@ class Planner:
             planned.batch.id, running, waiting, available, size, budget, slots,
             self.reserve.share, self._match,
             lambda number: self.store.exclusive(self.running[number].context),
-            lambda number: self.running[number].context.saved,
+            lambda number: self.running[number].context.saved, self.budgets.capacity(self.running),
         )  # fmt: skip
 
     def _match(self, number: int) -> Match:
@@ -271,8 +274,7 @@ class Planner:
 
     def learn(self, batch: Batch, result: StepResult) -> None:
         """Learn the costs of a pass and of its copies from its result."""
-        if self.budgets.word != "fixed":
-            self.budgets.learn(batch, result)
+        self.budgets.learn(batch, result)
         if self.store.host is None:
             return
         self.costs.computed(batch.num_tokens, result.seconds)
@@ -296,7 +298,8 @@ class Planner:
             self._transfer = TransferBudget(
                 self.costs, sum(counts), self.info.page_size, self.movable, counts.count(1)
             )
-            self.store.transfer = self._transfer
+            before, self.store.transfer = self.store.transfer, self._transfer
+            self._transfer.backlog = 0 if before is None else before.awaited
         if decided and self.parked and not self._acted:
             self._act(decided)
         proposed = self._proposed(decided)
@@ -323,7 +326,7 @@ class Planner:
                 count = work
             if work == 0:
                 self.filled.append(request)
-            if count == 0 or (number in planned.loaded and self._awaits_copies(request)):
+            if count == 0 or planned.loaded.get(number, False):
                 continue
             if context.namespace.adapter and not self._adapts(planned, context):
                 continue
@@ -386,6 +389,7 @@ class Planner:
         first = len(rows)
         rows += make_rows(request, count, self.info.eos, drafts, follows, self.info.sections,
                           planned.masks)  # fmt: skip
+        self.attained.serve(request.scheduling.hint, count)
         complete = context.saved + count == len(context.tokens)
         planned.parts[request.id] = PassPart(request, first, len(rows) - 1, complete)
         if rows[-1].sample is not None:
@@ -449,11 +453,8 @@ class Planner:
             stats.queue_seconds = self._clock.now() - request.spec.received
             self.stats.cached_tokens += stats.cached_tokens
             self.stats.prompt_tokens += request.spec.prompt
-        if self.schedule.schedule_policy in AGING:
-            for other in self.waiting.values():
-                if other.scheduling.arrival > request.scheduling.arrival:
-                    break
-                other.scheduling.overtaken += 1
+        if self.schedule.schedule_policy in AGING or self.budgets.hinted:
+            self.queue.overtake(request)
         return request
 
     def _load(self, request: Request, count: int, planned: PlannedPass, most: int = NEVER) -> int:
@@ -467,11 +468,12 @@ class Planner:
         sure = 0 if self._transfer.cheap else min(context.work - had, count)
         self._transfer.computes(sure - count)
         loaded = self.store.load(context, min(request.match_limit, before + most))
-        if not loaded or not self._awaits_copies(request):
+        waits = self._transfer.waits(had - loaded)
+        if not waits:
             self._transfer.computes(min(count, context.work) - sure)
         self.stats.loaded_tokens += loaded
-        if loaded:
-            planned.loaded.add(request.id)
+        if loaded or waits:
+            planned.loaded[request.id] = waits
         if not request.stats.retractions:  # else it may have computed them itself
             request.stats.loaded_tokens += min(loaded, max(request.spec.prompt - before, 0))
             request.stats.disk_tokens += request.scheduling.disk_tokens(before, before + loaded)
@@ -482,11 +484,6 @@ class Planner:
         for number, request in self.running.items():
             if number not in planned.parts and request.context.work > 1:
                 self._found(request, self._load(request, 0, planned, self._unowed(())))
-
-    def _awaits_copies(self, request: Request) -> bool:
-        """Whether the request computes nothing until later passes have copied more."""
-        cheap = self._transfer is not None and self._transfer.cheap
-        return cheap and self.store.on_host(request.context, request.match_limit) > 0
 
     def _unowed(self, decided: Sequence[tuple[int, int]]) -> int:
         """Tokens for which there are pages that no row of the plan counts on."""

@@ -87,6 +87,7 @@ EXAMPLES: dict[str, Bodies] = {
         {"text": _QUESTION, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
          "token_ids_logprob": [7], "return_text_in_logprobs": True,
          "sampling_params": {"max_new_tokens": 2}},
+        {"text": "It is", "output_ids": [7, 8], "sampling_params": {"max_new_tokens": 4}},
         {"text": "It is", "sampling_params": {"choices": [" red", " blue"],
                                               "choices_scoring": "whole"}},
         {"text": "A number:", "sampling_params": {"regex": " [0-9]{2}", "stop": "\n", "n": 2}},

@@ -49,9 +49,10 @@ class AnthropicErrorReply(Struct):
 
 class Event(Struct):
     """One event of a stream. ``data`` is JSON, or ``[DONE]``; ``event`` is its type, where the API
-    has types."""
+    has types; ``id`` of ``/generate`` the number of tokens so far."""
 
     data: str
+    id: Maybe[str] = UNSET
     event: Maybe[str] = UNSET
 
 

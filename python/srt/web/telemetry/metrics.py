@@ -228,11 +228,11 @@ class RequestWatch:
 
     def update(self, output: Output) -> None:
         metrics, now = self._metrics, time.monotonic()
-        count, last = self._seen.get(output.index, (0, self._start))
+        count, last = self._seen.get(output.index, (len(self._request.generated), self._start))
         fresh = output.completion_tokens - count
         if fresh > 0:
             metrics.draw(fresh)
-            if count == 0:
+            if output.index not in self._seen:
                 metrics.first.observe(now - self._start)
                 self._record.first = self._record.first or now
             else:

@@ -142,6 +142,7 @@ def test_a_section_is_frozen() -> None:
         ("chunked_prefill_size", 0, "at least 1, or -1"),
         ("chunked_prefill_size", -2, "at least 1, or -1"),
         ("max_overtakes", -1, "0 or more"),
+        ("latency_target_ms", 0.0, "above 0"),
         ("random_seed", 2**63, "a whole number of 64 bits"),
         ("port", 65536, "in [0, 65535]"),
         ("stream_interval", 0, "at least 1"),
