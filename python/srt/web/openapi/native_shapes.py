@@ -169,6 +169,8 @@ class LiveReply(Struct):
     model: str
     pending: Count
     open_requests: Count
+    programs: list[Object]
+    more_programs: Count
 
 
 # -- tokens ---------------------------------------------------------------------------------------
