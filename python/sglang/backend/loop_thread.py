@@ -37,6 +37,20 @@ class LoopThread:
         """
         return waited(lambda future: self._begin(lambda: function(*args), future))
 
+    def start(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Future[T]:
+        """Begin ``await function(*args)`` and return its future; to cancel that cancels it."""
+        future: Future[T] = Future()
+        self._begin(lambda: function(*args), future)
+        return future
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop. Its thread begins, where it has not. Raise CancelledError behind
+        ``close``."""
+        with self._lock:
+            self._ensure()
+            return self._loop
+
     def iterate(self, function: Callable[..., AsyncGenerator[T, None]], *args: Any) -> Iterator[T]:
         """The items of ``function(*args)``, as ``run``; to leave them cancels it."""
         return drawn(self._begin, lambda: function(*args))
@@ -53,11 +67,14 @@ class LoopThread:
     def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
         """Schedule a call. Called locked, so that no call reaches a loop that is ending."""
         with self._lock:
-            if self._closed:
-                raise CancelledError
-            if self._thread is None or not self._thread.is_alive():  # as after os.fork
-                self._start()
+            self._ensure()
             begin(self._loop, make, future)
+
+    def _ensure(self) -> None:
+        if self._closed:
+            raise CancelledError
+        if self._thread is None or not self._thread.is_alive():  # as after os.fork
+            self._start()
 
     def _start(self) -> None:
         loop, ended = asyncio.new_event_loop(), asyncio.Event()
