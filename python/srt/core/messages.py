@@ -31,6 +31,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
@@ -137,6 +138,7 @@ class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
         arrived: moment from which on the request counts as waiting, in seconds on the machine's
             monotonic clock: that of its program's first request, say, so that what resumes does not
             queue as a newcomer. At most now; 0: now.
+        hint: facts about the application that the request is a call of.
     """
 
     context: int
@@ -145,6 +147,7 @@ class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
     priority: int = 0
     close: bool = False
     arrived: float = 0.0
+    hint: CallHint | None = None
 
 
 class Park(msgspec.Struct, frozen=True, tag="park", omit_defaults=True):

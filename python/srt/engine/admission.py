@@ -16,7 +16,7 @@ from sglang.srt.core.context import Context
 from sglang.srt.core.matcher import CompilerBusy, Matcher
 from sglang.srt.core.messages import EVERY, POOLINGS, Advance, Embed, Failed, Fill, Generate, Goal
 from sglang.srt.core.progress import Progress
-from sglang.srt.core.request import Generation, Request, RequestSpec, score_from
+from sglang.srt.core.request import Generation, Request, RequestSpec, Scheduling, score_from
 from sglang.srt.core.segments import verify_score
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.info import EngineInfo
@@ -123,7 +123,8 @@ def new_request(
         generation.watch = StopWatch(goal.sampling.stop, goal.sampling.stop_regex)
     arrived = min(verb.arrived, received) if verb.arrived > 0 else received
     spec = RequestSpec(goal, len(context.tokens), verb.priority, verb.close, received, arrived)
-    return Request(verb.request, context, spec, generation, progress=progress)
+    facts = Scheduling(hint=verb.hint)
+    return Request(verb.request, context, spec, generation, scheduling=facts, progress=progress)
 
 
 def refusal(request: int, error: Exception) -> Failed:

@@ -223,6 +223,7 @@ class _Server(uvicorn.Server):
         log.info("the server ends with its open requests; a second signal exits at once")
         self._state.drain.begin()
         await self._state.drain.over.wait()
+        self._state.programs.sessions.close_all()
         self._state.runtime.abort()  # responses in the background
         self.should_exit = True
 

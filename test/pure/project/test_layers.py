@@ -59,11 +59,14 @@ RULES = {
     " srt.requests.common_fields srt.requests.request_error msgspec",
     "srt.requests.replies": "sglang.ir",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
+    "srt.programs": "sglang.ir sglang.semantics srt.core msgspec",
     "srt.runtime": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
     " srt.engine.client msgspec",
     "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
     " srt.remote"
     " srt.runtime msgspec",
+    "srt.runtime.programs": "sglang.ir sglang.semantics srt.core srt.config srt.requests"
+    " srt.programs srt.runtime msgspec",
     "srt.runtime.program_gate": "srt.core srt.config srt.requests srt.interception srt.engine.info",
     "srt.runtime.vision_setup": "srt.config srt.files srt.media srt.tokenizer srt.requests"
     " srt.engine.info",

@@ -483,9 +483,11 @@ class _CompletionRun:
         self, context: EngineContext, goal: Goal, before: Sequence[Verb], close: bool
     ) -> AsyncGenerator[list[Event], None]:
         """Events of one request (``EngineSuccession.advance``)."""
-        arrived = 0.0 if self.request.resumed is None else self.request.resumed.arrived
-        number, priority = context.client.new_id(), self.request.priority
-        advance = Advance(context.number, number, goal, priority, close, arrived)
+        request, number = self.request, context.client.new_id()
+        advance = Advance(
+            context.number, number, goal, request.priority, close, request.waiting_since,
+            request.hint,
+        )  # fmt: skip
         return self._engine.advance(context, before, advance, self._unknown)
 
     def abort(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from sglang.ir.constraint import KINDS
 from sglang.ir.sampling import PARAMETERS, SEED_LIMIT, SamplingParams
+from sglang.srt.core.call_hints import CallHint, PrefixHash
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.messages import Open
@@ -82,6 +83,10 @@ class CompletionRequest:
         interval: tokens that an output grows by at once, behind the first.
         resumed: the parked context that it goes on with; None for a new beginning.
         program: name of the program whose turn it is; "": what it goes on with says it.
+        hint: facts about the application that it is a call of.
+        arrived: moment of the application's arrival, in seconds on the monotonic clock: it waits
+            from then on; 0: its own. What it goes on with has a moment of its own, which counts.
+        prefixes: beginnings of the prompt that end at a variable, the shortest first.
     """
 
     prompt: Ints
@@ -98,6 +103,14 @@ class CompletionRequest:
     interval: int = 1
     resumed: Resumption | None = None
     program: str = ""
+    hint: CallHint | None = None
+    arrived: float = 0.0
+    prefixes: tuple[PrefixHash, ...] = ()
+
+    @property
+    def waiting_since(self) -> float:
+        """``Advance.arrived`` of its goals."""
+        return self.arrived if self.resumed is None else self.resumed.arrived
 
     def unread(self) -> CompletionRequest:
         """The same request for a caller that reads finished outputs alone: neither process need
