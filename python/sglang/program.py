@@ -117,7 +117,8 @@ class SglFunction(Submittable):
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
         if on is not None:
-            sent = self._submitted(args, arguments, params, backend, on=on, trace=opened(trace))
+            options = {"on": on, "stream": stream, "trace": opened(trace)}
+            sent = self._submitted(args, arguments, params, backend, **options)
             return sent.replayed if stream else sent.result()
         chosen = self.resolved(backend)
         state = self.new_state(
@@ -150,7 +151,8 @@ class SglFunction(Submittable):
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
         if on is not None:
-            sent = self._submitted(args, arguments, params, backend, on=on, trace=opened(trace))
+            options = {"on": on, "stream": stream, "trace": opened(trace)}
+            sent = self._submitted(args, arguments, params, backend, **options)
             return sent.replayed if stream else await sent.aresult()
         chosen, loop = self.resolved(backend), asyncio.get_running_loop()
         state = self.new_state(chosen, params, stream=stream, loop=loop, trace=opened(trace))

@@ -201,7 +201,7 @@ class _Maker:
         kinds[name] = "text"
 
         def body(s: Any, word: Any) -> Any:
-            s += word
+            s += "A " + word
             for op in inner:
                 op(s, {"arg": word, "other": "!", "image": None})
             return "none" if result is None else s[result]
@@ -227,6 +227,7 @@ def random_program(seed: int, seeded: bool = False, media: bool = False) -> SglF
         ops += maker.ops(kinds, 0)
 
     def program(s: Any, arg: Any, other: Any = "!", image: Any = "") -> Any:
+        s += "Q: "  # a runtime refuses an empty prompt
         for op in ops:
             op(s, {"arg": arg, "other": other, "image": image})
         return {name: s[name] for name in list(kinds)[-3:]}

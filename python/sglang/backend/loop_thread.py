@@ -28,6 +28,7 @@ class LoopThread:
         self._lock = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._begun: set[Future[Any]] = set()
 
     def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """``await function(*args)``, for a thread.
@@ -38,8 +39,13 @@ class LoopThread:
         return waited(lambda future: self._begin(lambda: function(*args), future))
 
     def start(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Future[T]:
-        """Begin ``await function(*args)`` and return its future; to cancel that cancels it."""
+        """Begin ``await function(*args)`` and return its future; to cancel that cancels it.
+
+        The call goes on where the future is dropped.
+        """
         future: Future[T] = Future()
+        self._begun.add(future)  # a loop holds its tasks weakly
+        future.add_done_callback(self._begun.discard)
         self._begin(lambda: function(*args), future)
         return future
 

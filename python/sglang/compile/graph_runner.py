@@ -31,7 +31,7 @@ from sglang.ir.nodes import Chain, Fork, Node, SetVariable, node_of, tools_of
 from sglang.ir.params import DEFAULTS
 from sglang.ir.source_location import Location
 from sglang.run.forks import concatenation, record_join
-from sglang.run.live_nodes import Later, Promise, Tools, bound
+from sglang.run.live_nodes import Later, Promised, Tools, bound
 from sglang.run.stream_executor import StreamExecutor
 
 
@@ -109,7 +109,7 @@ class GraphRun:
         """The variables of other runs that ``value``, a node or a result, reads."""
         names = [ref.name for ref in references(value) if isinstance(ref, Argument)]
         given = [self._arguments[name] for name in names]
-        return [(one.executor, one.name) for one in given if isinstance(one, Promise)]
+        return [(one.executor, one.name) for one in given if isinstance(one, Promised)]
 
     def _submit(self, stream: int, step: Step) -> None:
         node, location = (
@@ -178,7 +178,7 @@ class GraphRun:
     def _value(self, leaf: Any) -> Any:
         if isinstance(leaf, Argument):
             given = self._arguments[leaf.name]
-            return given.executor.value(given.name) if isinstance(given, Promise) else given
+            return given.executor.value(given.name) if isinstance(given, Promised) else given
         if isinstance(leaf, Variable):
             return self._after(leaf.source).value(leaf.name)
         return leaf

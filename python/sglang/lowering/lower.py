@@ -52,7 +52,7 @@ from sglang.ir.source_location import Location
 from sglang.lowering.values import NotSendable, sendable
 from sglang.run.forks import concatenation
 from sglang.run.interpreter import Interpreter, Steps
-from sglang.run.live_nodes import Promise
+from sglang.run.live_nodes import Promised
 from sglang.run.run_scope import Usage
 from sglang.run.stream import ForkPoint, Stream
 
@@ -74,7 +74,7 @@ class Lowered:
     """
 
     submission: dict[str, Any]
-    promised: dict[str, Promise]
+    promised: dict[str, Promised]
     calls: dict[int, tuple[int, ...]]
     tools: dict[int, str]
     names: frozenset[str]
@@ -133,7 +133,7 @@ class _Lowering:
         self._branches: dict[int, _Branch] = {}
         self._makers: dict[tuple[int, str], int] = {}  # steps as sent, of variables as read
         self._sent: dict[str, Any] = {}
-        self._promised: dict[str, Promise] = {}
+        self._promised: dict[str, Promised] = {}
         self._tools: dict[int, str] = {}
         self._count = len(graph.streams)
         self._step = Step(0, ConstantText(""))
@@ -210,7 +210,7 @@ class _Lowering:
 
     def _argument(self, number: int, node: Argument) -> None:
         value = self.arguments[node.name]
-        if isinstance(value, (str, Promise)):
+        if isinstance(value, (str, Promised)):
             self._value(number, self._reference(node))
             return
         *first, last = node_of(value).flat()
@@ -227,7 +227,7 @@ class _Lowering:
 
     def _image(self, number: int, node: Image) -> None:
         kind, source, frames = node.kind, node.source, node.num_frames
-        if isinstance(source, Argument) and not isinstance(self.arguments[source.name], Promise):
+        if isinstance(source, Argument) and not isinstance(self.arguments[source.name], Promised):
             source = self.arguments[source.name]
         sent: dict[str, Any]
         if isinstance(source, (Argument, Variable)):
@@ -357,7 +357,7 @@ class _Lowering:
                 )
             return {"step": maker, "name": value.name}
         given = self.arguments[value.name]
-        if isinstance(given, Promise):
+        if isinstance(given, Promised):
             self._promised[value.name] = given
         else:
             self._sent[value.name] = sendable(given)

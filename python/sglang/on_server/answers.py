@@ -47,7 +47,7 @@ class Answers:
         elif kind == "failed":
             self._failed.setdefault(step, _failure(event))
         elif kind == "cancelled":
-            self._failed.setdefault(step, Cancelled("the server cancelled this step"))
+            self._failed.setdefault(step, Cancelled(str(event.get("message") or "cancelled")))
         elif kind == "end":
             self.state = event["state"]
             self._wake_all()

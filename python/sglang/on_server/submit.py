@@ -15,7 +15,7 @@ from sglang.on_server.answers import Answers
 from sglang.on_server.server_session import LOOP, ServerSession, session_of
 from sglang.on_server.submitted import Submitted, criteria_by_name
 from sglang.on_server.traced_call import traced_call
-from sglang.run.live_nodes import Promise, Tools
+from sglang.run.live_nodes import Promised, Tools
 from sglang.state import Program
 from sglang.views.timeline.tracing import NO_TRACE, Opened
 
@@ -39,6 +39,7 @@ def submit(
     *,
     criteria: Any = None,
     session: ServerSession | None = None,
+    stream: bool = False,
     trace: Opened = NO_TRACE,
 ) -> Submitted:
     """Send a program to the server of ``backend`` and return at once.
@@ -47,6 +48,7 @@ def submit(
         backend: a runtime; None: the session's, or that of an argument which is a future.
         compile: makes a program of a graph, which replays the results.
         criteria: what is wanted, of all variables or by name; as of ``VariableFuture.get``.
+        stream: have texts sent as they grow, from the beginning.
 
     Raises:
         TraceError: the program's flow needs a value that only a run knows.
@@ -64,7 +66,7 @@ def submit(
             known = sorted(lowered.names)
             raise ValueError(f"criteria name {name!r}; the program makes {known}")
     answers = Answers()
-    submitted = Submitted(lowered, session, answers, wishes)
+    submitted = Submitted(lowered, session, answers, wishes, stream)
     answered = AnsweredBackend(session.backend, answers, lowered.calls, submitted.set_tool)
     replay = compile(graph, tools)
     state = replay.new_state(answered, call.params, stream=True, loop=LOOP.loop, trace=trace)
@@ -74,7 +76,7 @@ def submit(
 
 def _session(program: Program, backend: Any, arguments: Mapping[str, Any]) -> ServerSession:
     """The session of the futures among the arguments, or the backend's own."""
-    promises = [value for value in arguments.values() if isinstance(value, Promise)]
+    promises = [value for value in arguments.values() if isinstance(value, Promised)]
     if promises and backend is None:
         found: ServerSession = promises[0].program.session  # type: ignore[attr-defined]
         return found

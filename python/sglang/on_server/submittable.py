@@ -34,22 +34,25 @@ class Submittable:
         backend: Any = None,
         criteria: Any = None,
         session: ServerSession | None = None,
+        stream: bool = False,
         **kwargs: Any,
     ) -> Submitted:
         """Have a runtime run the whole program; return at once.
 
         ``f["x"]`` is the future of variable x, and may be an argument of another ``submit`` to the
         same runtime. ``criteria``: "latency", "throughput", {"ttft_ms": n} or {"tpot_ms": n}, for
-        all variables or in a dict by name. Other keyword arguments as in ``run``.
+        all variables or in a dict by name. ``stream``: the server sends texts as they grow from the
+        beginning. Other keyword arguments as in ``run``.
 
         Raises:
             TraceError: the program's flow needs a value that only a run knows.
             ProgramError: a step can be run by the client alone.
             Unsupported: the backend is no runtime of ours.
         """
-        self._verify_options(backend=backend, criteria=criteria, session=session)
+        given = {"backend": backend, "criteria": criteria, "session": session}
+        self._verify_options(**given, stream=stream or None)
         params, arguments = params_and_arguments(kwargs, self.arg_names)
-        options = {"criteria": criteria, "session": session}
+        options = {"criteria": criteria, "session": session, "stream": stream}
         return self._submitted(args, arguments, params, backend, **options)
 
     def _submitted(

@@ -13,7 +13,7 @@ from sglang.errors import BackendError, ConnectionFailed, NotFound, SglangError,
 from sglang.lowering.lower import Lowered
 from sglang.on_server.answers import Answers
 from sglang.on_server.server_session import LOOP, ServerSession
-from sglang.run.live_nodes import Promise
+from sglang.run.live_nodes import Promised
 from sglang.run.run_scope import in_loop
 from sglang.state import ProgramState
 
@@ -22,7 +22,7 @@ RECONNECTIONS = 3  # connections that one submission may lose
 PAUSE_SECONDS = 0.2
 
 
-class VariableFuture(Promise):
+class VariableFuture(Promised):
     """Variable ``name`` of a submitted program, or what becomes of it.
 
     It may be an argument of another ``submit``, and then never comes to the client in between.
@@ -113,13 +113,18 @@ class Submitted:
     """
 
     def __init__(
-        self, lowered: Lowered, session: ServerSession, answers: Answers, criteria: dict[str, Any]
+        self,
+        lowered: Lowered,
+        session: ServerSession,
+        answers: Answers,
+        criteria: dict[str, Any],
+        growing: bool = False,
     ) -> None:
         self.session, self._lowered, self._answers = session, lowered, answers
         self._criteria = criteria
         self._accepted: asyncio.Future[dict[str, str]] = LOOP.loop.create_future()
         self._submission_id = ""
-        self._growing = self._cancelled = False
+        self._growing, self._cancelled = growing, False
         self._done: Future[None] = Future()
         self.replayed: ProgramState
 
@@ -214,7 +219,7 @@ class Submitted:
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
                 with suppress(ConnectionFailed):
-                    await self._follow(False)
+                    await self._follow(self._growing)
             lost = "the connection to the server was lost, and the program's results with it"
             self._answers.fail(ConnectionFailed(lost))
         except BaseException as error:
@@ -233,7 +238,8 @@ class Submitted:
         graph = {**submission, "arguments": {**submission["arguments"], **promised}}
         for attempt in range(RECONNECTIONS):
             body = {"graph": graph, "session_id": await self.session.id(), "stream": True,
-                    "idempotency_key": key, "criteria": self._criteria}  # fmt: skip
+                    "idempotency_key": key, "criteria": self._criteria,
+                    "grown": self._growing}  # fmt: skip
             try:
                 return await self._take("/v1/submit", body)
             except ConnectionFailed:

@@ -12,7 +12,7 @@ from sglang.compile.unknown_values import Unknown
 from sglang.errors import TraceError
 from sglang.ir.graph import Graph
 from sglang.ir.graph_steps import Argument, OpenArgument, rebuild
-from sglang.run.live_nodes import Promise, Tools
+from sglang.run.live_nodes import Promised, Tools
 from sglang.state import Program
 
 VAR_POSITIONAL, VAR_KEYWORD = (
@@ -35,9 +35,9 @@ def traced_call(
     """
     values = _values(program, args, arguments)
     try:
-        return _traced(program, values, lambda value: isinstance(value, (str, Promise)))
+        return _traced(program, values, lambda value: isinstance(value, (str, Promised)))
     except TraceError:
-        return _traced(program, values, lambda value: isinstance(value, Promise))
+        return _traced(program, values, lambda value: isinstance(value, Promised))
 
 
 def _values(program: Program, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _traced(
 
 
 def _is(value: Any) -> bool:
-    return isinstance(value, Promise)
+    return isinstance(value, Promised)
 
 
 def _unused(begin: str, *taken: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ class BoundTool(Node):
         return self.tool.names()
 
 
-class Promise:
+class Promised:
     """An argument of a graph that is variable ``name`` of another run.
 
     Attributes:
