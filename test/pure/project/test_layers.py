@@ -111,11 +111,14 @@ RULES = {
     "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",
     "sglang.state": f"{RUNNING} sglang.run sglang.views",
     "sglang.compile": f"{RUNNING} sglang.run sglang.views sglang.state",
+    "sglang.lowering": f"{RUNNING} sglang.run",
+    "sglang.on_server": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
+    " sglang.lowering",
     "sglang.batch": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile tqdm",
     "sglang.forecast": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
     " sglang.batch tiktoken",
     "sglang.program": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
-    " sglang.batch sglang.forecast",
+    " sglang.batch sglang.forecast sglang.on_server",
     "sglang.api": f"{RUNNING} sglang.run sglang.views sglang.program",
     "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
     "sglang.launch_server": "sglang srt",
