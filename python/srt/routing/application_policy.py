@@ -20,8 +20,6 @@ from sglang.srt.routing.choice import Choice
 from sglang.srt.routing.prefix_store import PrefixStore
 from sglang.srt.routing.routed_engine import RoutedEngine
 
-LATENCY_SHARE = 0.1  # part of an engine's tokens, its limit while a latency-sensitive call runs
-
 
 def placed_call(choice: Choice) -> RoutedEngine | None:
     """Return the engine of a call; None for a request that is no call of an application. Linear in
@@ -30,8 +28,8 @@ def placed_call(choice: Choice) -> RoutedEngine | None:
     if call is None:
         return None
     engines = {engine.name: engine for engine in choice.permitted()}
-    views = [view_of(engine) for engine in engines.values()]
     memory = choice.applications
+    views = [view_of(engine, memory.latency_share) for engine in engines.values()]
     placement = CallPlacement(views, memory.store)
     before = memory.engine_of(call.group)
     if not before or not placement.find_engine([call], {before}):
@@ -54,10 +52,10 @@ def queued_call(choice: Choice) -> QueuedCall | None:
     return QueuedCall(0, choice.now, tokens, prompt.prefixes, prompt.hint)
 
 
-def view_of(engine: RoutedEngine) -> EngineView:
+def view_of(engine: RoutedEngine, latency_share: float) -> EngineView:
     """Return an engine as a placement sees it."""
     capacity = engine.cache.capacity
-    latency = max(int(LATENCY_SHARE * capacity), 1)
+    latency = max(int(latency_share * capacity), 1)
     return EngineView(engine.name, capacity, latency, engine.live, engine.sensitive > 0)
 
 

@@ -193,6 +193,7 @@ def test_the_store_keeps_the_last_used(digests: list[int], most: int) -> None:
 
 def router(count: int = 3) -> Router:
     found = Router("application")
+    found.applications.latency_share = 0.2
     for number in range(count):
         found.add(f"e{number}", 2000, 64)
     return found
