@@ -270,7 +270,10 @@ class Fleet:
 def _prompt(request: CompletionRequest, home: str = "") -> RoutedPrompt:
     new = request.sampling.max_new_tokens
     program = request.program
-    return RoutedPrompt(request.prompt, request.namespace, request.adapter, program, home, new)
+    return RoutedPrompt(
+        request.prompt, request.namespace, request.adapter, program, home, new, request.hint,
+        request.prefixes,
+    )  # fmt: skip
 
 
 def _no_connection(address: str) -> Supervisor:
