@@ -18,6 +18,7 @@ from helpers.fake_worker import fake_info
 from helpers.toy_tokenizer import byte_level
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Embed
 from sglang.srt.engine import process
 from sglang.srt.engine.client import EngineLost
@@ -132,6 +133,32 @@ def test_requests_survive_the_loss_of_engines(
             assert fleet.pending == 0
             assert fleet.router.engines.waiting == 0
             assert set(fleet.routed) == {"0", "1"}
+
+    run(test)
+
+
+def test_a_request_that_kills_its_engine_kills_two(
+    tokenizer: Tokenizer,
+    children: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All others finish, those that wait for their turn on the same engine too."""
+    poison = 300
+    monkeypatch.setenv("ENGINE_CHILD_POISON", str(poison))
+
+    async def test() -> None:
+        asked = requests(tokenizer, 40, 120)
+        async with serving(tokenizer) as (fleet, completer):
+            whole = await texts(completer, asked)
+            task = asyncio.create_task(texts(completer, asked))
+            await until(lambda: completer.pending >= 40)
+            with pytest.raises(EngineLost, match=r"in 2 engines that were lost.*--max-resumes"):
+                await completer.generate(CompletionRequest(ints([poison] * 8), rid="poison"))
+            assert await task == whole
+            assert sum(child.poll() is not None for child in children) == 2
+            assert len(children) >= 3
+            assert fleet.pending == 0
+            assert fleet.router.engines.waiting == 0
 
     run(test)
 
