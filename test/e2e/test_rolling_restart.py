@@ -21,8 +21,8 @@ import pytest
 import sglang as sgl
 from helpers.launched import PYTHON, Server, launched, toy_model
 
-SECONDS = 0.3  # of a drain
-GENERATED = 2000  # tokens of a program's text, which takes longer
+SECONDS = 0.3  # a drain's limit
+GENERATED = 2000  # tokens of a text, which takes longer
 
 
 class Connection(socketserver.BaseRequestHandler):
@@ -86,7 +86,7 @@ def port(server: Server) -> int:
 
 @contextlib.contextmanager
 def engine(flags: list[str]) -> Iterator[str]:
-    """The address of an engine that servers use, which start the sooner for it."""
+    """The address of an engine for several servers, so that each of them starts at once."""
     command = [sys.executable, "-m", "sglang.srt.cli", "engine", "--threads", "1", *flags]
     child = subprocess.Popen(
         [*command, "--listen", "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, text=True,

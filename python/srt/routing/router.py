@@ -75,13 +75,6 @@ class Router:
         self.tree.forget(engine.cache)
         del self._reports[name]
 
-    def forget(self, name: str) -> None:
-        """Begin anew with an engine that was restarted: its cache is empty, nothing runs there.
-        Raises KeyError where there is none."""
-        engine = self._engine(name)
-        self.remove(name)
-        self.add(name, engine.cache.capacity, engine.slots)
-
     # -- requests --------------------------------------------------------------------------------
 
     def choose(

@@ -220,7 +220,8 @@ def test_the_last_engine_that_is_given_up_ends_the_fleet(
         async with serving(tokenizer, max_engine_restarts=0) as (fleet, completer):
             fleet_ends = asyncio.ensure_future(until(lambda: fleet.lost is not None))
             children[0].kill()
-            await until(lambda: fleet.members.serving() == ["1"])
+            await until(lambda: list(fleet.members._kept) == ["1"])
+            assert fleet.members.serving() == ["1"]
             assert fleet.lost is None
             with pytest.raises(RequestError, match="'1' is the only one"):
                 await fleet.leave("1", 0.0)
@@ -246,7 +247,11 @@ def test_readings_are_shared_out(tokenizer: Tokenizer) -> None:
                 CompletionRequest(tokenizer.encode(f"number {index}"), SamplingParams())
                 for index in range(8)
             ]
-            found = await completer.read(asked, Embed())
+            reading = asyncio.ensure_future(completer.read(asked, Embed()))
+            await until(lambda: fleet.router.engines.waiting > 0)
+            assert fleet.router.engines.waiting == 8, "each prompt counts as a request"
+            found = await reading
+            assert fleet.router.engines.waiting == 0
             assert [done.stats.prompt_tokens for done in found] == [len(r.prompt) for r in asked]
             assert fleet.routed == {"0": 4, "1": 4}
             replies = await completer.control_each("stats")
@@ -270,7 +275,7 @@ def test_engines_must_be_alike() -> None:
 
     run(lambda: start(graph_rows=8))
     with pytest.raises(
-        EngineLost, match="engine 1 is not like engine 0: purpose is embed, was generate"
+        EngineLost, match="engine 1 is not like the others: purpose is embed, was generate"
     ):
         run(lambda: start(purpose="embed"))
 
