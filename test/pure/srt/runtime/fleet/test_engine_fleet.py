@@ -248,7 +248,8 @@ def test_readings_are_shared_out(tokenizer: Tokenizer) -> None:
                 for index in range(8)
             ]
             reading = asyncio.ensure_future(completer.read(asked, Embed()))
-            await until(lambda: fleet.router.engines.waiting > 0)
+            while not fleet.router.engines.waiting:
+                await asyncio.sleep(0)
             assert fleet.router.engines.waiting == 8, "each prompt counts as a request"
             found = await reading
             assert fleet.router.engines.waiting == 0
