@@ -79,13 +79,6 @@ class Router:
         self.applications.forget(name)
         del self._reports[name]
 
-    def forget(self, name: str) -> None:
-        """Begin anew with an engine that was restarted: its cache is empty, nothing runs there.
-        Raises KeyError where there is none."""
-        engine = self._engine(name)
-        self.remove(name)
-        self.add(name, engine.cache.capacity, engine.slots)
-
     # -- requests --------------------------------------------------------------------------------
 
     def choose(
