@@ -81,8 +81,16 @@ class Turns(asyncio.BaseEventLoop):
                     future.set_exception(CallError(error["code"], error["message"]))
         self._drain()
         self._finish()
+        return self.made()
+
+    def made(self) -> list[CallData]:
+        """The calls that were made and not returned yet."""
         calls, self._made = self._made, []
         return calls
+
+    def restore(self, calls: list[CallData]) -> None:
+        """Calls of ``made`` are to be returned after all, before later ones."""
+        self._made[:0] = calls
 
     def time(self) -> float:
         """Seconds that this program has slept, so that timers end in their order."""
