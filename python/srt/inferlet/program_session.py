@@ -74,7 +74,8 @@ class ProgramSession:
         """Give a call its effect; what it is answered comes by ``deliver``, now or later."""
         self.parts.outcome.calls += 1
         if isinstance(call, BadCall):
-            self.refuse(call.id, RUNTIME_QUEUE, Fault("invalid", f"call {call.id}: {call.message}"))
+            fault = Fault("invalid", f"call {call.id}, {call.message}")
+            self.refuse(call.id if call.answered else -1, call.queue, fault)
             return
         queue = getattr(call, "queue", RUNTIME_QUEUE)
         try:

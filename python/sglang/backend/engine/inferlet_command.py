@@ -81,7 +81,7 @@ def _result(engine: Any, main: Any, arguments: argparse.Namespace) -> Any:
             message = program.receive(shown)
             shown += 1
             print(message if isinstance(message, str) else message.hex(), flush=True)
-    except IndexError:  # it has ended, and all its messages are shown
+    except IndexError:  # the program has ended, and all its messages are shown
         return program.result()
     finally:
         for line in program.lines:
