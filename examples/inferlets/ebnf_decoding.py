@@ -2,7 +2,8 @@
 
 The grammar is read and matched here, in the program: a state is a set of continuations, each a
 stack of what must follow; a token is allowed where its bytes lead to at least one. Rules are
-`name ::= ...` with "literals", [character classes], ( ), | and * + ?; the first is the start. Left recursion is refused. Arguments: the prompt, most tokens, the grammar.
+`name ::= ...` with "literals", [character classes], ( ), | and * + ?; the first is the start. Left
+recursion is refused. Arguments: the prompt, most tokens, the grammar.
 """
 
 from __future__ import annotations

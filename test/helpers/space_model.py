@@ -37,7 +37,7 @@ Page = list[Any]  # for each slot: layers of (keys, values), or None
 
 
 class SpaceModel:
-    """Implements ``program_space.Link``.
+    """Implements ``held_space.Link``.
 
     Attributes:
         passes: number of ``send`` calls that had forwards.

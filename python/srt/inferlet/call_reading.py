@@ -19,7 +19,7 @@ class BadCall(NamedTuple):
     """A call that cannot be read, and why.
 
     ``id`` is -1 where that cannot be read either. ``answered``: the call has an answer, or its name
-    is unknown; an error of another one is told at the next awaited call of ``queue``.
+    is unknown; the next awaited call of ``queue`` gets the error of another one.
     """
 
     id: int

@@ -23,12 +23,12 @@ from sglang.srt.core.space_messages import (
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet.packed_numbers import bit_mask, unpacked
-from sglang.srt.inferlet.program_space import (
+from sglang.srt.inferlet.held_space import (
     FORWARD,
     MEMORY,
     SHARE,
     ExpectedReply,
-    ProgramSpace,
+    HeldSpace,
     SpaceCommand,
 )
 from sglang.srt.inferlet.row_plan import Sampling, plan
@@ -50,7 +50,7 @@ class InferenceCalls:
     """Handlers of one program's calls: ``handle`` of each type in ``HANDLERS``. All raise
     ValueError, and then nothing has changed."""
 
-    def __init__(self, space: ProgramSpace, issued: Issued, info: EngineInfo) -> None:
+    def __init__(self, space: HeldSpace, issued: Issued, info: EngineInfo) -> None:
         self.space, self._issued, self._info = space, issued, info
         self._params: dict[bytes, SamplingParams] = {}
 

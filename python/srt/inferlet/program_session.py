@@ -10,7 +10,7 @@ from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet.call_reading import BadCall
 from sglang.srt.inferlet.driver import CallAnswer, Driver, Fault
 from sglang.srt.inferlet.inference_calls import RUNTIME_QUEUE, InferenceCalls
-from sglang.srt.inferlet.program_space import ProgramSpace, SpaceCommand
+from sglang.srt.inferlet.held_space import HeldSpace, SpaceCommand
 from sglang.srt.inferlet.runtime_calls import RuntimeCalls
 from sglang.srt.inferlet.served import RunParts
 
@@ -62,12 +62,12 @@ class ProgramSession:
         self._open_queue(RUNTIME_QUEUE)
         owner, info = parts.rights.owner, parts.served.info
         opening = {"owner": owner, "namespace": owner, "most": parts.limits.pages}
-        space = ProgramSpace(parts.served.link, info.page_size, self, opening)
+        space = HeldSpace(parts.served.link, info.page_size, self, opening)
         self._inference = InferenceCalls(space, self, info)
         self._runtime = RuntimeCalls(parts, self)
 
     @property
-    def space(self) -> ProgramSpace:
+    def space(self) -> HeldSpace:
         return self._inference.space
 
     def handle(self, call: c.ProgramCall | BadCall) -> None:
@@ -135,7 +135,7 @@ class ProgramSession:
     def priority(self, queue: int) -> int:
         return self.queues[queue].priority
 
-    # AnswerSink, of ProgramSpace.
+    # AnswerSink, of HeldSpace.
 
     def tell(self, call: int, queue: int, value: Any) -> None:
         """CallAnswer a call; with the error of an earlier one of its queue, where there is one."""

@@ -94,7 +94,7 @@ def test_every_call_is_made(programs: Programs) -> None:
     assert programs.one(main, "x", mail=["hello"]) == [3, True]
     assert programs.sent == [["text", b"\0\1"]]
     others = {
-        # of the network, of images, of adapters, of the server: tests of their own
+        # calls of the network, images, adapters and the server have tests of their own
         "http_get", "http_post", "num_embs_needed", "embed_img", "forward_with_adapter",
         "generate", "select", "receive_blob", "exit",
     }  # fmt: skip
@@ -127,7 +127,8 @@ def test_rights_are_denied_by_default(programs: Programs) -> None:
         ]
 
     first, second, third, last = programs.one(main, rights=Rights())
-    assert "store_set" in first and "right 'store'" in first
+    assert "store_set" in first
+    assert "right 'store'" in first
     assert "store_get" in second
     assert "right 'topics'" in third
     assert last.startswith("no error")
@@ -181,7 +182,7 @@ def test_wrong_call_is_refused_and_spoils_nothing(programs: Programs, case: str)
         wrong = ctx._turns.ask(name, queue=queue, **fields)
         number = ctx._turns._count
         found = await error_of(wrong if answered else ctx.synchronize(queue))
-        # What stood before stands: the same forward gives the same token twice.
+        # The KV from before the refused call is still there.
         params = {"temperature": 0}
         ctx.embed_txt(queue, [6], [1], embs[:1])
         first = await ctx.forward_with_sampling(queue, params, pages[:1], embs[:1])
@@ -217,7 +218,8 @@ def test_program_that_raises_ends_with_its_traceback(programs: Programs) -> None
         return [][0]
 
     programs.run(main)
-    assert "IndexError" in programs.errors[0] and "return [][0]" in programs.errors[0]
+    assert "IndexError" in programs.errors[0]
+    assert "return [][0]" in programs.errors[0]
 
 
 def test_programs_end_with_their_pages_given_back(programs: Programs) -> None:
