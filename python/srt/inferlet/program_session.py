@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet.call_reading import BadCall
 from sglang.srt.inferlet.driver import CallAnswer, Driver, Fault
-from sglang.srt.inferlet.inference_calls import RUNTIME_QUEUE, InferenceCalls
 from sglang.srt.inferlet.held_space import HeldSpace, SpaceCommand
+from sglang.srt.inferlet.inference_calls import RUNTIME_QUEUE, InferenceCalls
 from sglang.srt.inferlet.runtime_calls import RuntimeCalls
 from sglang.srt.inferlet.served import RunParts
 
@@ -63,7 +63,7 @@ class ProgramSession:
         owner, info = parts.rights.owner, parts.served.info
         opening = {"owner": owner, "namespace": owner, "most": parts.limits.pages}
         space = HeldSpace(parts.served.link, info.page_size, self, opening)
-        self._inference = InferenceCalls(space, self, info)
+        self._inference = InferenceCalls(space, self, info, commands.traits)
         self._runtime = RuntimeCalls(parts, self)
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers.inferlet_runs import Programs, embedded_model
+from helpers.inferlet_runs import EnginePrograms, Programs, embedded_model
 from sglang.inferlet import CallError, Context
 from sglang.srt.inferlet.call_reading import BY_NAME
 from sglang.srt.inferlet.program_limits import Rights
@@ -16,9 +17,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def programs() -> Programs:
-    return Programs(embedded_model(), Tokenizer.load())
+@pytest.fixture(scope="module", params=["transformers", "engine"])
+def programs(request: pytest.FixtureRequest) -> Iterator[Programs | EnginePrograms]:
+    if request.param == "transformers":
+        yield Programs(embedded_model(), Tokenizer.load())
+        return
+    found = EnginePrograms(dtype="float32", max_total_tokens=4096)
+    yield found
+    found.engine.shutdown()
 
 
 async def error_of(awaitable: Any) -> str:
@@ -29,7 +35,7 @@ async def error_of(awaitable: Any) -> str:
     return f"no error: {value!r}"
 
 
-def test_every_call_is_made(programs: Programs) -> None:
+def test_every_call_is_made(programs: Programs | EnginePrograms) -> None:
     made: set[str] = set()
 
     async def main(ctx: Any) -> Any:
@@ -101,21 +107,25 @@ def test_every_call_is_made(programs: Programs) -> None:
     assert made | others | {"set_return"} == set(BY_NAME)
 
 
-def test_models_without_a_trait_refuse_its_calls_by_name(programs: Programs) -> None:
+def test_models_without_a_trait_refuse_its_calls_by_name(
+    programs: Programs | EnginePrograms,
+) -> None:
     async def main(ctx: Any) -> Any:
-        found = [await error_of(ctx.num_embs_needed(10, 10)), await error_of(ctx.generate("x"))]
+        found = [await error_of(ctx.num_embs_needed(10, 10))]
         queue = ctx.create_queue()
+        ctx.alloc_emb(queue, 1, states=True)
+        found.append(await error_of(ctx.synchronize(queue)))
         ctx.forward_with_adapter(queue, "adapter", iemb=[0])
         found.append(await error_of(ctx.synchronize(queue)))
         ctx.embed_img(queue, b"", [0])
         return [*found, await error_of(ctx.synchronize(queue))]
 
-    traits = ["input_image", "lease", "adapter", "input_image"]
+    traits = ["input_image", "hidden", "adapter", "input_image"]
     for trait, message in zip(traits, programs.one(main)):
         assert f"has no trait '{trait}'" in message
 
 
-def test_rights_are_denied_by_default(programs: Programs) -> None:
+def test_rights_are_denied_by_default(programs: Programs | EnginePrograms) -> None:
     async def main(ctx: Any) -> Any:
         ctx.store_set("a", b"")  # no answer: the next awaited call gets the error
         first = await error_of(ctx.now())
@@ -170,7 +180,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_call_is_refused_and_spoils_nothing(programs: Programs, case: str) -> None:
+def test_wrong_call_is_refused_and_spoils_nothing(
+    programs: Programs | EnginePrograms, case: str
+) -> None:
     name, fields, message = WRONG[case]
     answered = name in ("forward_with_sampling", "get_next_dist", "forwards")
 
@@ -200,7 +212,7 @@ def test_wrong_call_is_refused_and_spoils_nothing(programs: Programs, case: str)
     assert text == " is 3"
 
 
-def test_error_of_a_forward_is_told_once(programs: Programs) -> None:
+def test_error_of_a_forward_is_told_once(programs: Programs | EnginePrograms) -> None:
     async def main(ctx: Any) -> Any:
         queue = ctx.create_queue()
         ctx.alloc_kvpage(queue, 1)
@@ -212,7 +224,7 @@ def test_error_of_a_forward_is_told_once(programs: Programs) -> None:
     assert second == "no error: None"
 
 
-def test_program_that_raises_ends_with_its_traceback(programs: Programs) -> None:
+def test_program_that_raises_ends_with_its_traceback(programs: Programs | EnginePrograms) -> None:
     async def main(ctx: Any) -> Any:
         await ctx.sleep(0.0)
         return [][0]
@@ -222,7 +234,7 @@ def test_program_that_raises_ends_with_its_traceback(programs: Programs) -> None
     assert "return [][0]" in programs.errors[0]
 
 
-def test_programs_end_with_their_pages_given_back(programs: Programs) -> None:
+def test_programs_end_with_their_pages_given_back(programs: Programs | EnginePrograms) -> None:
     async def main(ctx: Any) -> Any:
         text = await Context(ctx).fill("The weather today")
         await text.next_dist()
