@@ -458,7 +458,7 @@ class History:
             request, context, goal, known.copy(), close, now, min(arrived, now) or now, hint
         )
         engine = self.engine
-        queued = len(engine.waiting) + engine.compile_counts["compiling"] + len(engine.disk)
+        queued = len(engine.waiting) + engine.stats_now()["compiling"] + len(engine.disk)
         if queued >= self.kind.queue:
             asked.refusal = "busy"
         elif reference.refused(known, goal, self.kind.limit):
