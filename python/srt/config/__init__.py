@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang.srt.config.inferlets_section import InferletsConfig
 from sglang.srt.config.kv_events_section import KvEventsConfig
 from sglang.srt.config.parallel_section import ParallelConfig
 from sglang.srt.config.program_gate_section import ProgramGateConfig
@@ -44,6 +45,7 @@ __all__ = [
     "Config",
     "EdgeConfig",
     "GrammarConfig",
+    "InferletsConfig",
     "KvEventsConfig",
     "LoraConfig",
     "MediaConfig",
@@ -100,6 +102,7 @@ class Config:
     programs: ProgramGateConfig = field(default_factory=ProgramGateConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
+    inferlets: InferletsConfig = field(default_factory=InferletsConfig)
 
     @staticmethod
     def of(**settings: Any) -> Config:
@@ -208,6 +211,7 @@ class Config:
         self.programs.verify()
         self.routing.verify()
         self.kv_events.verify()
+        self.inferlets.verify()
         self.lora.verify()
 
     def public(self) -> Mapping[str, Any]:
