@@ -32,7 +32,6 @@ EVENTS = EventForm(typed_event, b"")
 
 async def upload(state: ServerState, request: Request) -> Response:
     """Keep a program. One in WebAssembly is compiled first, or refused with the reason."""
-    sandbox, caller = _sandbox(state)
     body = await read_body(request, UploadBody, state.body_limit)
     if (body.source is None) == (body.wasm is None):
         raise RequestError("Give source, a text, or wasm, base64: one of them.", "source")
@@ -40,6 +39,7 @@ async def upload(state: ServerState, request: Request) -> Response:
         data = body.source.encode()
     else:
         data = await offload(len(body.wasm or ""), _binary, body.wasm, "wasm")
+    sandbox, caller = _sandbox(state, "unsupported")
     digest = hashlib.sha256(data).hexdigest()
     if body.sha256 is not None and body.sha256.lower() != digest:
         raise RequestError(
@@ -52,6 +52,8 @@ async def upload(state: ServerState, request: Request) -> Response:
 
 async def programs(state: ServerState, request: Request) -> Response:
     """The programs of this key, oldest first."""
+    if state.inferlets is None:
+        return json_response({"object": "list", "data": []})
     sandbox, caller = _sandbox(state)
     found = [program.shown(caller.tenant) for program in sandbox.uploads.all(caller.tenant)]
     return json_response({"object": "list", "data": found})
@@ -88,6 +90,8 @@ async def launch(state: ServerState, request: Request) -> Response:
 
 async def runs(state: ServerState, request: Request) -> Response:
     """The runs of this key, oldest first."""
+    if state.inferlets is None:
+        return json_response({"object": "list", "data": []})
     sandbox, caller = _sandbox(state)
     found = [run.shown() for run in sandbox.all(caller.tenant)]
     return json_response({"object": "list", "data": found})
@@ -146,13 +150,14 @@ class _Completing:
         return found
 
 
-def _sandbox(state: ServerState) -> tuple[ProgramSandbox, Caller]:
-    """The sandbox, and the caller, which may use it. Raises RequestError or ServerError."""
+def _sandbox(state: ServerState, code: str = "not_found") -> tuple[ProgramSandbox, Caller]:
+    """The sandbox, and the caller, which may use it. Raises RequestError, of ``code`` where there
+    is no sandbox, or ServerError."""
     caller = CALLER.get()
     if state.inferlets is None:
         raise RequestError(
             "This server runs no inferlets; its operator starts it with --enable-inferlets.",
-            code="unsupported",
+            code=code,
         )
     if caller.grant is None:
         raise ServerError(
