@@ -62,6 +62,13 @@ COMMANDS = {
         "Render a recorded trace of programs as a page, or run a Python script and record every "
         "program in it. Options stand before the file; what follows a script is the script's.",
     ),
+    "inferlet": (
+        "sglang.backend.engine.inferlet_command",  # the frontend's, as "trace" is
+        "run a program that holds the pages of its generation",
+        "Run a Python file with `async def main(ctx)`: a program that holds pages, forward passes "
+        "and distributions itself. Its messages and result are printed; exit code 1 if it fails. "
+        "Options stand before the file; what follows it is the program's.",
+    ),
     "models": (
         "sglang.srt.commands.models_command",
         "list the architectures that are served, and what the tests verify of each",

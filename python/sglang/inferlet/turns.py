@@ -84,12 +84,12 @@ class Turns(asyncio.BaseEventLoop):
         return self.made()
 
     def made(self) -> list[CallData]:
-        """Calls that were made and not returned by a turn yet."""
+        """The calls that were made and not returned yet."""
         calls, self._made = self._made, []
         return calls
 
     def restore(self, calls: list[CallData]) -> None:
-        """Return calls with the next turn that a turn has returned already."""
+        """Calls of ``made`` are to be returned after all, before later ones."""
         self._made[:0] = calls
 
     def time(self) -> float:
