@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang.srt.config.applications_section import ApplicationsConfig
+from sglang.srt.config.inferlets_section import InferletsConfig
 from sglang.srt.config.kv_events_section import KvEventsConfig
 from sglang.srt.config.parallel_section import ParallelConfig
 from sglang.srt.config.program_gate_section import ProgramGateConfig
@@ -46,6 +47,7 @@ __all__ = [
     "Config",
     "EdgeConfig",
     "GrammarConfig",
+    "InferletsConfig",
     "KvEventsConfig",
     "LoraConfig",
     "MediaConfig",
@@ -103,6 +105,7 @@ class Config:
     applications: ApplicationsConfig = field(default_factory=ApplicationsConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
+    inferlets: InferletsConfig = field(default_factory=InferletsConfig)
 
     @staticmethod
     def of(**settings: Any) -> Config:
@@ -214,6 +217,7 @@ class Config:
         self.applications.verify()
         self.routing.verify()
         self.kv_events.verify()
+        self.inferlets.verify()
         self.lora.verify()
 
     def public(self) -> Mapping[str, Any]:

@@ -67,6 +67,8 @@ RULES = {
     " srt.engine.client msgspec srt.system",
     "srt.inferlet": "sglang.ir srt.core srt.engine.info srt.requests msgspec",
     "srt.inferlet.host": "srt.core srt.engine.wire msgspec zmq wasmtime srt.system",
+    "srt.inferlet.host": "srt.core srt.engine.wire msgspec zmq wasmtime",
+    "srt.inferlet.sandbox": "sglang.ir srt.core srt.requests msgspec",
     "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
     " srt.remote"
     " srt.runtime msgspec",
@@ -77,8 +79,8 @@ RULES = {
     " srt.engine.info",
     "srt.runtime.supervisor": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine"
     " msgspec",
-    "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.runtime msgspec"
-    " starlette pydantic_core uvicorn httptools prometheus_client psutil",
+    "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.inferlet"
+    " msgspec starlette pydantic_core uvicorn httptools prometheus_client psutil",
     "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
     "srt.web.launch": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
     " srt.engine srt.ranks srt.config.command_line srt.system",
@@ -92,6 +94,7 @@ RULES = {
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
+    "srt.commands.sandbox_command": "srt.inferlet.host",
     "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.requests srt.layers srt.models"
     " srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel msgspec psutil torch"
     " huggingface_hub srt.system",
