@@ -43,7 +43,7 @@ from sglang.srt.schedule.costs import Costs
 from sglang.srt.schedule.prefill_budget import PrefillBudget
 from sglang.srt.schedule.scheduler import AGING, Reserve, pages, plan
 from sglang.srt.schedule.scheduler_view import Item, View
-from sglang.srt.schedule.transfer import TransferBudget
+from sglang.srt.schedule.transfer import TransferBudget, transfer_of
 from sglang.srt.spaces.space_door import SpaceDoor
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
@@ -296,17 +296,14 @@ class Planner:
     ) -> tuple[PrefillBudget, int]:
         """Make rows of what was decided.
 
-        Returns (the budget that is left, decided tokens that need not be computed: another row of
-        this pass computes them, or host memory has them).
+        Returns (the budget that is left, decided tokens that these rows need not compute).
         """
         saved = 0
         if self._transfer is None and self.store.host is not None:
-            counts = [count for _, count in decided]
-            self._transfer = TransferBudget(
-                self.costs, sum(counts), self.info.page_size, self.movable, counts.count(1)
-            )
-            before, self.store.transfer = self.store.transfer, self._transfer
-            self._transfer.backlog = 0 if before is None else before.awaited
+            self._transfer = self.store.transfer = transfer_of(
+                self.costs, decided, self._host_tokens, self.info.page_size, self.movable,
+                self.store.transfer.awaited if self.store.transfer is not None else 0,
+            )  # fmt: skip
         if decided and self.parked and not self._acted:
             self._act(decided)
         proposed = self._proposed(decided)
@@ -333,7 +330,9 @@ class Planner:
                 count = work
             if work == 0:
                 self.filled.append(request)
-            if count == 0 or planned.loaded.get(number, False):
+            waits = planned.loaded.get(number, False)
+            saved += count if waits else 0  # others may have what it was given
+            if waits or count == 0:
                 continue
             if context.namespace.adapter and not self._adapts(planned, context):
                 continue
@@ -361,9 +360,15 @@ class Planner:
         """Do with the KV of parked contexts what their policy decides."""
         self._acted = True
         others = sum(len(request.context.tokens) for request in self.running.values())
-        taken = sum(count for _, count in decided)
         chunk = max(self.schedule.chunked_prefill_size - len(self.running), 1)
-        self.parked.act(self._transfer, others, chunk, taken)
+        self.parked.act(self._transfer, others, chunk, sum(count for _, count in decided))
+
+    def _host_tokens(self, number: int) -> int:
+        """Tokens that host memory has of a decided request, behind those on the device."""
+        request = self.running.get(number)
+        if request is None:
+            return self._match(number).host
+        return self.store.on_host(request.context, request.match_limit)
 
     def _reported(self, request: Request, count: int) -> int:
         """Number of the next ``count`` tokens whose log-probabilities fit this step, at least 1."""
@@ -467,9 +472,7 @@ class Planner:
         had = self.store.on_host(context, request.match_limit)
         if not had or self._transfer is None:
             return 0
-        # A shorter pass gives the copies less time.
-        sure = 0 if self._transfer.cheap else min(context.work - had, count)
-        self._transfer.computes(sure - count)
+        sure = self._transfer.loads(count, context.work - had)
         loaded = self.store.load(context, min(request.match_limit, before + most))
         waits = self._transfer.waits(had - loaded)
         if not waits:
