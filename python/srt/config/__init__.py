@@ -207,18 +207,12 @@ class Config:
         for name, value, good, limit in checks:
             if not good:
                 raise ValueError(f"{_flag(name)} is {value}; it must be {limit}")
-        self.parallel.verify()
-        self.memory.verify()
-        self.grammar.verify()
-        self.speculation.verify()
-        self.media.verify()
-        self.toolbox.verify()
-        self.programs.verify()
-        self.applications.verify()
-        self.routing.verify()
-        self.kv_events.verify()
-        self.inferlets.verify()
-        self.lora.verify()
+        for section in (
+            self.parallel, self.memory, self.grammar, self.speculation, self.media, self.toolbox,
+            self.programs, self.applications, self.routing, self.kv_events, self.inferlets,
+            self.lora,
+        ):  # fmt: skip
+            section.verify()
 
     def public(self) -> Mapping[str, Any]:
         """The settings without the secrets among them."""

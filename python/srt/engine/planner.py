@@ -294,10 +294,8 @@ class Planner:
     def _apply(
         self, decided: list[tuple[int, int]], planned: PlannedPass, budget: PrefillBudget
     ) -> tuple[PrefillBudget, int]:
-        """Make rows of what was decided.
-
-        Returns (the budget that is left, decided tokens that these rows need not compute).
-        """
+        """Make rows of what was decided. Return the budget that is left, and the decided tokens
+        that these rows need not compute."""
         saved = 0
         if self._transfer is None and self.store.host is not None:
             self._transfer = self.store.transfer = transfer_of(
