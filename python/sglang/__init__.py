@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         UnknownVariable,
         Unsupported,
     )
+    from sglang.integrations.semantic_function import semantic_function
     from sglang.ir.choices import (
         greedy_token_selection,
         token_length_normalized,
@@ -92,6 +93,7 @@ _HOMES = {
         "BackendError", "BatchError", "InvalidOutput", "ProgramError", "SglangError", "ToolError",
         "TraceError", "UnknownVariable", "Unsupported",
     ),
+    "sglang.integrations.semantic_function": ("semantic_function",),
     "sglang.program": ("SglFunction",),
     "sglang.backend.record.call_recorder": ("Recorder", "Replay"),
     "sglang.backend.global_settings": ("global_config",),

@@ -59,6 +59,7 @@ class Program(Protocol):
         backend: Backend,
         defaults: GenParams,
         *,
+        stream: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
         trace: Opened = NO_TRACE,
     ) -> ProgramState:

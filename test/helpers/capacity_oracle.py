@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.request import Request
 from sglang.srt.engine.pass_budgets import PassBudgets
 from sglang.srt.schedule.capacity import Capacity
-from sglang.srt.schedule.stage_costs import PassWork
 
 TARGETS = (0.0, 0.0, 0.5, 1.1, 1.5, 3.0)  # milliseconds; a pass of the fake worker takes 1 or more
-Calls = list[tuple[CallHint | None, int]]
 
 
 class RandomHints:
@@ -38,19 +36,12 @@ class RandomHints:
         return hint, self._arrived.setdefault(program, now) if program else 0.0
 
 
-def call_of(request: Request) -> tuple[CallHint | None, int]:
-    """The facts that the capacity knows about a request."""
-    return request.scheduling.hint, len(request.context.tokens)
-
-
 def allowed(
-    running: Calls, hint: CallHint | None, tokens: int, default: float,
-    pass_ms: Callable[[Calls], float],
-) -> bool:  # fmt: skip
+    running: Sequence[CallHint | None], hint: CallHint | None, pass_ms: float, default: float
+) -> bool:
     """Whether a request may join: no running request outside of its task group feels a pass that
     is longer than it bears."""
-    longest = pass_ms([*running, (hint, tokens)])
-    for other, _ in running:
+    for other in running:
         if other is None:
             continue
         target = other.tpot_ms or (default if other.kind == "latency" else math.inf)
@@ -59,7 +50,7 @@ def allowed(
             and hint.group >= 0
             and (hint.program, hint.group) == (other.program, other.group)
         )
-        if not same and longest > target:
+        if not same and pass_ms > target:
             return False
     return True
 
@@ -68,12 +59,12 @@ class CheckedCapacity:
     """Watches the capacity of an engine's passes.
 
     Attributes:
-        held: requests' (hint, tokens) that the last step held back.
+        held: hints of the requests that the last step held back.
     """
 
     def __init__(self, budgets: PassBudgets, default: float, seen: Counter[str]) -> None:
         self._budgets, self._default, self._seen = budgets, default, seen
-        self.held: list[tuple[CallHint | None, int]] = []
+        self.held: list[CallHint | None] = []
         self._original = budgets.capacity
         budgets.capacity = self._watched  # type: ignore[method-assign]
 
@@ -82,27 +73,27 @@ class CheckedCapacity:
         if found is None:
             return None
         assert self._budgets.hinted, "capacity is limited without a hint"
-        calls: Calls = [call_of(request) for request in running.values()]
+        hints = [request.scheduling.hint for request in running.values()]
+        store = self._budgets._store
+        tokens = store.protected * store.page_size
+        tokens += sum(len(r.context.tokens) - r.context.saved for r in running.values())
         admits, join = found.admits, found.join
 
-        def checked(hint: CallHint | None, tokens: int) -> bool:
-            answer = admits(hint, tokens)
-            want = allowed(calls, hint, tokens, self._default, self._pass_ms)
+        def checked(hint: CallHint | None, more: int) -> bool:
+            answer = admits(hint, more)
+            line = self._budgets.times.decode
+            want = allowed(hints, hint, line.a + line.b * (tokens + more), self._default)
             assert answer == want, "a request joins against a target, or is held without one"
             if not answer:
-                self.held.append((hint, tokens))
+                self.held.append(hint)
                 self._seen["requests held for a target"] += 1
             return answer
 
-        def joined(hint: CallHint | None, tokens: int) -> None:
-            calls.append((hint, tokens))
-            join(hint, tokens)
+        def joined(hint: CallHint | None, more: int = 0) -> None:
+            nonlocal tokens
+            hints.append(hint)
+            tokens += more
+            join(hint, more)
 
         found.admits, found.join = checked, joined  # type: ignore[method-assign]
         return found
-
-    def _pass_ms(self, calls: Calls) -> float:
-        cost = self._budgets.slowest
-        assert cost is not None
-        context = sum(tokens for _, tokens in calls)
-        return self._budgets._stages * cost.at(PassWork(len(calls), context, 2 * context))

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 from helpers import reference
-from helpers.capacity_oracle import CheckedCapacity, RandomHints, call_of
+from helpers.capacity_oracle import CheckedCapacity, RandomHints
 from helpers.desk import joined
 from helpers.either import Either
 from helpers.fake_disk import FakeDisk
@@ -458,7 +458,7 @@ class History:
             request, context, goal, known.copy(), close, now, min(arrived, now) or now, hint
         )
         engine = self.engine
-        queued = len(engine.waiting) + engine.compile_counts["compiling"] + len(engine.disk)
+        queued = len(engine.waiting) + engine.stats_now()["compiling"] + len(engine.disk)
         if queued >= self.kind.queue:
             asked.refusal = "busy"
         elif reference.refused(known, goal, self.kind.limit):
@@ -820,7 +820,7 @@ class History:
         late = any(q.scheduling.overtaken >= self.schedule.max_overtakes for q in before)
         if policy in ("fcfs", "priority") or (policy == "app" and not late):
             rank = partial(_rank, policy)
-            free = [q for q in before if q.id not in waiting or call_of(q) not in held]
+            free = [q for q in before if q.id not in waiting or q.scheduling.hint not in held]
             want = sorted(map(rank, free))[: len(admitted)]
             assert sorted(map(rank, admitted)) == want, f"admitted against {policy}"
         last = max(request.scheduling.arrival for request in admitted)

@@ -127,8 +127,8 @@ class Ctx:
     def export_kvpage(self, queue: int, pages: Sequence[int], name: str) -> None:
         self._turns.emit("export_kvpage", queue=queue, pages=packed(pages), name=name)
 
-    async def import_kvpage(self, queue: int, name: str, most: int = 1 << 14) -> list[int]:
-        """The pages of an export, of which there may be at most ``most``."""
+    async def import_kvpage(self, queue: int, name: str, most: int = 1 << 12) -> list[int]:
+        """The pages of an export, which has at most ``most``."""
         first = self._pages.run(most)
         count = await self._turns.ask("import_kvpage", queue=queue, name=name, first=first)
         return list(range(first, first + count))

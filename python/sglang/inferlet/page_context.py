@@ -9,7 +9,7 @@ import asyncio
 import random
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang.inferlet.ctx import Ctx
@@ -18,6 +18,7 @@ from sglang.inferlet.samplers import Sampler, Stop
 
 SPARE = 16  # pages that are allocated at a time
 TOP = 256
+WHOLE = -2  # tokens of a distribution: all
 
 
 class PageContext:
@@ -28,9 +29,10 @@ class PageContext:
         computed: number of tokens whose KV stands.
     """
 
-    def __init__(self, ctx: Ctx, queue: int | None = None) -> None:
-        """``queue``: of its calls; without it a new one."""
+    def __init__(self, ctx: Ctx, queue: int | None = None, start: int = 0) -> None:
+        """``queue``: of its calls; without it a new one. ``start``: position of its first token."""
         self.ctx, self.queue = ctx, ctx.create_queue() if queue is None else queue
+        self.start = start
         self.tokens: list[int] = []
         self.computed = 0
         self._blocks: dict[int, int] = {}  # page of each block of page_size tokens that has one
@@ -49,7 +51,7 @@ class PageContext:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens. Raises ValueError where the model's context is too short."""
-        total = len(self.tokens) + len(tokens)
+        total = self.start + len(self.tokens) + len(tokens)
         if total > self.ctx.context_length:
             raise ValueError(
                 f"the text would have {total} tokens; at most {self.ctx.context_length}"
@@ -66,7 +68,8 @@ class PageContext:
 
     async def next_dist(self, k: int = TOP, probe: Sequence[int] = ()) -> Dist:
         """The distribution behind the text."""
-        if self._dist is None or len(self._dist) < k or probe:
+        wanted = self.ctx.vocab_size if k == WHOLE else k
+        if self._dist is None or len(self._dist) < wanted or probe:
             if self.computed == len(self.tokens):
                 self.forget(self.computed - 1)
             self._dist = (await self.next_dists((), k, probe))[0]
@@ -125,12 +128,32 @@ class PageContext:
                 break
         return await self.text(start)
 
-    async def flush(self) -> None:
-        """Compute the KV of all tokens but the last, without waiting for it."""
-        count = len(self.tokens) - 1 - self.computed
-        if count > 0:
-            embs = self._inputs(count)
-            self._forward(embs, ())
+    async def flush(
+        self, sees: Callable[[int, int], bool] | None = None, last: bool = False
+    ) -> None:
+        """Compute the KV of all tokens but the last, or of that too, without waiting for it.
+
+        ``sees(i, j)``: whether token ``i`` sees token ``j`` before it; None: it sees all that have
+        pages.
+        """
+        count = len(self.tokens) - self.computed - (not last)
+        if count <= 0:
+            return
+        mask = None
+        if sees is not None:
+            new = range(self.computed, self.computed + count)
+            mask = [[sees(i, j) for j in [*self._seen(), *new]] for i in new]
+        embs = self._inputs(count)
+        self._forward(embs, (), mask)
+
+    def _seen(self) -> list[int]:
+        """Indices of the tokens whose KV the next forward sees."""
+        size = self.ctx.page_size
+        return [
+            index
+            for block in self._blocks
+            for index in range(block * size, min(block * size + size, self.computed))
+        ]
 
     # Pages.
 
@@ -140,7 +163,7 @@ class PageContext:
         return [self._child() for _ in range(count)]
 
     def _child(self) -> PageContext:
-        child = PageContext(self.ctx)
+        child = PageContext(self.ctx, start=self.start)
         child.tokens, child.computed = list(self.tokens), self.computed
         child._holders, child._fixed, child._dist = self._holders, self._fixed, self._dist
         child._blocks = dict(self._blocks)
@@ -185,8 +208,8 @@ class PageContext:
         return len(blocks)
 
     async def save(self, name: str) -> list[int]:
-        """Export the pages of the whole text under a name; its tokens."""
-        await self.flush()
+        """Export the whole pages of the text under a name; their tokens."""
+        await self.flush(last=True)
         whole = self.computed // self.ctx.page_size
         pages = [self._blocks[block] for block in range(whole)]
         self.ctx.export_kvpage(self.queue, pages, name)
@@ -195,8 +218,9 @@ class PageContext:
         return self.tokens[: whole * self.ctx.page_size]
 
     async def load(self, name: str, tokens: Sequence[int]) -> PageContext:
-        """Begin an empty text with the pages of an export, whose tokens these are."""
-        return self.adopt(await self.ctx.import_kvpage(self.queue, name), tokens)
+        """Append the pages of an export, whose tokens these are."""
+        most = len(tokens) // self.ctx.page_size
+        return self.adopt(await self.ctx.import_kvpage(self.queue, name, most), tokens)
 
     async def cached(self, tokens: Sequence[int]) -> PageContext:
         """Begin an empty text with the pages of the prefix cache, which computes what it lacks."""
@@ -206,16 +230,28 @@ class PageContext:
         return self
 
     def adopt(self, pages: Sequence[int], tokens: Sequence[int]) -> PageContext:
-        """Begin an empty text with read-only pages that hold the KV of these tokens."""
-        if self.tokens or len(pages) * self.ctx.page_size != len(tokens):
+        """Append read-only pages that hold the KV of these tokens, computed at their positions."""
+        size = self.ctx.page_size
+        block, offset = divmod(self.computed, size)
+        if self.computed != len(self.tokens) or offset or len(pages) * size != len(tokens):
             raise ValueError(
-                f"{len(pages)} pages hold {len(pages) * self.ctx.page_size} tokens; "
-                f"{len(tokens)} are given, for a text that has {len(self.tokens)}"
+                f"{len(pages)} pages hold {len(pages) * size} tokens and {len(tokens)} are given, "
+                f"behind {self.computed} of {len(self.tokens)} tokens; begin behind whole pages"
             )
-        self.tokens, self.computed = list(tokens), len(tokens)
-        self._blocks = dict(enumerate(pages))
+        self.extend(tokens)
+        self.computed = len(self.tokens)
+        self._blocks.update(enumerate(pages, block))
         self._holders.update(pages)
         self._fixed.update(pages)
+        return self
+
+    def skip(self, tokens: Sequence[int]) -> PageContext:
+        """Append tokens that have positions and are not seen. Raises ValueError where the tokens
+        before are not computed."""
+        if self.computed != len(self.tokens) or len(tokens) % self.ctx.page_size:
+            raise ValueError("tokens are skipped behind computed ones, and a whole page at a time")
+        self.extend(tokens)
+        self.computed = len(self.tokens)
         return self
 
     async def free(self) -> None:
@@ -238,14 +274,16 @@ class PageContext:
         if count > len(self._embs):
             self._embs += self.ctx.alloc_emb(self.queue, count - len(self._embs))
         tokens = self.tokens[self.computed : self.computed + count]
-        positions = range(self.computed, self.computed + count)
+        positions = range(self.start + self.computed, self.start + self.computed + count)
         embs = self._embs[:count]
         self.ctx.embed_txt(self.queue, tokens, positions, embs)
         return embs
 
-    def _forward(self, embs: Sequence[int], outputs: Sequence[int]) -> None:
+    def _forward(
+        self, embs: Sequence[int], outputs: Sequence[int], mask: list[list[bool]] | None = None
+    ) -> None:
         view, okv = self._places(len(embs))
-        self.ctx.forward(self.queue, view, embs, okv, outputs)
+        self.ctx.forward(self.queue, view, embs, okv, outputs, mask)
 
     def _places(self, count: int) -> tuple[array[int], list[int]]:
         """Pages that the next ``count`` tokens see, and those that their KV is written to."""

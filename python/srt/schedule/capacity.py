@@ -2,7 +2,8 @@
 
 Parrot holds the tokens in an engine below a number that the strictest request sets. What a client
 feels is the time of a pass, so that is predicted here: a request joins as long as a pass in which
-every running request generates one token stays within the strictest target.
+every running request generates one token stays within the strictest target. KV that requests share
+counts once, as kernels read it.
 
 A task group counts as one: only the group's end matters, so its members do not hold each other
 back. Other targets hold them back one by one, so that a group may be split.
@@ -16,8 +17,8 @@ from __future__ import annotations
 import math
 
 from sglang.srt.core.call_hints import CallHint
+from sglang.srt.schedule.costs import PassTimes
 from sglang.srt.schedule.prefill_budget import PrefillBudget
-from sglang.srt.schedule.stage_costs import PassWork, StageCost
 
 LEAST = 32  # prompt tokens that a pass may compute in any case
 ALONE = ("", -1)  # group of the requests that are in none
@@ -27,19 +28,17 @@ class Capacity:
     """Time of the passes to come, as requests join.
 
     Args:
-        cost: of the slowest stage.
-        stages: of the pipeline; a token passes them all.
+        times: of passes, measured.
         default_ms: target of a latency-sensitive request that names none.
+        tokens: KV that the running requests hold, and that their prompts still need.
     """
 
-    def __init__(self, cost: StageCost, stages: int, default_ms: float) -> None:
-        self._cost, self._stages, self._default_ms = cost, stages, default_ms
-        self._requests = self._tokens = 0
+    def __init__(self, times: PassTimes, default_ms: float, tokens: int) -> None:
+        self._times, self._default_ms, self._tokens = times, default_ms, tokens
         self._strictest: list[tuple[float, tuple[str, int]]] = []  # two targets, of two groups
 
-    def join(self, hint: CallHint | None, tokens: int) -> None:
-        """Count a running request, whose context has ``tokens`` tokens."""
-        self._requests += 1
+    def join(self, hint: CallHint | None, tokens: int = 0) -> None:
+        """Count a running request, which needs ``tokens`` tokens of KV more."""
         self._tokens += tokens
         if hint is not None and (hint.tpot_ms or hint.kind == "latency"):
             group, target = group_of(hint), hint.tpot_ms or self._default_ms
@@ -52,7 +51,7 @@ class Capacity:
         task group."""
         group = group_of(hint)
         others = (ms for ms, key in self._strictest if key == ALONE or key != group)
-        return self._pass_ms(1, tokens) <= next(others, math.inf)
+        return self._times.decode.at(self._tokens + tokens) <= next(others, math.inf)
 
     def within(self, budget: PrefillBudget) -> PrefillBudget:
         """Return the budget of prompts, cut to what the targets of requests in no group leave of a
@@ -60,14 +59,9 @@ class Capacity:
         alone = [ms for ms, key in self._strictest if key == ALONE]
         if not alone:
             return budget
-        left = (alone[0] - self._pass_ms(0, 0)) / self._stages
-        ms = max(left, self._cost.chunk(0, LEAST), 1e-3)
-        return budget._replace(ms=min(ms, budget.ms), cost=self._cost)
-
-    def _pass_ms(self, requests: int, tokens: int) -> float:
-        context = self._tokens + tokens
-        work = PassWork(self._requests + requests, context, 2 * context)
-        return self._stages * self._cost.at(work)
+        left = alone[0] - self._times.decode.at(self._tokens)
+        tokens = max(int(left / max(self._times.prompt, 1e-9)), LEAST)
+        return budget._replace(tokens=min(tokens, budget.tokens))
 
 
 def group_of(hint: CallHint | None) -> tuple[str, int]:

@@ -157,13 +157,13 @@ def _admit(
     for item in order(policy, view, max_overtakes):
         if slots <= 0 or not budget.open:
             break
-        if capacity is not None and not capacity.admits(item.hint, item.work):
-            if item.overtaken >= max_overtakes:
-                break
-            continue
         found = view.match(item.id)
         work = item.work - found.tokens
         need = found.pins + pages(work, view.page_size)
+        if capacity is not None and not capacity.admits(item.hint, need * view.page_size):
+            if item.overtaken >= max_overtakes:
+                break
+            continue
         growth += min(item.growth, EXPECTED)
         spare = 0 if alone else pages(int(view.reserve * growth), view.page_size)
         if need + spare > available:
@@ -177,7 +177,7 @@ def _admit(
         alone = False
         rows.append((item.id, count))
         if capacity is not None:
-            capacity.join(item.hint, item.work)
+            capacity.join(item.hint, need * view.page_size)
 
 
 def pages(tokens: int, page_size: int) -> int:

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from sglang.srt.config import Config
+from sglang.srt.inferlet.sandbox.program_sandbox import ProgramSandbox
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
@@ -33,6 +34,7 @@ class ServerState:
         tracing: the destination of spans, if there is one.
         toolbox: the operator's tools, if there are any.
         programs: those that clients submitted whole.
+        inferlets: programs that clients upload, None where they may upload none.
         responses: those of ``/v1/responses`` that may be retrieved again.
         open_requests: HTTP requests being answered, but for those that watch the server.
         drain: the end of them all.
@@ -50,6 +52,7 @@ class ServerState:
         self.fleet: Fleet | None = None
         self.tracing: Tracing | None = None
         self.toolbox: Toolbox | None = None
+        self.inferlets: ProgramSandbox | None = None
         self.started, self.began = int(time.time()), time.monotonic()
         self.open_requests = 0
         self.drain = Drain(

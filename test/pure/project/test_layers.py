@@ -67,6 +67,7 @@ RULES = {
     " srt.engine.client msgspec srt.system",
     "srt.inferlet": "sglang.ir srt.core srt.engine.info srt.requests msgspec",
     "srt.inferlet.host": "srt.core srt.engine.wire msgspec zmq wasmtime srt.system",
+    "srt.inferlet.sandbox": "sglang.ir srt.core srt.requests msgspec",
     "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
     " srt.remote"
     " srt.runtime msgspec",
@@ -77,8 +78,8 @@ RULES = {
     " srt.engine.info",
     "srt.runtime.supervisor": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine"
     " msgspec",
-    "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.runtime msgspec"
-    " starlette pydantic_core uvicorn httptools prometheus_client psutil",
+    "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.inferlet"
+    " msgspec starlette pydantic_core uvicorn httptools prometheus_client psutil",
     "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
     "srt.web.launch": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
     " srt.engine srt.ranks srt.config.command_line srt.system",
@@ -92,6 +93,7 @@ RULES = {
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
+    "srt.commands.sandbox_command": "srt.inferlet.host",
     "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.requests srt.layers srt.models"
     " srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel msgspec psutil torch"
     " huggingface_hub srt.system",
@@ -111,11 +113,14 @@ RULES = {
     "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",
     "sglang.state": f"{RUNNING} sglang.run sglang.views",
     "sglang.compile": f"{RUNNING} sglang.run sglang.views sglang.state",
+    "sglang.lowering": f"{RUNNING} sglang.run",
+    "sglang.on_server": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
+    " sglang.lowering",
     "sglang.batch": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile tqdm",
     "sglang.forecast": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
     " sglang.batch tiktoken",
     "sglang.program": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
-    " sglang.batch sglang.forecast",
+    " sglang.batch sglang.forecast sglang.on_server",
     "sglang.api": f"{RUNNING} sglang.run sglang.views sglang.program",
     "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
     "sglang.launch_server": "sglang srt",

@@ -83,7 +83,7 @@ class Inferlet:
         self._loop.call_soon_threadsafe(self._put, message)
 
     def receive(self, index: int, timeout: float | None = None) -> str | bytes:
-        """The message of that index, once it has come. Raises TimeoutError, and InferletError where
+        """The message of that index, once it has come. Raises TimeoutError, and IndexError where
         the program has ended without it."""
         with self._news:
             if not self._news.wait_for(
@@ -92,8 +92,7 @@ class Inferlet:
                 raise TimeoutError(f"no message {index} within {timeout} s")
             if len(self.messages) > index:
                 return self.messages[index]
-        self._future.result()
-        raise InferletError(f"the program has ended and sent {len(self.messages)} messages")
+        raise IndexError(f"the program has ended and sent {len(self.messages)} messages")
 
     def stop(self) -> None:
         """End the program; its result is an InferletError."""

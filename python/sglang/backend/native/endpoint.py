@@ -178,6 +178,25 @@ class RuntimeEndpoint(NativeBackend):
                     yield event
             events.end()
 
+    async def program_call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer of a POST about programs that the runtime runs. Raises BackendError."""
+        async with (await self._async_http()).exchange("POST", path, body) as exchange:
+            answer = _answer(self.base_url, exchange.status, await exchange.read(), _is_object)
+            return dict(answer)
+
+    async def program_events(
+        self, path: str, body: dict[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The events that a POST about a program is answered with. Raises BackendError."""
+        async with (await self._async_http()).exchange("POST", path, body) as exchange:
+            if exchange.status != 200:
+                raise _refused(exchange.status, await exchange.read())
+            events = _Events(self.base_url, _is_object)
+            async for line in exchange.lines():
+                for event in events.of(line):
+                    yield event
+            events.end()
+
     async def _async_http(self) -> AsyncConnections:
         """The connections of the running event loop."""
         self._check_open()
@@ -330,8 +349,8 @@ def _refused(status: int, content: bytes) -> BackendError:
 class _Events:
     """Decodes the lines of a stream of events."""
 
-    def __init__(self, url: str) -> None:
-        self._url, self._done = url, False
+    def __init__(self, url: str, promised: Callable[[Any], bool] = _is_text) -> None:
+        self._url, self._promised, self._done = url, promised, False
 
     def of(self, line: str) -> Iterator[dict[str, Any]]:
         """The event of a ``data:`` line. Raises BackendError for an error in it."""
@@ -350,7 +369,7 @@ class _Events:
             code = error.get("code") if isinstance(error, dict) else None
             kind = ServerLeaves if code == LEAVES else BackendError
             raise kind(f"the runtime ended the stream: {message}")
-        if not _is_text(event):
+        if not self._promised(event):
             raise _no_runtime(self._url, line)
         yield event
 

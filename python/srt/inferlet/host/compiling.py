@@ -14,6 +14,16 @@ from sglang.srt.system.import_root import IMPORT_ROOT
 MODULE = "sglang.srt.inferlet.host.compile_child"
 
 
+def from_text(text: str) -> bytes:
+    """A module from its text form (WAT). Raises ProgramRefused."""
+    from wasmtime import WasmtimeError, wat2wasm
+
+    try:
+        return bytes(wat2wasm(text))
+    except WasmtimeError as error:
+        raise ProgramRefused(f"the text is no module: {error}") from None
+
+
 class ProgramRefused(Exception):
     """A file is no program. The text says why."""
 

@@ -56,7 +56,8 @@ from sglang.srt.requests.completion.grouped_reading import GroupedReading
 from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Assembler, Finish, Output, PromptLogprobs
 from sglang.srt.requests.completion.readout import Reading
-from sglang.srt.requests.completion.serving_engines import OneEngine, ServingEngines, merged
+from sglang.srt.requests.completion.resume_order import ResumeOrder
+from sglang.srt.requests.completion.serving_engines import ServingEngines, engines_of, merged
 from sglang.srt.requests.completion.whole_choices import ScoredChoice, pick, score
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
@@ -87,13 +88,12 @@ class Completer:
             engines: a Client: its engine alone.
             seed: what the seeds of generations without one are made of, with their order.
         """
-        self.engines: ServingEngines = (
-            OneEngine(engines) if isinstance(engines, Client) else engines
-        )
+        self.engines: ServingEngines = engines_of(engines)
         self.tokenizer = tokenizer
         self._seed, self._generations = seed, 0
         self.encoder = Encoder(tokenizer, tokenized_bytes)
         self.max_resumes: int | None = None
+        self._resume_order = ResumeOrder()
         self.runs: set[_CompletionRun | Reading] = set()
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
@@ -164,7 +164,7 @@ class Completer:
 
     def succession(self, request: CompletionRequest) -> EngineSuccession:
         """The engine for a new request."""
-        return EngineSuccession(self.engines, request, self.max_resumes)
+        return EngineSuccession(self.engines, request, self._resume_order, self.max_resumes)
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
         """Canonical ids of texts as they are written behind another; for a thread beside the loop.

@@ -114,6 +114,12 @@ EXAMPLES: dict[str, Bodies] = {
         {"input": _QUESTION, "tools": [{"type": "function", **_WEATHER}],
          "tool_choice": "required", "parallel_tool_calls": False},
     ],
+    "/v1/inferlets": [
+        {"source": "async def main(ctx):\n    return await ctx.receive()\n", "name": "echo"},
+        {"wasm": "AGFzbQEAAAA="},
+    ],
+    "/v1/inferlets/{id}/runs": [{"arguments": ["one"], "turn_cpu": 0.5, "stream": True}],
+    "/v1/runs/{id}/messages": [{"text": "hello"}],
     "/v1/responses/input_tokens": [{"input": _QUESTION}],
     "/v1/messages": [
         {"messages": _SAID, **_GREEDY, "system": "Be brief."},

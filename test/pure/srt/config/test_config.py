@@ -13,6 +13,7 @@ from sglang.srt.config import (
     Config,
     EdgeConfig,
     GrammarConfig,
+    InferletsConfig,
     KvEventsConfig,
     LoraConfig,
     MediaConfig,
@@ -34,7 +35,7 @@ from sglang.srt.config.command_line import ELSEWHERE, Parser, keys_from_environm
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
     MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig, ParallelConfig,
-    ProgramGateConfig, RoutingConfig, KvEventsConfig, ApplicationsConfig,
+    ProgramGateConfig, RoutingConfig, KvEventsConfig, ApplicationsConfig, InferletsConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
