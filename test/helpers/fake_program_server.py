@@ -245,7 +245,8 @@ class StreamSoFar:
         self.text += text_of(value)
 
     async def _media(self, step: dict[str, Any]) -> None:
-        assert await self._of(step["source"]) is not None
+        source = step["source"]
+        assert source["url"].startswith("data:") if "url" in source else await self._of(source)
         self.text += step["marker"]
 
     def _prompt(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 import zlib
 
@@ -21,6 +22,9 @@ from sglang.errors import (
 )
 from sglang.on_server.answered_backend import ProgramMismatch
 from sglang.on_server.server_session import LOOP, ServerSession
+
+IMAGE = b"\x89PNG\r\n\x1a\n" + bytes(16)
+ADDRESS = f"data:image/png;base64,{base64.b64encode(IMAGE).decode()}"
 
 
 @sgl.function
@@ -419,3 +423,13 @@ def test_random_program_makes_the_same_everywhere(first, seeded):
         plain = made(program.run("Where?", backend=server))
         assert made(program.compile().run("Where?", backend=server)) == plain, seed
         assert made(program.run("Where?", backend=server, on="server")) == plain, seed
+
+
+@pytest.mark.parametrize("image", [IMAGE, ADDRESS], ids=["bytes", "address"])
+def test_random_program_with_images_makes_the_same(image):
+    server = SeededServer()
+    for seed in range(8):
+        program = random_program(seed, media=True)
+        plain = made(program.run("Where?", image=image, backend=server))
+        assert made(program.compile(image=image).run("Where?", backend=server)) == plain, seed
+        assert made(program.run("Where?", image=image, backend=server, on="server")) == plain, seed
