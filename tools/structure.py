@@ -72,6 +72,8 @@ BOTH_RIGHT = {
     "native": {"sglang.backend.native", "sglang.srt.web.native"},
     # The backend that calls the engine in this process; the engine.
     "engine": {"sglang.backend.engine", "sglang.srt.engine"},
+    # The library that programs import; the control layer that they call.
+    "inferlet": {"sglang.inferlet", "sglang.srt.inferlet"},
     # Many items of one program; many rows of one forward pass.
     "batch": {"sglang.batch", "sglang.srt.core.batch"},
     # Messages between processes; Anthropic's API of that name.

@@ -23,7 +23,7 @@ Compile = Callable[[Graph, Tools], Program]
 
 
 @dataclass(frozen=True)
-class ProgramCall:
+class SubmittedCall:
     """A program and what it is called with. ``params``: complete."""
 
     program: Program
@@ -33,7 +33,7 @@ class ProgramCall:
 
 
 def submit(
-    call: ProgramCall,
+    call: SubmittedCall,
     backend: Any,
     compile: Compile,
     *,

@@ -61,10 +61,10 @@ class Submittable:
     def _submitted(
         self, args: Sequence[Any], arguments: Any, params: GenParams, backend: Any, **options: Any
     ) -> Submitted:
-        from sglang.on_server.submit import ProgramCall, submit
+        from sglang.on_server.submit import SubmittedCall, submit
 
         if (on := options.pop("on", "server")) != "server":
             raise ValueError(f"on is {on!r}; give 'server', or leave it out to run here")
         program: Any = self
-        call = ProgramCall(program, args, arguments, params)
+        call = SubmittedCall(program, args, arguments, params)
         return submit(call, backend, self._of_graph, **options)

@@ -33,11 +33,15 @@ class WaitingQueue:
 
     def put(self, request: Request) -> None:
         """Add a request, at the end unless it counts as waiting for longer."""
-        self._arrivals += 1
-        arrival = request.scheduling.arrival = arrival_key(request.spec.arrived, self._arrivals)
+        arrival = request.scheduling.arrival = self.stamp(request.spec.arrived)
         self._unsorted = self._unsorted or arrival < self._latest
         self._latest = max(self._latest, arrival)
         self._add(request)
+
+    def stamp(self, moment: float) -> int:
+        """Return a sort key of age that no request has, of what waits since a moment."""
+        self._arrivals += 1
+        return arrival_key(moment, self._arrivals)
 
     def put_back(self, request: Request) -> None:
         """Add a request that has been here before, with its old arrival."""
@@ -50,6 +54,13 @@ class WaitingQueue:
         index = bisect_left(self._ranked, _rank_of(request))
         if self._ranked[index : index + 1] == [_rank_of(request)]:
             del self._ranked[index]
+
+    def overtake(self, admitted: Request) -> None:
+        """Count that a request was admitted before older ones, which wait."""
+        for request in self.requests.values():
+            if request.scheduling.arrival > admitted.scheduling.arrival:
+                break
+            request.scheduling.overtaken += 1
 
     def first(self, tokens: int, begun: bool) -> list[Request]:
         """Return the first requests, as many as have ``tokens`` tokens together, and one in any

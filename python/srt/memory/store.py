@@ -10,7 +10,7 @@ planned pass writes may be read by the rows of that same pass and of all later o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, cast
 
 from sglang.srt.core.batch import PageMoves
@@ -41,8 +41,28 @@ class Transfer(Protocol):
     def loadable(self) -> int: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def awaited(self) -> int: ...
+    @property
+    def backlog(self) -> int: ...
     def store(self, pages: int) -> None: ...
     def load(self, pages: int) -> None: ...
+
+
+class PageHolder(Protocol):
+    """Holds pages of the pool beside the contexts and the tree: ``spaces.space_system``."""
+
+    @property
+    def held(self) -> int: ...
+    @property
+    def adapters(self) -> set[int]: ...
+    def locks(self) -> Iterable[int]:
+        """Numbers of the nodes of every path of the tree that it has locked."""
+        ...
+
+    def check(self) -> set[int]:
+        """Return the pages held. Raises AssertionError where one is lost."""
+        ...
 
 
 AHEAD = 256  # tokens that are evicted at once where host memory keeps them
@@ -78,6 +98,7 @@ class Store:
         transfer: budget of the planned pass for copies to and from host memory, set by the planner;
             None before the first plan, and without such a tier.
         choose: which leaf goes first where some have claims; None where none has.
+        holder: of pages that are neither contexts' nor the tree's; None where none is.
     """
 
     def __init__(
@@ -93,6 +114,7 @@ class Store:
         self.host = HostTier(host_pages, page_size, clock) if host_pages and share else None
         self.transfer: Transfer | None = None
         self.choose: Choose | None = None
+        self.holder: PageHolder | None = None
         self.contexts: dict[int, Context] = {}
         self.numbers = Numbers()
         self._active: dict[int, Context] = {}
@@ -253,6 +275,13 @@ class Store:
             return False
         return True
 
+    def take(self, count: int) -> Ints:
+        """Take pages for ``holder``, evicting if need be. Raises MemoryError, taking none, where
+        there are too few."""
+        if self.pool.free < count <= self.available:
+            self.tree.evict(count - self.pool.free, choose=self.choose)
+        return self.pool.take(count)
+
     def advance(self, context: Context, count: int, publish: bool) -> None:
         """Note that a planned pass computes the next ``count`` tokens and brings the worker's page
         table up to date. ``publish`` shares their KV with other contexts."""
@@ -381,6 +410,12 @@ class Store:
                 step = step.parent
             assert root is self.tree.root(context.namespace), "KV of another namespace"
             assert shared == context.pages[: context.shared], "locked path and page table differ"
+        if self.holder is not None:
+            held = self.holder.check()
+            total += len(held)
+            owned.update(held)
+            for number in self.holder.locks():
+                locks[number] = locks.get(number, 0) + 1
         assert len(owned) == total, "a page has two owners"
         assert owned == self.pool.owned(), "a page is lost or free while in use"
         for node in self.tree.nodes():
@@ -389,9 +424,9 @@ class Store:
 
     @property
     def protected(self) -> int:
-        """Pages in use by active contexts, shared and own."""
+        """Pages in use by active contexts, shared and own, and by ``holder``."""
         own = sum(len(c.pages) - c.shared for c in self._active.values())
-        return self.tree.protected + own
+        return self.tree.protected + own + (0 if self.holder is None else self.holder.held)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -411,21 +446,25 @@ class Store:
         if transfer is not None and transfer.storable:
             self._copy(node, transfer.storable)
 
-    def copy(self, node: RadixNode, unbounded: bool = False) -> bool:
+    def copy(self, node: RadixNode, unbounded: bool = False) -> None:
         """Have the planned pass, which has no rows yet, copy the path to a leaf to host memory, as
-        far as its budget goes or ``unbounded``. Return whether host memory then has all of it."""
-        if self.host is None or self.transfer is None:
-            return False
-        tokens = self._copy(node, self.pool.size if unbounded else self.transfer.storable)
-        return self.host.match(tokens, len(tokens), self.tree.namespace(node)) == len(tokens)
+        far as its budget goes or ``unbounded``."""
+        if self.host is not None and self.transfer is not None:
+            self._copy(node, self.pool.size if unbounded else self.transfer.storable)
 
-    def _copy(self, node: RadixNode, most: int) -> Ints:
-        """Copy the path to a leaf, at most ``most`` pages of it. Return its tokens."""
+    def lacking(self, node: RadixNode) -> int:
+        """Return how many tokens of the path to a leaf host memory lacks."""
+        tokens, _ = self.tree.path(node)
+        if self.host is None:
+            return len(tokens)
+        return len(tokens) - self.host.match(tokens, len(tokens), self.tree.namespace(node))
+
+    def _copy(self, node: RadixNode, most: int) -> None:
+        """Copy the path to a leaf, at most ``most`` pages of it."""
         assert self.host is not None
         assert self.transfer is not None
         tokens, pages = self.tree.path(node)
         self.transfer.store(self.host.save(tokens, pages, self.tree.namespace(node), most))
-        return tokens
 
     def _node(self, context: Context) -> RadixNode:
         return cast(RadixNode, context.lock)

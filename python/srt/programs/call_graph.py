@@ -89,8 +89,10 @@ class _Flow:
 
     Attributes:
         text: of each stream, the sources of its text behind the last call.
-        behind: the same behind each step that others wait for.
+        behind: the same behind each fork, and each end that a join waits for.
         named: of each stream, the sources of its variables by name.
+        named_behind: the same behind each end.
+        ends: all that joins wait for.
         visited: of each stream, its steps so far, with those before its begin.
     """
 
@@ -99,19 +101,31 @@ class _Flow:
     text: dict[int, Sources] = field(default_factory=dict)
     behind: dict[int, Sources] = field(default_factory=dict)
     named: dict[int, dict[str, Sources]] = field(default_factory=dict)
+    named_behind: dict[int, dict[str, Sources]] = field(default_factory=dict)
     visited: dict[int, int] = field(default_factory=dict)
+    ends: set[int] = field(default_factory=set)
     edges: int = 0
 
     def graph(self) -> CallGraph:
+        steps = self.program.steps.values()
+        self.ends.update(end for step in steps if isinstance(step, JoinStep) for end in step.ends)
         for number in self.program.before:
             stream = self.program.homes[number]
             if stream not in self.text:
                 self._begin(stream)
             self.visited[stream] += 1
             self._visit(number, stream)
+            if number in self.ends:
+                self._keep(number, stream)
             if isinstance(self.program.steps[number], ForkStep):
                 self.behind[number] = self.text[stream]
         return self.found
+
+    def _keep(self, number: int, stream: int) -> None:
+        """Keep what a stream is made of behind an end."""
+        self._count(self.visited[stream], number)
+        self.behind[number] = self.text[stream]
+        self.named_behind[number] = dict(self.named[stream])
 
     def _begin(self, stream: int) -> None:
         begin = self.program.streams[stream].begin
@@ -123,6 +137,8 @@ class _Flow:
             self._count(self.visited[parent], fork)
             self.text[stream], self.visited[stream] = self.behind[fork], self.visited[parent]
             self.named[stream] = dict(self.named[parent])
+        if begin is not None and begin.number in self.ends:
+            self._keep(begin.number, stream)
 
     def _visit(self, number: int, stream: int) -> None:
         step = self.program.steps[number]
@@ -145,11 +161,17 @@ class _Flow:
             self._grow(stream, read, number)
 
     def _join(self, number: int, step: JoinStep, stream: int) -> None:
-        branches = [self.program.homes[end] for end in step.ends]
-        ends = NOTHING.union(*(self.text.get(branch, NOTHING) for branch in branches))
+        for end in step.ends:
+            if end not in self.behind:  # the begin of a branch that has no steps
+                self._begin(self.program.homes[end])
+        ends = NOTHING.union(*(self.behind[end] for end in step.ends))
         self._grow(stream, ends, number)
         for name in step.names:
-            self.found.made[number, name] = self.named[stream][name] = ends
+            made = NOTHING.union(
+                *(self.named_behind[end].get(name, NOTHING) for end in step.ends), ends
+            )
+            self._count(len(made), number)
+            self.found.made[number, name] = self.named[stream][name] = made
 
     def _read(self, number: int) -> Sources:
         """The sources of what a step reads."""
@@ -178,8 +200,8 @@ class _Flow:
         self.edges += edges
         if self.edges > MAX_EDGES:
             raise SubmissionError(
-                f"{self.program.steps[number]}: the graph has more than {MAX_EDGES} edges up to "
-                "here; cut it into several submissions"
+                f"step {number}: the graph has more than {MAX_EDGES} edges up to here; cut it into "
+                "several submissions"
             )
 
 

@@ -122,17 +122,18 @@ def deduce(
         wishes: criteria of what a call makes, where a client has some.
     """
     order = topological(before)
-    criteria = {call: wishes.get(call, NO_CRITERIA) for call in order}
+    own = {call: wishes.get(call, NO_CRITERIA) for call in order}
+    passed = dict.fromkeys(order, NO_CRITERIA)  # from the calls behind
     stages, remaining = dict.fromkeys(order, -1), dict.fromkeys(order, 1)
     depth: dict[Call, int] = {}
     for call in order:
         depth[call] = 1 + max((depth[each] for each in before[call]), default=0)
     for call in reversed(order):
-        own = criteria[call]
-        if own.level is Level.LATENCY:
+        if own[call].level is Level.LATENCY:
             stages[call] = max(stages[call], 0)
+        more = passed[call].joined(own[call].upstream())
         for each in before[call]:
-            criteria[each] = criteria[each].joined(own.upstream())
+            passed[each] = passed[each].joined(more)
             remaining[each] = max(remaining[each], remaining[call] + 1)
             if stages[call] >= 0:
                 stages[each] = max(stages[each], stages[call] + 1)
@@ -140,7 +141,7 @@ def deduce(
     longest = max(remaining.values(), default=0)
     return {
         call: CallLabel(
-            criteria[call], stages[call], groups[call], remaining[call],
+            own[call].joined(passed[call]), stages[call], groups[call], remaining[call],
             depth[call] + remaining[call] - 1 == longest,
         )
         for call in order

@@ -19,6 +19,8 @@ from sglang.srt.web.admin import routes as admin
 from sglang.srt.web.admin import worker_routes as workers
 from sglang.srt.web.anthropic.messages import messages_body
 from sglang.srt.web.anthropic.messages import routes as messages
+from sglang.srt.web.inferlet_api import inferlet_bodies
+from sglang.srt.web.inferlet_api import routes as inferlets
 from sglang.srt.web.native import routes as native
 from sglang.srt.web.native import token_routes as tokens
 from sglang.srt.web.openai import completions, embeddings, score
@@ -122,6 +124,19 @@ ROUTES = (
           **_STREAMED),
     _post("/v1/messages/count_tokens", messages.count_tokens, messages_body.MessagesBody,
           shapes_v1.CountedTokens),
+    # Programs that clients upload.
+    _get("/v1/inferlets", inferlets.programs, inferlet_bodies.InferletList),
+    _post("/v1/inferlets", inferlets.upload, inferlet_bodies.UploadBody,
+          inferlet_bodies.InferletObject),
+    Route("DELETE", "/v1/inferlets/{id}", inferlets.remove, inferlet_bodies.InferletGone),
+    _post("/v1/inferlets/{id}/runs", inferlets.launch, inferlet_bodies.RunBody,
+          inferlet_bodies.InferletRunReply, optional=True, **_STREAMED),
+    _get("/v1/runs", inferlets.runs, inferlet_bodies.InferletRuns),
+    _get("/v1/runs/{id}", inferlets.retrieve, inferlet_bodies.InferletRunReply,
+         query=inferlet_bodies.RunQuery, **_STREAMED),
+    _post("/v1/runs/{id}/messages", inferlets.message, inferlet_bodies.MessageBody,
+          inferlet_bodies.MessageSent),
+    Route("DELETE", "/v1/runs/{id}", inferlets.end, inferlet_bodies.InferletGone),
     # As other servers have them.
     _post("/v1/score", score.score, ScoreRequest, _SCORED),
     _post("/score", score.score, ScoreRequest, _SCORED),

@@ -39,10 +39,10 @@ class EnginePrograms(EngineControl):
 
     def _programs(self) -> ProgramService:
         """The programs of this engine. Called on its loop."""
-        from sglang.srt.runtime.programs.program_service import ProgramService
+        from sglang.srt.runtime.programs.program_service import program_service
 
         if self._service is None:
-            self._service = ProgramService(self._alive())
+            self._service = program_service(self._alive(), lambda: None)
         return self._service
 
     def _program_answer(

@@ -67,6 +67,10 @@ class Calls(Protocol):
         Raises nothing."""
         ...
 
+    def counts(self) -> dict[str, float]:
+        """Gauges and counters of the calls, by name."""
+        ...
+
 
 class ModelCalls:
     """The calls of all programs on one runtime.
@@ -95,6 +99,15 @@ class ModelCalls:
                     if error.code != "queue_full" or attempt == FULL_RETRIES - 1:
                         raise
                     await asyncio.sleep(error.retry or 1)
+
+    def counts(self) -> dict[str, float]:
+        return {
+            "calling": sum(self.slots.running.values()),
+            "waiting": self.slots.waiting,
+            "calls": self.asked,
+            "ahead": self.ahead,
+            "ahead_tokens": self.ahead_tokens,
+        }
 
     async def _answer(
         self, body: GenerateRequest, place: CallPlace, show: Show | None, every: int

@@ -75,12 +75,13 @@ class StreamRun:
     """One stream as it runs.
 
     Attributes:
-        position: index of the step that runs. over: no step runs any more.
+        position: index of the step that runs. begun: its task has. over: no step runs any more.
         limit: index of the first step that is not to be run. end: why not.
     """
 
     def __init__(self, stream: ProgramStream) -> None:
-        self.stream, self.position, self.over = stream, 0, False
+        self.stream, self.position = stream, 0
+        self.begun = self.over = False
         self.task: asyncio.Task[None] | None = None
         self.limit = len(stream.steps)
         self.end: StepFailure | None = None
@@ -91,8 +92,8 @@ class StreamRun:
         if self.over or position >= self.limit:
             return False
         self.limit, self.end = position, failure
-        if self.task is not None and self.position == position:
-            self.task.cancel()
+        if self.task is not None and self.begun and self.position == position:
+            self.task.cancel()  # a task that has not begun would be gone without a word
         return self.task is None and position == 0
 
 
@@ -168,7 +169,7 @@ class ProgramRun:
     # -- streams -----------------------------------------------------------------------------------
 
     async def _work(self, run: StreamRun, text: StreamText) -> None:
-        steps, failure = run.stream.steps, None
+        run.begun, steps, failure = True, run.stream.steps, None
         begin = run.stream.begin
         step: AnyStep | None = None
         try:
@@ -215,7 +216,7 @@ class ProgramRun:
         for step in rest:
             self._fail(step, failure)
         dropped = self._needs.end([step.number for step in rest])
-        if dropped and not self.log.followers:
+        if dropped and (failure.cancelled or not self.log.followers):
             reason = f"nothing needs it any more, because of {failure.cause.message}"
             self._stop(dropped, StepFailure(-1, "", reason, failure.code, True))
 
@@ -263,7 +264,7 @@ class ProgramRun:
     def _wanted(self, step: int) -> bool:
         """Whether a client awaits what a step makes, or has said what it wants of it."""
         made = (self.variables[step, name] for name in self.program.steps[step].made())
-        return any(each.awaited or each.criteria.level for each in made)
+        return any(each.gets or each.criteria.level for each in made)
 
     def _stop(self, steps: Iterable[int], failure: StepFailure) -> None:
         """Run none of these steps, and nothing behind them in their streams."""
@@ -278,8 +279,8 @@ class ProgramRun:
 
     # -- for its steps -----------------------------------------------------------------------------
 
-    def promise(self, ref: Ref) -> Promise:
-        """The promise of a value of this run or of its session."""
+    def promise(self, ref: Ref) -> SemanticVariable:
+        """A variable of this run or of its session."""
         if ref.step is not None and ref.name is not None:
             return self.variables[ref.step, ref.name]
         assert ref.var is not None

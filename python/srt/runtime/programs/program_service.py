@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
+from sglang.srt.config.applications_section import ApplicationsConfig
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.programs.call_graph import CallGraph, call_graph
 from sglang.srt.programs.objectives import Criteria, criteria_of
@@ -54,22 +55,16 @@ class ProgramService:
 
     def __init__(
         self,
-        runtime: EngineRuntime,
-        toolbox: Callable[[], Toolbox | None] = lambda: None,
-        tools: RunTools | None = None,
+        limits: ApplicationsConfig,
+        tools: RunTools,
+        vocab_size: int,
         sessions: ProgramSessions | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """``toolbox``: the operator's tools, where there are some by then."""
-        limits = self._limits = runtime.config.applications
-        self._runtime, self._toolbox, self._clock = runtime, toolbox, clock
-        self.submitted = 0
+        """``vocab_size``: of the model, which parameters of gens are checked against."""
+        self._limits, self.tools, self._vocab_size = limits, tools, vocab_size
+        self._clock, self.submitted = clock, 0
         self.sessions = sessions or ProgramSessions(limits)
-        self.calls = ModelCalls(runtime)
-        self.tools = tools or RunTools(
-            self.calls, runtime.completion.verify_chars, limits.max_program_value_bytes, toolbox,
-            limits.program_ahead_chars, runtime.config.server.stream_interval,
-        )  # fmt: skip
 
     # -- submit ------------------------------------------------------------------------------------
 
@@ -110,6 +105,7 @@ class ProgramService:
         self.submitted += 1
         if caller.slot is not None:
             caller.slot.hold()
+        run.log.growers += bool(body.stream and body.grown)  # the stream is about to follow
         run.start()
         return session, run
 
@@ -136,7 +132,7 @@ class ProgramService:
     def _checked(self, submission: Submission) -> tuple[CheckedProgram, CallGraph]:
         """The program of a submission. Raises SubmissionError."""
         program = checked(submission, self._limits.max_program_steps)
-        toolbox = self._toolbox()
+        toolbox = self.tools.toolbox()
         for step in program.steps.values():
             try:
                 if isinstance(step, GenStep):
@@ -153,7 +149,7 @@ class ProgramService:
         if not isinstance(body.sampling_params or {}, dict):
             raise ValueError("body.sampling_params must be an object")
         settings: Any = body.sampling_params or {}
-        sampling_from(settings).verify(self._runtime.info.vocab_size)
+        sampling_from(settings).verify(self._vocab_size)
 
     def _new_run(
         self,
@@ -191,8 +187,8 @@ class ProgramService:
         for variable in (*inputs.values(), *run.variables.values()):
             if variable.id not in session.variables:
                 session.add(variable)
-        self._join_application(session, run, read)
         run.inputs = dict(inputs)
+        self._join_application(session, run, read)
         return session, run
 
     def _join_application(self, session: ProgramSession, run: ProgramRun, read: list[str]) -> None:
@@ -201,8 +197,8 @@ class ProgramService:
         readers = [variable.reader for variable in run.variables.values()]
         others = [session.runs[id] for id in (*makers, *readers) if id]
         applications = list(dict.fromkeys(session.application_of(other) for other in others))
-        for id in read:
-            session.variables[id].reader = session.variables[id].reader or run.id
+        for variable in (*(session.variables[id] for id in read), *run.inputs.values()):
+            variable.reader = variable.reader or run.id
         if not applications:
             applications = [Application(f"{session.tenant.name}/{run.id}", self._clock.now())]
         first = min(applications, key=lambda each: each.arrived)
@@ -221,6 +217,7 @@ class ProgramService:
         session = self.sessions.find(caller.tenant, body.session_id)
         variable = self._fetched(session, body)
         with self.sessions.using(session):
+            variable.gets += 1
             try:
                 return await asyncio.wait_for(variable.result(), body.timeout)
             except StepFailed as error:
@@ -230,6 +227,8 @@ class ProgramService:
                     f"The variable {variable.name!r:.80} has no value after {body.timeout:g} s; "
                     "get it again."
                 ) from None
+            finally:
+                variable.gets -= 1
 
     async def stream(self, body: GetBody, caller: Caller) -> AsyncGenerator[Any, None]:
         """The text of a variable as it grows, and its value."""
@@ -239,6 +238,7 @@ class ProgramService:
             run = session.runs.get(variable.run)
             if run is not None:
                 run.log.growers += 1
+            variable.gets += 1
             try:
                 while (text := await variable.growth()) is not None:
                     yield {"text": text, "state": "pending"}
@@ -246,6 +246,7 @@ class ProgramService:
             except StepFailed as error:
                 raise error.failure.error() from None
             finally:
+                variable.gets -= 1
                 if run is not None:
                     run.log.growers -= 1
 
@@ -288,7 +289,8 @@ class ProgramService:
             if variable.failure is None and _equal(variable.value, value):
                 return
             raise RequestError("The variable has been set.", "semantic_var_id", "conflict")
-        session.hold(size_of(value))
+        variable.size = size_of(value)
+        session.hold(variable.size)
         variable.set(value)
 
     def cancel(self, body: CancelBody, caller: Caller) -> bool:
@@ -312,11 +314,36 @@ class ProgramService:
             session.runs[variable.run].cancel(variable)
         return waits
 
+    def counts(self) -> dict[str, float]:
+        """Gauges and counters, by name."""
+        tenants = list(self.sessions.tenants.values())
+        runs = [run for session in self.sessions.all() for run in session.runs.values()]
+        return {
+            "sessions": sum(len(tenant.sessions) for tenant in tenants),
+            "alive": sum(not run.over for run in runs),
+            "variables": sum(tenant.variables for tenant in tenants),
+            "value_bytes": sum(tenant.size for tenant in tenants),
+            "submitted": self.submitted,
+            **self.tools.calls.counts(),
+        }
+
     def reply(self, session: ProgramSession, run: ProgramRun) -> SubmittedReply:
         """The ids of a submission."""
         ids = {name: run.variables[key].id for name, key in run.program.variables().items()}
         given = {name: variable.id for name, variable in run.inputs.items()}
         return SubmittedReply(run.id, session.id, {**given, **ids})
+
+
+def program_service(
+    runtime: EngineRuntime, toolbox: Callable[[], Toolbox | None]
+) -> ProgramService:
+    """The programs of a runtime. ``toolbox``: the operator's tools, where there are some."""
+    limits = runtime.config.applications
+    tools = RunTools(
+        ModelCalls(runtime), runtime.completion.verify_chars, limits.max_program_value_bytes,
+        toolbox, limits.program_ahead_chars, runtime.config.server.stream_interval,
+    )  # fmt: skip
+    return ProgramService(limits, tools, runtime.info.vocab_size)
 
 
 def raise_criteria(session: ProgramSession, variable: SemanticVariable, criteria: Criteria) -> None:

@@ -60,9 +60,6 @@ class Signal:
     def __init__(self) -> None:
         self._futures: set[asyncio.Future[None]] = set()
 
-    def __len__(self) -> int:
-        return len(self._futures)
-
     async def wait(self) -> None:
         """Wait for the next ``notify``."""
         future = asyncio.get_running_loop().create_future()
@@ -97,11 +94,6 @@ class Promise:
         self.settled = False
         self.text: str | None = None
         self._settled, self._grown = Signal(), Signal()
-
-    @property
-    def awaited(self) -> bool:
-        """Whether something waits for it now."""
-        return bool(len(self._settled))
 
     def set(self, value: Any) -> None:
         """Give the value. A promise that is settled stays as it is."""

@@ -15,7 +15,7 @@ class RunTools:
 
     Attributes:
         verify_chars: raises RequestError where a text of so many characters is too long.
-        most_value: bytes of one value.
+        most_value: bytes that the values of one tenant may have.
         ahead_chars: characters by which a text has grown before its beginning is computed again,
             while a value that follows it is awaited; 0: no text is.
         stream_interval: tokens between two events of a text that grows.

@@ -17,9 +17,11 @@ class SemanticVariable(Promise):
         step: that step; -1 for none. remote: the step runs at the client, which sets the variable.
         reader: id of the first run of another submission that reads it, "" for none.
         criteria: what clients want of it so far.
+        gets: requests of clients that wait for it now.
+        size: bytes that its value is counted for.
     """
 
-    __slots__ = ("criteria", "id", "name", "reader", "remote", "run", "step")
+    __slots__ = ("criteria", "gets", "id", "name", "reader", "remote", "run", "size", "step")
 
     def __init__(self, name: str, run: str = "", step: int = -1, id: str = "") -> None:
         super().__init__()
@@ -27,6 +29,7 @@ class SemanticVariable(Promise):
         self.run, self.step, self.reader = run, step, ""
         self.criteria: Criteria = NO_CRITERIA
         self.remote = False
+        self.size = self.gets = 0
 
     @property
     def state(self) -> str:

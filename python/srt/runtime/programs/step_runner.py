@@ -30,6 +30,7 @@ from sglang.srt.programs.submission import (
     ValueStep,
 )
 from sglang.srt.programs.submission_check import CheckedProgram
+from sglang.srt.requests.completion.completion_request import UNREAD
 from sglang.srt.requests.request_error import RequestError, shown
 from sglang.srt.runtime.programs.model_calls import SHOWN_TOKENS, Show
 from sglang.srt.runtime.programs.promises import Promise
@@ -39,6 +40,8 @@ from sglang.srt.runtime.programs.semantic_variables import SemanticVariable, siz
 from sglang.srt.runtime.programs.stream_text import Medium, StreamText
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 
+SMALL = 512  # bytes of a value that is transformed at once: any pattern takes milliseconds
+MAX_LIST = 4 << 20  # bytes of a value that is a list of others
 Shower = tuple[Show, int]
 """A receiver of a text that grows, and the tokens between two calls of it."""
 
@@ -56,8 +59,8 @@ class StepHost(Protocol):
     def begin(self, number: int, text: StreamText) -> None:
         """Begin a stream."""
 
-    def promise(self, ref: Ref) -> Promise:
-        """The promise of a value of the run or of its session."""
+    def promise(self, ref: Ref) -> SemanticVariable:
+        """A variable of the run or of its session."""
         ...
 
     def hold(self, size: int) -> None:
@@ -100,24 +103,28 @@ class StepRunner:
         self._append(text, step.text)
 
     async def _value(self, step: ValueStep, text: StreamText) -> None:
-        value = await self._resolved(step, text, grows=not step.transform)
-        value = transformed(self._program.transforms[step.number], value)
+        value, size = await self._resolved(step, text, grows=not step.transform)
+        value = await self._transformed(step, value, size)
         self._append(text, text_of(value), variable=True)
 
     async def _set(self, step: SetStep, text: StreamText) -> None:
-        self._define(step, text, step.name, await self._resolved(step, text))
+        value, size = await self._resolved(step, text)
+        self._define(step, text, step.name, value, size)
 
     async def _transform(self, step: TransformStep, text: StreamText) -> None:
-        value = await self._resolved(step, text)
+        value, size = await self._resolved(step, text)
         run = self._run
         run.log_event({"event": "started", "step": step.number})
-        transforms = self._program.transforms[step.number]
-        if isinstance(value, str) and len(value) > 1 << 14:
-            value = await asyncio.to_thread(transformed, transforms, value)
-        else:
-            value = transformed(transforms, value)
+        value = await self._transformed(step, value, size)
         self._define(step, text, step.name, value)
         run.log_event({"event": "done", "step": step.number, "value": value})
+
+    async def _transformed(self, step: AnyStep, value: Any, size: int) -> Any:
+        """A value of so many bytes behind the step's transforms. Raises TransformError."""
+        transforms = self._program.transforms[step.number]
+        if not transforms or size <= SMALL:
+            return transformed(transforms, value)
+        return await asyncio.to_thread(transformed, transforms, value)
 
     async def _scope_begin(self, step: ScopeBeginStep, text: StreamText) -> None:
         text.scopes[step.name] = text.length
@@ -127,7 +134,7 @@ class StepRunner:
         self._define(step, text, step.name, text.text[begin:])
 
     async def _media(self, step: MediaStep, text: StreamText) -> None:
-        source = await self._resolved(step, text)
+        source, _ = await self._resolved(step, text)
         if not isinstance(source, str):
             raise RequestError(f"the source is {shown(source)}; it must be a text.")
         text.media.append(Medium(text.length, step.kind, source, step.num_frames))
@@ -137,36 +144,46 @@ class StepRunner:
         self._run.tools.verify_chars(text.length + len(more))
         text.append(more, variable)
 
-    def _define(self, step: AnyStep, text: StreamText, name: str, value: Any) -> None:
-        """Give a variable its value."""
+    def _define(
+        self, step: AnyStep, text: StreamText, name: str, value: Any, size: int | None = None
+    ) -> None:
+        """Give a variable its value, of ``size`` bytes."""
         promise = self._run.variables[step.number, name]
-        self._run.hold(size_of(value))
+        promise.size = size_of(value) if size is None else size
+        self._run.hold(promise.size)
         text.variables[name] = promise
         promise.set(value)
 
-    async def _resolved(self, step: AnyStep, text: StreamText, grows: bool = False) -> Any:
-        """The value that a step reads, when it is there. ``grows``: its text is appended as it is,
-        so what is there of it can be computed."""
+    async def _resolved(
+        self, step: AnyStep, text: StreamText, grows: bool = False
+    ) -> tuple[Any, int]:
+        """The value that a step reads, when it is there, and its size. ``grows``: its text is
+        appended as it is, so what is there of it can be computed."""
         [value] = self._program.values[step.number]
-        size = [self._run.tools.most_value]
-        return await self._resolve(value, text, grows, size)
+        return await self._resolve(value, text, grows)
 
-    async def _resolve(self, value: Any, text: StreamText, grows: bool, left: list[int]) -> Any:
+    async def _resolve(self, value: Any, text: StreamText, grows: bool) -> tuple[Any, int]:
         if isinstance(value, Ref):
             if value.argument is not None:
                 argument = self._program.arguments[value.argument]
-                return await self._resolve(argument, text, grows, left)
-            found = await self._awaited(self._run.promise(value), text, grows)
-            left[0] -= size_of(found) if isinstance(found, (list, dict)) else 8
-            if left[0] < 0:
-                raise RequestError(
-                    f"the value is larger than {self._run.tools.most_value} bytes, the most "
-                    "(--max-program-value-bytes); gather less."
-                )
-            return found
-        if isinstance(value, list):
-            return [await self._resolve(item, text, False, left) for item in value]
-        return value
+                return await self._resolve(argument, text, grows)
+            promise = self._run.promise(value)
+            return await self._awaited(promise, text, grows), promise.size
+        if not isinstance(value, list):
+            return value, size_of(value)
+        found, size = [], 2
+        for item in value:
+            one, more = await self._resolve(item, text, False)
+            found.append(one)
+            size = self._bounded(size + more + 1)
+        return found, size
+
+    def _bounded(self, size: int) -> int:
+        """The size of a list. Raises RequestError where it is too large; what a list holds many
+        times over is one object, so a small program could make a list of any size."""
+        if size > MAX_LIST:
+            raise RequestError(f"the list has more than {MAX_LIST} bytes, the most; gather less.")
+        return size
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -222,14 +239,13 @@ class StepRunner:
         run.done(step, {"answers": answers, "prompt": digest})
 
     def _shower(self, step: GenStep) -> Shower | None:
-        """Receiver of the growing text, and tokens between two calls of it; None for none."""
+        """Receiver of the growing text, and tokens between two calls of it; None for several."""
         run = self._run
         if step.name is None or step.reasoning:
             promise = None
         else:
             promise = run.variables[step.number, step.name]
-        read = promise is not None and step.number in run.read_as_text
-        if not run.log.growers and not (read and run.tools.ahead_chars):
+        if step.body.get("sampling_params", {}).get("n", 1) != 1:
             return None
 
         def show(text: str) -> None:
@@ -237,7 +253,10 @@ class StepRunner:
                 promise.grow(text)
             run.log.grow(step.number, text)
 
-        return show, (run.tools.stream_interval if run.log.growers else SHOWN_TOKENS)
+        if run.log.growers:
+            return show, run.tools.stream_interval
+        read = step.number in run.read_as_text and run.tools.ahead_chars
+        return show, (SHOWN_TOKENS if read else UNREAD)
 
     async def _choose(self, step: ChooseStep, text: StreamText) -> None:
         run = self._run
@@ -272,7 +291,8 @@ class StepRunner:
     async def _tool(self, step: ToolStep, text: StreamText) -> None:
         run, given = self._run, None
         if step.of is not None:
-            given = text_of(await self._resolved(step, text))
+            value, _ = await self._resolved(step, text)
+            given = text_of(value)
         run.started(step)
         if step.where == "server":
             work: Awaitable[Any] = self._in_toolbox(step, given)
@@ -316,7 +336,8 @@ class StepRunner:
             for name in step.names:
                 promises = [branch.variables.get(name) for branch in branches]
                 values = [None if each is None else each.value for each in promises]
-                self._define(step, text, name, values)
+                size = 2 + sum(9 if each is None else each.size + 1 for each in promises)
+                self._define(step, text, name, values, self._bounded(size))
             return
         texts = []
         for number, branch in enumerate(branches):

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang.srt.core.call_hints import PrefixHash
 from sglang.srt.programs.call_graph import prefix_hashes
-from sglang.srt.runtime.programs.promises import Promise
+from sglang.srt.runtime.programs.semantic_variables import SemanticVariable
 
 Ranges = tuple[tuple[int, int], ...]
 CHARS = 4  # characters of a token, about
@@ -48,7 +48,7 @@ class StreamText:
     media: list[Medium] = field(default_factory=list)
     parallel: list[Ranges] = field(default_factory=list)
     scopes: dict[str, int] = field(default_factory=dict)
-    variables: dict[str, Promise] = field(default_factory=dict)
+    variables: dict[str, SemanticVariable] = field(default_factory=dict)
     marks: list[int] = field(default_factory=list)
     length: int = 0
     _pieces: list[str] = field(default_factory=list)

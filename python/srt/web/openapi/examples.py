@@ -87,6 +87,7 @@ EXAMPLES: dict[str, Bodies] = {
         {"text": _QUESTION, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
          "token_ids_logprob": [7], "return_text_in_logprobs": True,
          "sampling_params": {"max_new_tokens": 2}},
+        {"text": "It is", "output_ids": [7, 8], "sampling_params": {"max_new_tokens": 4}},
         {"text": "It is", "sampling_params": {"choices": [" red", " blue"],
                                               "choices_scoring": "whole"}},
         {"text": "A number:", "sampling_params": {"regex": " [0-9]{2}", "stop": "\n", "n": 2}},
@@ -113,6 +114,12 @@ EXAMPLES: dict[str, Bodies] = {
         {"input": _QUESTION, "tools": [{"type": "function", **_WEATHER}],
          "tool_choice": "required", "parallel_tool_calls": False},
     ],
+    "/v1/inferlets": [
+        {"source": "async def main(ctx):\n    return await ctx.receive()\n", "name": "echo"},
+        {"wasm": "AGFzbQEAAAA="},
+    ],
+    "/v1/inferlets/{id}/runs": [{"arguments": ["one"], "turn_cpu": 0.5, "stream": True}],
+    "/v1/runs/{id}/messages": [{"text": "hello"}],
     "/v1/responses/input_tokens": [{"input": _QUESTION}],
     "/v1/messages": [
         {"messages": _SAID, **_GREEDY, "system": "Be brief."},
