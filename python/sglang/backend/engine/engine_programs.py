@@ -30,6 +30,10 @@ class EnginePrograms(EngineControl):
         """Answer of a POST about programs. Raises BackendError."""
         return await self._awaiting(partial(self._program_answer, path, body))
 
+    async def close_program_session(self, session_id: str) -> None:
+        """End a session of programs. Raises BackendError."""
+        await self._awaiting(partial(_close, self._programs, session_id))
+
     async def program_events(
         self, path: str, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
@@ -54,6 +58,13 @@ class EnginePrograms(EngineControl):
         self, path: str, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
         return _events(self._programs(), path, body)
+
+
+async def _close(programs: Callable[[], ProgramService], session_id: str) -> None:
+    from sglang.srt.runtime.caller import ANYBODY
+
+    sessions = programs().sessions
+    sessions.close(sessions.find(ANYBODY.tenant, session_id))
 
 
 async def _answer(programs: ProgramService, path: str, body: dict[str, Any]) -> dict[str, Any]:

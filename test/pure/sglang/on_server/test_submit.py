@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import threading
 import zlib
 
@@ -20,6 +21,7 @@ from sglang.errors import (
     UnknownVariable,
     Unsupported,
 )
+from sglang.on_server import server_session
 from sglang.on_server.answered_backend import ProgramMismatch
 from sglang.on_server.server_session import LOOP, ServerSession
 
@@ -354,14 +356,34 @@ def test_connection_that_never_opens_fails(server):
 def test_expired_session_is_opened_again(server):
     write.run("snake", backend=server, on="server")
     server.sessions.discard("session0")
-    server.sessions.add("gone")
     assert write.run("snake", backend=server, on="server").text()
 
 
-def test_variable_of_another_session_is_refused(server):
+def test_variable_of_another_session_is_sent_as_its_value(server):
     first = write.submit("snake", backend=server)
-    with pytest.raises(sgl.SglangError, match="a variable of another session"):
-        review.submit(first["code"], session=ServerSession(server)).result()
+    own = review.submit(first["code"])
+    other = review.submit(first["code"], session=ServerSession(server))
+    assert other["review"].get(timeout=10) == own["review"].get(timeout=10)
+    sent = [body["graph"]["arguments"]["code"] for body in server.submissions[1:]]
+    assert first["code"].get() in sent
+    assert [set(value) for value in sent if isinstance(value, dict)] == [{"var"}]
+
+
+def test_full_session_is_closed_once_its_programs_are_forgotten(server, monkeypatch):
+    monkeypatch.setattr(server_session, "MOST_PROGRAMS", 2)
+    kept = write.submit("snake", backend=server)
+    for _ in range(4):
+        write.run("snake", backend=server, on="server")
+    assert server.opened == 3
+    late = review.submit(kept["code"], backend=server)
+    assert late["review"].get(timeout=10)
+    assert "session0" not in server.closed
+    del kept, late
+    gc.collect()
+    for _ in range(3):
+        write.run("snake", backend=server, on="server")
+        gc.collect()
+    assert {"session0", "session1"} <= set(server.closed)
 
 
 def test_other_prompt_on_the_server_is_an_error(server):

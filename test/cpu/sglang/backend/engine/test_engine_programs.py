@@ -11,6 +11,7 @@ from helpers.random_programs import made, random_program
 from helpers.tiny_model import write_config
 from helpers.toy_tokenizer import byte_level
 from sglang.errors import ProgramError
+from sglang.on_server.server_session import LOOP, ServerSession
 
 pytest.importorskip("torch")
 
@@ -61,3 +62,12 @@ def test_cancel_and_errors_reach_the_reader(engine: sgl.Engine) -> None:
         long["answer"].get(timeout=60)
     assert caught.value.filename == __file__
     assert answer.run("how", backend=engine, on="server")["answer"]
+
+
+def test_session_ends_with_its_values(engine: sgl.Engine) -> None:
+    session = ServerSession(engine)
+    submitted = answer.submit("why", backend=engine, session=session)
+    assert submitted["answer"].get(timeout=60)
+    LOOP.run(session.close)
+    with pytest.raises(sgl.SglangError, match=r"session|expired"):
+        answer.submit(submitted["answer"], session=session)["answer"].get(timeout=60)
