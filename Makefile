@@ -48,7 +48,7 @@ test: $(STAMP) browser  ## the whole test suite, lint included (JOBS=3)
 
 # The random tests that run fewer seeds in each run of the suite (test/helpers/seeds.py).
 LONG_TESTS := test/pure/srt/engine/test_simulation.py test/pure/srt/grammar/test_stop_watch.py \
-  test/pure/benchmark/cache_schedule
+  test/pure/srt/routing test/pure/benchmark/cache_schedule
 
 test-long: $(STAMP)  ## random tests with all their seeds: 4,000 histories, more patterns and trees
 	@TEST_LONG=1 $(PYTEST) $(LONG_TESTS) $(ARGS)
