@@ -32,6 +32,7 @@ from sglang.srt.memory.radix_node import RadixNode
 from sglang.srt.memory.store import Store, Transfer
 from sglang.srt.schedule.costs import Costs
 
+MANY = 500  # claims; of more the policy decides more rarely, so that it costs no more a second
 GROWTH = 0.1  # growth of the elapsed time at which a prediction is made anew
 
 
@@ -176,7 +177,7 @@ class Parked:
             taken: tokens that the pass takes.
         """
         now, size = self._clock.now(), self._store.page_size
-        if now - self._acted_at < self.policy.pause:
+        if now - self._acted_at < self.policy.pause * self._rarer:
             return
         self._acted_at = now
         view = ParkingView(
@@ -195,6 +196,11 @@ class Parked:
             self._give_up(self._claims[number])
         for number in made.release:
             self.end(number)
+
+    @property
+    def _rarer(self) -> float:
+        """Factor of the time between two decisions."""
+        return max(len(self._claims) / MANY, 1.0)
 
     def _items(self) -> list[ParkedItem]:
         """Contexts that have KV on the device, and whose tool has not answered."""
@@ -263,7 +269,7 @@ class Parked:
     def _first(self, must: bool) -> tuple[PathClaim | None, RadixNode | None]:
         """The claim that goes first, with the leaf that it gives up."""
         for again in (False, True):
-            if again or self._clock.now() - self._ordered_at > REFRESH:
+            if again or self._clock.now() - self._ordered_at > REFRESH * self._rarer:
                 self._sort()
             while self._order:
                 claim = self._order[-1]

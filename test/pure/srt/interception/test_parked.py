@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.fake_worker import FakeWorker, fake_info
 from helpers.wishes import TEXT
@@ -24,7 +26,8 @@ from sglang.srt.core.messages import (
 )
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
-from sglang.srt.interception.park_policies import RETENTION
+from sglang.srt.interception import parked as parked_module
+from sglang.srt.interception.park_policies import REFRESH, RETENTION
 from sglang.srt.schedule.costs import LineFit
 
 GOAL = Generate(SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True))
@@ -213,6 +216,26 @@ def test_copies_out_leave_the_time_of_prompts_that_wait_for_copies() -> None:
     for moves, rows in list(zip(desk.worker.moves, desk.worker.batches))[first:]:
         copied = len(moves.stores) + len(moves.loads) if moves is not None else 0
         assert 0.5 * copied <= 2.0 + sum(count for _, count in rows)
+
+
+@pytest.mark.parametrize(("many", "decisions"), [(500, 8), (2, 4)])
+def test_the_policy_decides_more_rarely_about_many(
+    many: int, decisions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parked_module, "MANY", many)
+    desk, calls = Desk("priced", capacity=100), []
+    desk.compute(1, 2, 3, 4)
+    decide = desk.parked.policy.decide
+    desk.parked.policy = replace(
+        desk.parked.policy, decide=lambda items, view: calls.append(1) or decide(items, view)
+    )
+    desk.engine.handle([Park(number, expected=9.0) for number in (1, 2, 3, 4)])
+    goal = Generate(SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True))
+    desk.engine.handle([Open(9, ints([9] * 5).tobytes()), Advance(9, 9, goal, close=True)])
+    while desk.engine.busy:
+        desk.clock.advance(1.01 * REFRESH)
+        desk.engine.step()
+    assert len(calls) == decisions
 
 
 def test_a_claim_ends_with_the_pause() -> None:
