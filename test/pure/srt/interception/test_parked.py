@@ -39,7 +39,7 @@ class Desk:
     def __init__(self, policy: str = "priced", capacity: int = 50, host: int = 0) -> None:
         self.clock = ManualClock()
         self.worker = FakeWorker(1)
-        info = fake_info(capacity, 1, host_capacity=host)
+        info = fake_info(capacity, 1, host_capacity=host, kv_bytes_per_token=1000)
         schedule = ScheduleConfig(schedule_policy="fcfs", park_policy=policy)
         self.engine = EngineCore(Inline(self.worker), info, schedule, TEXT, clock=self.clock)
         self.parked = self.engine.planner.parked
@@ -236,6 +236,34 @@ def test_the_policy_decides_more_rarely_about_many(
         desk.clock.advance(1.01 * REFRESH)
         desk.engine.step()
     assert len(calls) == decisions
+
+
+def wasted(desk: Desk) -> float:
+    """Token milliseconds that were wasted; a token has a kilobyte of KV."""
+    return desk.parked.counts["parked_waste"] * 1e9
+
+
+def test_what_is_withheld_is_wasted() -> None:
+    desk = Desk("preserve")
+    desk.compute(1)
+    desk.engine.handle([Park(1, expected=500.0)])
+    assert wasted(desk) == 0
+    desk.clock.advance(3.0)
+    desk.compute(2)
+    assert wasted(desk) == pytest.approx(10 * 1e3 * (desk.clock.now() - 1.0))
+
+
+@pytest.mark.parametrize("policy", ["priced", "discard"])
+def test_what_is_computed_again_is_wasted(policy: str) -> None:
+    desk = Desk(policy)
+    desk.compute(1)
+    desk.engine.handle([Park(1, expected=500.0)])
+    desk.compute(2, close=True)  # the policy decides
+    desk.engine.planner.costs.forward, before = LineFit(2.0, 0.5), wasted(desk)
+    desk.engine.handle([Append(1, ints([7, 8]).tobytes()), Advance(1, 5, GOAL, close=True)])
+    desk.run()
+    lost = 10 if policy == "discard" else 0
+    assert wasted(desk) - before == pytest.approx(0.5 * lost * lost / 2)
 
 
 def test_a_claim_ends_with_the_pause() -> None:
