@@ -150,6 +150,8 @@ def test_a_section_is_frozen() -> None:
         ("stream_interval", 0, "at least 1"),
         ("max_body_bytes", 0, "at least 1"),
         ("schedule_policy", "sjf", "lpm"),
+        ("prefill_budget", "greedy", "throttle"),
+        ("park_policy", "lru", "priced"),
         ("load_format", "pickle", "safetensors"),
         ("dtype", "int8", "bfloat16"),
         ("log_level", "loud", "warning"),
