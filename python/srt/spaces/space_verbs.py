@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace as replaced
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.space_messages import (
@@ -51,6 +52,7 @@ class SpaceVerbs:
     def __init__(self, memory: SpaceMemory, facts: SpaceFacts, prefixes: PrefixFills) -> None:
         self.memory, self.facts, self._prefixes = memory, facts, prefixes
         self._fill = memory.pages.fill
+        self._verified: SamplingParams | None = None  # the last of a forward
         self._of: dict[type, Callable[[ProgramSpace, Any], None]] = {
             AllocPages: self._alloc,
             FreePages: self._free,
@@ -136,6 +138,8 @@ class SpaceVerbs:
             return
         self._verify_pending(space)
         reads, writes = self._readable(space, sources), self._writable(space, targets)
+        if self.memory.pages.repeated(writes):
+            raise ValueError("a slot is written twice")
         work = CopyWork(self._next(), reads, writes, space.verb.priority)
         self.memory.positions.copy(reads, writes)
         self._fill(writes)
@@ -289,15 +293,19 @@ class SpaceVerbs:
         if verb.top < WHOLE or verb.top > vocab:
             raise ValueError(f"top is {verb.top}; it may be {WHOLE} (all ids) to {vocab}")
         if verb.sample is not None:
-            verb.sample.verify(vocab)
+            if verb.sample != self._verified:
+                verb.sample.verify(vocab)
+                self._verified = verb.sample
             if not 0 <= verb.uniform < 1:
                 raise ValueError(f"uniform is {verb.uniform}; it must be in [0, 1)")
             if verb.allowed and len(verb.allowed) != 4 * -(-vocab // 32):
                 raise ValueError(
                     f"allowed has {len(verb.allowed)} bytes; {vocab} ids need {4 * -(-vocab // 32)}"
                 )
-            self._verify_tokens(numbers(verb.history, "history"))
-        self._verify_tokens(np.array(verb.probe, dtype=np.int64))
+            if verb.history:
+                self._verify_tokens(numbers(verb.history, "history"))
+        if verb.probe:
+            self._verify_tokens(np.array(verb.probe, dtype=np.int64))
         if verb.follows >= 0 and verb.follows not in space.sampled:
             followed = space.forwards.get(verb.follows)
             if followed is None or followed.verb.sample is None:
@@ -375,8 +383,6 @@ class SpaceVerbs:
             raise ValueError(
                 f"slot {shared[0]} is exported, and read-only until the export is released"
             )
-        if self.memory.pages.repeated(found):
-            raise ValueError("a slot is written twice")
         return found
 
     def _next(self) -> int:
