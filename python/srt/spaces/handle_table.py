@@ -19,6 +19,14 @@ def numbers(data: bytes, name: str) -> Array:
     return np.frombuffer(data, dtype=np.int32)
 
 
+def outside(values: Array, limit: int) -> bool:
+    """Whether any of some int32 values is outside ``[0, limit)``."""
+    if len(values) == 1:
+        return not 0 <= int(values[0]) < limit
+    # A negative number is a large one.
+    return len(values) > 0 and int(values.view(np.uint32).max()) >= limit
+
+
 class HandleTable:
     """Pages by handle, and which of them the space may write. All lookups check their handles.
 
@@ -72,7 +80,7 @@ class HandleTable:
     def pages(self, handles: Array) -> Array:
         """Return the pages of handles. Raises ValueError for one that is not in use."""
         table = self._pages
-        if len(handles) and (int(handles.min()) < 0 or int(handles.max()) >= len(table)):
+        if outside(handles, len(table)):
             wrong = handles[(handles < 0) | (handles >= len(table))][0]
             raise ValueError(f"handle {wrong} is not in use; allocate or import it first")
         pages = table[handles]
