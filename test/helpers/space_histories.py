@@ -146,14 +146,17 @@ class SpaceHistory:
         else:
             self.seen["refused allocations"] += 1
 
-    def _forward(self, player: Player, follows: int = -1) -> None:
+    def _forward(self, player: Player, follows: int = -1, view: list[int] | None = None) -> None:
+        """``view``: slots that it sees; the one that it writes is added, if there is one."""
         r, program = self.r, player.program
-        count = r.choice([1, 1, 1, 2, 3, 6, 20])
+        count = r.choice([1, 1, 1, 2, 3, 6, 20]) if view is None else 1
         known = sorted(program.states)
-        visible = r.sample(known, min(len(known), r.randint(0, 12)))
+        visible = r.sample(known, min(len(known), r.randint(0, 12))) if view is None else list(view)
         free = sorted(player.handles - player.shared - set(visible))
         r.shuffle(free)
         written = free[:count] if len(free) >= count and r.random() < 0.9 else []
+        if view is not None:
+            view += written
         more: dict[str, Any] = {}
         if r.random() < 0.3:
             more["positions"] = [r.randrange(4000) for _ in range(count)]
@@ -179,9 +182,11 @@ class SpaceHistory:
         self.seen["forwards kept nowhere"] += not written
 
     def _loop(self, player: Player) -> None:
-        """A straight loop that reads no token before it sends the next forward."""
+        """A straight loop that reads no token before it sends the next forward; half of them see
+        what the forward before has seen and written."""
+        view: list[int] | None = [] if self.r.random() < 0.5 else None
         for _ in range(self.r.randint(2, 5)):
-            self._forward(player, player.last)
+            self._forward(player, player.last, view)
             if player.program.ended is not None or player.last < 0:
                 return
         self.seen["straight loops"] += 1

@@ -32,11 +32,14 @@ class HandleTable:
 
     Attributes:
         mapped: number of handles that stand for a page.
+        known: slots of the last forward, as the space names them, and those of the pool. All are
+            different and have KV; None where that may have changed since.
     """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.mapped = 0
+        self.known: tuple[bytes, Array] | None = None
         self._pages = np.full(LEAST, NO_PAGE, dtype=np.int32)
         self._writable = np.zeros(LEAST, dtype=np.bool_)
 
@@ -75,6 +78,7 @@ class HandleTable:
             raise ValueError("a handle is given twice")
         self._pages[handles] = NO_PAGE
         self.mapped -= len(handles)
+        self.known = None
         return pages
 
     def pages(self, handles: Array) -> Array:
@@ -97,6 +101,12 @@ class HandleTable:
         handles = np.floor_divide(slots, size)
         found: Array = self.pages(handles) * size + (slots - handles * size)
         return found
+
+    def writable(self, handle: int) -> int:
+        """Return the page of a handle that the space may write; ``NO_PAGE`` of another one."""
+        if 0 <= handle < len(self._pages) and self._writable[handle]:
+            return int(self._pages[handle])
+        return NO_PAGE
 
     def verify_writable(self, handles: Array) -> None:
         """Raise ValueError where one of these handles, which are in use, is read-only."""

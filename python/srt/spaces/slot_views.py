@@ -20,7 +20,7 @@ def verify_pages(page_size: int, visible: int, work: ForwardWork | None = None) 
         raise ValueError(f"{text}KV that is kept nowhere behind a part of a page")
     if work is None:
         return
-    if len(work.runs) > 1 or len(work.runs[0].seen) != len(work.reads):
+    if work.hides:
         raise ValueError(f"{text}masks")
     slots = work.slots
     first = np.repeat(slots[::page_size], page_size)[: len(slots)]
@@ -55,7 +55,7 @@ class SlotPositions:
 
     def verify(self, work: ForwardWork, positions: Array) -> None:
         """Raise ValueError where a view of a model with windows has holes."""
-        if len(work.runs) > 1 or len(work.runs[0].seen) != len(work.reads):
+        if work.hides:
             raise ValueError("the model has layers with a sliding window, which no mask can have")
         own = np.concatenate([self._positions[work.reads], positions])
         if (np.diff(own) != 1).any():

@@ -59,8 +59,8 @@ class SpacePages:
         self._store.pool.give(from_bytes(free.astype(np.int32).tobytes()))
         self.held -= len(free)
 
-    def sole(self, pages: Array) -> Array:
-        """Return bool: whether a page has a single holder."""
+    def sole(self, pages: Array | int) -> Array:
+        """Return bool, for each page: whether it has a single holder."""
         found: Array = self._holders[pages] == 1
         return found
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from msgspec.structs import replace as replaced
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.ints import ints
+from sglang.srt.core.ints import from_bytes, ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.space_messages import (
     UNANSWERED,
@@ -31,7 +31,7 @@ from sglang.srt.core.space_messages import (
     SpaceVerb,
 )
 from sglang.srt.spaces.handle_table import HandleTable, numbers, outside
-from sglang.srt.spaces.mask_runs import MOST_BITS, mask_runs
+from sglang.srt.spaces.mask_runs import MOST_BITS, MaskRun, mask_runs
 from sglang.srt.spaces.prefix_fills import PrefixFills
 from sglang.srt.spaces.program_space import ProgramSpace
 from sglang.srt.spaces.slot_views import verify_pages
@@ -228,31 +228,17 @@ class SpaceVerbs:
         self._verify_outputs(space, verb)
         if verb.read or verb.keep:
             raise ValueError("this engine keeps no hidden states; forward token ids")
-        tokens, seen = numbers(verb.tokens, "tokens"), len(numbers(verb.visible, "visible"))
-        named, count = numbers(verb.visible + verb.written, "written"), len(tokens)
+        tokens, seen = numbers(verb.tokens, "tokens"), len(verb.visible) // 4
+        count = len(tokens)
         if not count:
             raise ValueError("a forward has no tokens; give it at least one")
         self._verify_tokens(tokens)
         self._verify_length(seen, count)
-        if len(named) - seen not in (0, count):
-            raise ValueError(
-                f"{count} tokens are written to {len(named) - seen} slots; one each, or none"
-            )
         self._verify_positions(verb, count)
-        runs = mask_runs(verb.mask, seen, count)
-        if sum(len(run.seen) + run.last - run.first for run in runs) > MOST_BITS:
-            raise ValueError(
-                f"the mask makes {len(runs)} rows, which see more than {MOST_BITS} slots together; "
-                "compute the tokens in several forwards"
-            )
-        slots, scratch = space.table.slots(named), NONE
-        self._verify_filled(named, slots[:seen])
-        if len(named) > seen:
-            self._verify_writable(space, named[seen:], slots[seen:])
-        else:
-            verify_pages(self.facts.page_size, seen)
-            scratch = self.memory.take(space, -(-count // self.facts.page_size))
-            slots = np.concatenate([slots, self.memory.pages.slots(scratch)[:count]])
+        runs = self._runs(verb, seen, count)
+        slots, scratch = self._continued(space, verb), NONE
+        if slots is None:
+            slots, scratch = self._slots(space, verb, count)
         verb, followed = self._followed(space, self._plain(verb))
         work = ForwardWork(
             self._next(), verb, slots, seen, runs, verb.priority or space.verb.priority, scratch,
@@ -264,9 +250,57 @@ class SpaceVerbs:
             self.memory.pages.give(scratch)
             raise
         self._fill(work.writes)
+        if verb.written:
+            space.table.known = verb.visible + verb.written, slots
         space.pending.append(work)
         if verb.request != UNANSWERED:
             space.forwards[verb.request] = work
+
+    def _runs(self, verb: ForwardTokens, seen: int, count: int) -> list[MaskRun]:
+        if not verb.mask:
+            return [MaskRun(0, count, NONE)]
+        runs = mask_runs(verb.mask, seen, count)
+        if sum(len(run.seen) + run.last - run.first for run in runs) > MOST_BITS:
+            raise ValueError(
+                f"the mask makes {len(runs)} rows, which see more than {MOST_BITS} slots together; "
+                "compute the tokens in several forwards"
+            )
+        return runs
+
+    def _continued(self, space: ProgramSpace, verb: ForwardTokens) -> Array | None:
+        """Slots of the pool for a token that sees what the last forward has seen and written: the
+        step of a straight loop. None of another forward, or one that may be wrong."""
+        known = space.table.known
+        if known is None or known[0] != verb.visible or len(verb.written) != 4:
+            return None
+        if len(verb.tokens) != 4 or self.facts.page_size > 1 or self.memory.positions.kept:
+            return None
+        page = space.table.writable(from_bytes(verb.written)[0])
+        if page < 0 or not self.memory.pages.sole(page) or (known[1] == page).any():
+            return None
+        slots = np.empty(len(known[1]) + 1, dtype=np.int32)
+        slots[:-1], slots[-1] = known[1], page
+        return slots
+
+    def _slots(self, space: ProgramSpace, verb: ForwardTokens, count: int) -> tuple[Array, Array]:
+        """Slots of the pool that a forward sees and writes, and the pages of scratch among them.
+        Raises ValueError, SpaceOver."""
+        seen, size = len(numbers(verb.visible, "visible")), self.facts.page_size
+        named = numbers(verb.visible + verb.written, "written")
+        if len(named) - seen not in (0, count):
+            raise ValueError(
+                f"{count} tokens are written to {len(named) - seen} slots; one each, or none"
+            )
+        slots = space.table.slots(named)
+        self._verify_filled(named, slots[:seen])
+        if self.memory.pages.repeated(slots):
+            raise ValueError("a slot is seen or written twice; name each once, and none in both")
+        if len(named) > seen:
+            self._verify_writable(space, named[seen:], slots[seen:])
+            return slots, NONE
+        verify_pages(size, seen)
+        scratch = self.memory.take(space, -(-count // size))
+        return np.concatenate([slots, self.memory.pages.slots(scratch)[:count]]), scratch
 
     def _plain(self, verb: ForwardTokens) -> ForwardTokens:
         """The forward without what the program sees to itself: stops and constraints."""
@@ -278,8 +312,6 @@ class SpaceVerbs:
 
     def _verify_view(self, work: ForwardWork) -> None:
         """Raise ValueError for a view that the memory or the model cannot have."""
-        if self.memory.pages.repeated(work.slots):
-            raise ValueError("a slot is seen or written twice; name each once, and none in both")
         verify_pages(self.facts.page_size, 0, work)
         if self.memory.positions.kept:
             positions = np.frombuffer(work.verb.positions, dtype=np.int32)
@@ -297,7 +329,7 @@ class SpaceVerbs:
         if verb.top < WHOLE or verb.top > vocab:
             raise ValueError(f"top is {verb.top}; it may be {WHOLE} (all ids) to {vocab}")
         if verb.sample is not None:
-            if verb.sample != self._verified:
+            if verb.sample is not self._verified and verb.sample != self._verified:
                 verb.sample.verify(vocab)
                 self._verified = verb.sample
             if not 0 <= verb.uniform < 1:

@@ -108,6 +108,11 @@ class ForwardWork:
         return len(self.slots) - self.seen - self.state.begun
 
     @property
+    def hides(self) -> bool:
+        """Whether a mask hides anything."""
+        return bool(self.verb.mask) and (len(self.runs) > 1 or len(self.runs[0].seen) != self.seen)
+
+    @property
     def kept(self) -> Array:
         """Slots that hold the KV afterwards."""
         return NONE if len(self.scratch) else self.writes

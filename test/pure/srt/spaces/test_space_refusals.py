@@ -175,6 +175,35 @@ def test_other_programs_pages_cannot_be_named() -> None:
     finish(desk)
 
 
+def test_the_step_of_a_loop_is_held_against_the_same_rules() -> None:
+    """A forward that goes on from the last one's view is looked up in another way."""
+    desk = SpaceDesk()
+    program = filled(desk)
+    program.alloc(8, 9)
+    view = list(range(8))
+    wrong = {
+        "2 tokens are written to 1 slots": {"tokens": [1, 2]},
+        "seen or written twice": {"written": [3]},
+        "handle 70 is not in use": {"written": [70]},
+        "handle -1 is not in use": {"written": [-1]},
+    }
+    for text, more in wrong.items():
+        verb = _forward(program, visible=view, **more)
+        assert text in refused(program, lambda verb=verb: program.send(verb))
+    program.forward([7], view, [8], sample=GREEDY)
+    program.forward([7], [*view, 8], [9], sample=GREEDY)
+    desk.run()
+    program.export("shared", 9)
+    assert "slot 9 is exported" in refused(
+        program, lambda: program.send(_forward(program, visible=[*view, 8], written=[9]))
+    )
+    program.free(3)
+    assert "handle 3 is not in use" in refused(
+        program, lambda: program.send(_forward(program, visible=[*view, 8], written=[9]))
+    )
+    finish(desk)
+
+
 def test_verbs_cost_what_they_hold() -> None:
     """A step takes some of many large verbs, and the rest later."""
     desk = SpaceDesk()
