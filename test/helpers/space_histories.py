@@ -71,7 +71,7 @@ class SpaceHistory:
         if r.random() < 0.2:
             worker.break_at, worker.break_row = {r.randint(2, 30)}, r.choice([0, -1])
         self.desk = SpaceDesk(
-            r.choice([48, 64, 96, 200]), worker=worker, depth=r.choice([1, 2, 2]),
+            r.choice([48, 64, 96, 200]), worker=worker, depth=r.choice([1, 2, 2, 3]),
             chunked_prefill_size=r.choice([4, 16, 64]),
             schedule_policy=r.choice(["lpm", "fcfs", "priority"]),
         )  # fmt: skip
