@@ -52,9 +52,10 @@ class SpacePages:
         self._holders[pages] += 1
 
     def give(self, pages: Array) -> None:
-        """Take a holder from different pages. Those without another one go back to the pool."""
-        self._holders[pages] -= 1
-        free = pages[self._holders[pages] == 0]
+        """Take a holder from pages, one for each time that a page is named. Pages without another
+        holder go back to the pool."""
+        np.subtract.at(self._holders, pages, 1)
+        free = np.unique(pages[self._holders[pages] == 0])
         self._store.pool.give(from_bytes(free.astype(np.int32).tobytes()))
         self.held -= len(free)
 

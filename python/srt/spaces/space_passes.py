@@ -127,7 +127,9 @@ class SpacePasses:
             return False
         if work.verb.sample is not None and work.verb.sample.penalised and work.count > 1:
             return True  # only the row that follows has the token in its history
-        return work.state.begun == 0 and (self._pipelined or followed.state.at[0] != previous)
+        if work.state.begun:
+            return False
+        return self._pipelined or previous < 0 or followed.state.at[0] != previous
 
     def _adapts(self, space: ProgramSpace, adapters: set[int]) -> bool:
         """Whether the pass has room for the space's adapter."""
