@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 
 from helpers.paths import ROOT
+from sglang.backend.engine import inferlet_command
 from sglang.srt.commands import (
     drain_command,
     engine_command,
@@ -95,8 +96,8 @@ def test_named_flags_exist() -> None:
     names = [*Config().settings(), *FLAGS, *MEANS, *SPELLINGS]
     known = {name.replace("_", "-") for name in names} | FOREIGN
     commands = (
-        doctor_command, drain_command, engine_command, explain_command, schema_command,
-        trace_command, workers_command,
+        doctor_command, drain_command, engine_command, explain_command, inferlet_command,
+        schema_command, trace_command, workers_command,
     )  # fmt: skip
     for command in commands:
         parser = Parser()

@@ -1,0 +1,42 @@
+"""Ways of decoding a text greedily, from the server's own to every step in the program."""
+
+from __future__ import annotations
+
+from sglang.inferlet import Context, Ctx, Greedy
+
+
+async def lease(ctx: Ctx) -> str:
+    """The server's completion, as a lease."""
+    prompt, count = ctx.get_arg()
+    params = {"temperature": 0, "ignore_eos": True, "max_new_tokens": int(count)}
+    found = await ctx.generate(prompt, **params)
+    return str(found["text"])
+
+
+async def sampled(ctx: Ctx) -> str:
+    """A pass a token, sampled in the pass (forward_with_sampling)."""
+    prompt, count = ctx.get_arg()
+    text = await Context(ctx).fill(prompt)
+    start = len(text.tokens)
+    for _ in range(int(count)):
+        text.extend([await text.sample({"temperature": 0})])
+    return await text.text(start)
+
+
+async def distributions(ctx: Ctx) -> str:
+    """A pass a token; its distribution of 256 tokens, from which the program takes one."""
+    return await _by_distributions(ctx, 256)
+
+
+async def best(ctx: Ctx) -> str:
+    """As ``distributions``, of one token, so that the price of the larger answer shows."""
+    return await _by_distributions(ctx, 1)
+
+
+async def _by_distributions(ctx: Ctx, k: int) -> str:
+    prompt, count = ctx.get_arg()
+    text = await Context(ctx).fill(prompt)
+    start, greedy = len(text.tokens), Greedy()
+    for _ in range(int(count)):
+        text.extend([greedy(await text.next_dist(k))])
+    return await text.text(start)
