@@ -57,7 +57,7 @@ def completed(engine: Any, prompts: list[str], tokens: int) -> list[str]:
 
 
 def by_programs(main: Callable[[Any], Awaitable[Any]], policy: str = "cohort") -> Way:
-    """As many programs as prompts."""
+    """A way that runs a program for each prompt."""
 
     def run(engine: Any, prompts: list[str], tokens: int) -> list[str]:
         programs = [engine.inferlet(main, prompt, str(tokens), policy=policy) for prompt in prompts]

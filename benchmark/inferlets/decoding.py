@@ -29,7 +29,7 @@ async def distributions(ctx: Ctx) -> str:
 
 
 async def best(ctx: Ctx) -> str:
-    """As ``distributions``, of one token, so that the price of the larger answer shows."""
+    """A pass a token; its distribution of one token, so that the price of 256 shows."""
     return await _by_distributions(ctx, 1)
 
 
