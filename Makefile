@@ -154,6 +154,8 @@ $(STAMP): $(RUNTIME)
 	@echo "Adding the tools of the tests to $(VENV): about 500 MB to fetch, a few minutes ..."
 	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; fi; \
 	  $(BIN)/python $(PIP) $$pins --editable '.[dev]'
+	@echo "Building the runner of inferlets, which tests run programs in: up to a minute ..."
+	@$(BIN)/sglang inferlet runner >/dev/null
 	@touch $@
 
 # The page at / is tested in a real browser. On a machine that is ours to change (root, Debian's

@@ -27,9 +27,11 @@ from sglang.ir.nodes import (
 from sglang.ir.params import GEN_NAMES, GenParams, Stop, checked
 from sglang.ir.prompt_media import medium
 from sglang.program import SglFunction
-from sglang.run import reasoning
 from sglang.run.live_nodes import BoundTool
 from sglang.run.run_scope import resolve_backend
+from sglang.semantics import reasoning, transform_words
+
+transforms = transform_words
 
 
 @overload

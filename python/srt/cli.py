@@ -67,7 +67,9 @@ COMMANDS = {
         "run a program that holds the pages of its generation",
         "Run a Python file with `async def main(ctx)`: a program that holds pages, forward passes "
         "and distributions itself. Its messages and result are printed; exit code 1 if it fails. "
-        "Options stand before the file; what follows it is the program's.",
+        "Options stand before the file; what follows it is the program's. 'put', 'list', "
+        "'launch', 'logs' and 'kill' are for a server with --enable-inferlets, 'runner' and "
+        "'build' for what its programs are built with.",
     ),
     "models": (
         "sglang.srt.commands.models_command",
@@ -75,6 +77,11 @@ COMMANDS = {
         "List the architectures that are served, and what the tests verify of each. Exit code 1 "
         "where none has the name asked for.",
     ),
+}
+# Actions of a command that are another module's.
+ELSEWHERE: dict[tuple[str, ...], str] = {
+    ("inferlet", action): "sglang.srt.commands.sandbox_command"
+    for action in ("put", "list", "launch", "logs", "kill", "runner", "build")
 }
 
 
@@ -97,7 +104,7 @@ def _main(argv: list[str]) -> int:
         commands.add_parser(name, help=help, description=more)
         if argv[:1] == [name]:
             try:
-                command = import_module(module)
+                command = import_module(ELSEWHERE.get(tuple(argv[:2]), module))
             except ModuleNotFoundError as error:
                 sys.exit(
                     f"sglang {name} needs more: "

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sglang.backend.base import Backend, Choose, Commit, Prompt
-from sglang.backend.native.native_backend import HEALING_TOKENS
 from sglang.forecast.cache_model import Need, Units, common
 from sglang.forecast.prompt_reader import PromptReader
 from sglang.forecast.script import RehearsedCall
 from sglang.ir.params import GenParams, strings
+from sglang.semantics.choice_requests import HEALING_TOKENS
 
 CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
 
@@ -98,7 +98,7 @@ class NativeBiller:
         return length if stops or call.prompt.messages else length - 1
 
     def _scored(self, prompt: Units, call: Choose, space: str) -> Iterator[Need]:
-        """Needs of a select, scored as ``native_backend`` does.
+        """Needs of a select, scored as ``choice_requests`` does.
 
         The prompt alone; then prompt and options from some tokens before the prompt's end on,
         further back where a tokenization parts before that.

@@ -11,8 +11,8 @@ from sglang.backend.output_constraint import OutputConstraint
 from sglang.errors import InvalidOutput
 from sglang.ir.chat_template import ChatTemplate
 from sglang.ir.params import GenParams
-from sglang.run import reasoning
 from sglang.run.typed import cut_at
+from sglang.semantics import reasoning
 
 
 def valid_completions(

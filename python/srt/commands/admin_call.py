@@ -46,6 +46,19 @@ def call_server(
     seconds: float = SECONDS,
 ) -> dict[str, Any]:
     """The server's answer. Raises OSError and ValueError, with what to tell."""
+    with open_server(arguments, method, path, body, seconds) as reply:
+        found: dict[str, Any] = json.load(reply)
+        return found
+
+
+def open_server(
+    arguments: argparse.Namespace,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    seconds: float | None = None,
+) -> Any:
+    """The server's answer, to be read and closed. Raises as ``call_server``."""
     url, key = arguments.url.rstrip("/"), arguments.admin_api_key
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"URL is {arguments.url!r}; it must begin with http:// or https://")
@@ -56,9 +69,7 @@ def call_server(
     asked = urllib.request.Request(f"{url}{path}", data, headers, method=method)
     context = ssl._create_unverified_context() if arguments.insecure else None
     try:
-        with urllib.request.urlopen(asked, timeout=seconds, context=context) as reply:
-            found: dict[str, Any] = json.load(reply)
-            return found
+        return urllib.request.urlopen(asked, timeout=seconds, context=context)
     except urllib.error.HTTPError as error:
         raise OSError(_message(error)) from error
     except (urllib.error.URLError, http.client.HTTPException) as error:

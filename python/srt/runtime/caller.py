@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 SHARED = "\0"  # the namespace of tenants that share a cache
 
 
@@ -29,6 +31,23 @@ class RequestSlot:
             self._leave()
 
 
+class InferletGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Rights of a key whose holder may upload and run inferlets. What is not granted is denied.
+
+    Attributes:
+        store: programs may use the tenant's key-value store.
+        topics: programs may broadcast to, and subscribe to, the tenant's topics.
+        hosts: hosts that programs may send HTTP requests to, at public addresses; ("*",): any.
+    """
+
+    store: bool = False
+    topics: bool = False
+    hosts: tuple[str, ...] = ()
+
+
+COMPUTING = InferletGrant()  # a program may compute, and call the model, and no more
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of one request.
@@ -42,6 +61,7 @@ class Caller:
         charge: called with the number of tokens read or generated for it, as they come; None where
             its tokens are not counted.
         slot: of its request; None where its requests are not counted.
+        grant: what its programs in the sandbox may do; None: it may run none.
     """
 
     request: str = ""
@@ -51,6 +71,7 @@ class Caller:
     priority: int = 0
     charge: Callable[[int], None] | None = None
     slot: RequestSlot | None = None
+    grant: InferletGrant | None = COMPUTING
 
 
 ANYBODY = Caller()

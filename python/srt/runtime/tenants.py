@@ -20,12 +20,13 @@ from pathlib import Path
 import msgspec
 from sglang.srt.config import Config
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.caller import SHARED, Caller
+from sglang.srt.runtime.caller import SHARED, Caller, InferletGrant
 
 ADMIN = "admin"
 MAX_NAME = 64  # characters
 MAX_PRIORITY = 1_000_000
 MINUTE = 60.0
+EVERY_RIGHT = InferletGrant(store=True, topics=True, hosts=("*",))
 _UNKNOWN = "This server does not know the API key that was sent."
 _MISSING = "Send one API key, as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
 
@@ -39,6 +40,7 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         shared_cache: its requests may meet the KV of others'; else of its own alone.
         priority: added to that of each of its requests.
         admin: it may do what concerns others.
+        inferlets: it may upload and run inferlets, with these rights; an admin's may do everything.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tokens_per_minute: int = 0
     shared_cache: bool = False
     admin: bool = False
+    inferlets: InferletGrant | None = None
 
     def digests(self) -> list[bytes]:
         """Possible SHA-256 digests of the key: a key that is not ASCII has two encodings."""
@@ -121,7 +124,10 @@ class Tenant:
     def caller(self, request: str) -> Caller:
         """The caller of the request of this id."""
         key = self.key
-        return Caller(request, key.name, key.admin, self.namespace, key.priority, self.charge)
+        grant = EVERY_RIGHT if key.admin else key.inferlets
+        return Caller(
+            request, key.name, key.admin, self.namespace, key.priority, self.charge, grant=grant
+        )
 
     def change(self, key: Key, namespace: str) -> None:
         """Set other limits, from now on."""

@@ -8,6 +8,7 @@ from sglang.srt.runtime.classification import ClassifyRequest
 from sglang.srt.runtime.conversations.chat_request import ChatRequest
 from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.generated import Generated
+from sglang.srt.runtime.programs import program_bodies as bodies
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
 from sglang.srt.runtime.sessions import CloseSession, OpenSession
 from sglang.srt.runtime.vectors import Encoded, EncodeRequest
@@ -18,6 +19,8 @@ from sglang.srt.web.admin import routes as admin
 from sglang.srt.web.admin import worker_routes as workers
 from sglang.srt.web.anthropic.messages import messages_body
 from sglang.srt.web.anthropic.messages import routes as messages
+from sglang.srt.web.inferlet_api import inferlet_bodies
+from sglang.srt.web.inferlet_api import routes as inferlets
 from sglang.srt.web.native import routes as native
 from sglang.srt.web.native import token_routes as tokens
 from sglang.srt.web.openai import completions, embeddings, score
@@ -28,6 +31,7 @@ from sglang.srt.web.openapi import native_shapes as shapes
 from sglang.srt.web.openapi import openai_shapes as shapes_v1
 from sglang.srt.web.page import live_view as live
 from sglang.srt.web.page import page_files as page
+from sglang.srt.web.programs import routes as programs
 from sglang.srt.web.route import EVENTS, JSON, PAGE, TEXT, Handler, Route
 
 
@@ -107,11 +111,32 @@ ROUTES = (
     _post("/v1/responses/{id}/cancel", responses.cancel, None, shapes_v1.Response),
     _get("/v1/responses/{id}/input_items", responses.input_items, shapes_v1.Items,
          query=responses.ItemsQuery),
+    # Programs sent whole.
+    _post("/v1/session", programs.open_session, bodies.OpenProgramSession,
+          bodies.ProgramSessionReply, optional=True),
+    Route("DELETE", "/v1/session/{session_id}", programs.close_session, shapes.Status),
+    _post("/v1/submit", programs.submit, bodies.SubmitBody, bodies.SubmittedReply, **_STREAMED),
+    _post("/v1/get", programs.get_value, bodies.GetBody, bodies.ValueReply, **_STREAMED),
+    _post("/v1/set", programs.set_value, bodies.SetBody, shapes.Status),
+    _post("/v1/cancel", programs.cancel, bodies.CancelBody, bodies.CancelledReply),
     # Anthropic's.
     _post("/v1/messages", messages.messages, messages_body.MessagesBody, shapes_v1.MessageReply,
           **_STREAMED),
     _post("/v1/messages/count_tokens", messages.count_tokens, messages_body.MessagesBody,
           shapes_v1.CountedTokens),
+    # Programs that clients upload.
+    _get("/v1/inferlets", inferlets.programs, inferlet_bodies.InferletList),
+    _post("/v1/inferlets", inferlets.upload, inferlet_bodies.UploadBody,
+          inferlet_bodies.InferletObject),
+    Route("DELETE", "/v1/inferlets/{id}", inferlets.remove, inferlet_bodies.InferletGone),
+    _post("/v1/inferlets/{id}/runs", inferlets.launch, inferlet_bodies.RunBody,
+          inferlet_bodies.InferletRunReply, optional=True, **_STREAMED),
+    _get("/v1/runs", inferlets.runs, inferlet_bodies.InferletRuns),
+    _get("/v1/runs/{id}", inferlets.retrieve, inferlet_bodies.InferletRunReply,
+         query=inferlet_bodies.RunQuery, **_STREAMED),
+    _post("/v1/runs/{id}/messages", inferlets.message, inferlet_bodies.MessageBody,
+          inferlet_bodies.MessageSent),
+    Route("DELETE", "/v1/runs/{id}", inferlets.end, inferlet_bodies.InferletGone),
     # As other servers have them.
     _post("/v1/score", score.score, ScoreRequest, _SCORED),
     _post("/score", score.score, ScoreRequest, _SCORED),

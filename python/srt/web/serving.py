@@ -15,17 +15,18 @@ from functools import partial
 import uvicorn
 from sglang.srt.config import Config
 from sglang.srt.config.listening import exposed, tls_options
-from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.version import __version__
 from sglang.srt.engine.process import Started
 from sglang.srt.runtime.fleet.engine_fleet import Fleet
 from sglang.srt.runtime.fleet.fleet_setup import completer_on, connector, fleet_of, supervisors
 from sglang.srt.runtime.fleet.members import Members
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
+from sglang.srt.system.processes import when_orphaned
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.connection.accept import allow_connections, calm
 from sglang.srt.web.connection.protocol import protocol
+from sglang.srt.web.inferlet_api.sandbox_setup import sandbox_of
 from sglang.srt.web.server_state import ServerState
 from sglang.srt.web.telemetry.request_tracing import connect
 
@@ -85,7 +86,8 @@ async def _serve(
             if config.toolbox.toolbox:
                 toolbox = state.toolbox = Toolbox(config.toolbox, state.metrics.tool_ran)
                 await toolbox.start()
-            return await _Server(state, fleet, listener, signals).run()
+            async with sandbox_of(state, config.inferlets):
+                return await _Server(state, fleet, listener, signals).run()
         finally:
             if toolbox is not None:
                 await toolbox.close()
@@ -223,6 +225,7 @@ class _Server(uvicorn.Server):
         log.info("the server ends with its open requests; a second signal exits at once")
         self._state.drain.begin()
         await self._state.drain.over.wait()
+        self._state.programs.sessions.close_all()
         self._state.runtime.abort()  # responses in the background
         self.should_exit = True
 

@@ -6,26 +6,22 @@ both answer with the same dicts, so everything else is shared.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from sglang.backend.base import Backend, Call, Choose, Commit, Completion, Prompt
 from sglang.backend.call_observer import OBSERVER
 from sglang.errors import BackendError, Unsupported
-from sglang.ir.choices import ChoicesMethod, Decision, OptionScores
+from sglang.ir.choices import ChoicesMethod, Decision
 from sglang.ir.params import GenParams, to_wire
-
-# Tokens before the boundary whose ids are compared first to see where tokenizations part.
-HEALING_TOKENS = 8
+from sglang.semantics.choice_requests import COMPUTED, Requests, choice_requests
 
 SPANS = {"return_spans": True}
 # Independent of the server's default.
 STREAMED = {"stream": True, "incremental_streaming_output": False}
 
 T = TypeVar("T")
-# Requests, each answered before the next; what is returned is the result of them all.
-Requests: TypeAlias = Generator[dict[str, Any], Any, T]
 
 
 class NativeBackend(Backend):
@@ -86,10 +82,10 @@ class NativeBackend(Backend):
                 return end.value  # type: ignore[no-any-return]
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        return _completions(self._asked(_body(prompt, params)), params)
+        return completions_of(self._asked(_body(prompt, params)), params)
 
     async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        return _completions(await self._aasked(_body(prompt, params)), params)
+        return completions_of(await self._aasked(_body(prompt, params)), params)
 
     def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
         body = {**_body(prompt, params), **STREAMED}
@@ -173,82 +169,16 @@ def _body(prompt: Prompt, params: GenParams) -> dict[str, Any]:
 def _commit(prompt: Prompt) -> Requests[dict[str, Any]]:
     if not prompt.text:
         return {}
-    answer = yield {**_input(prompt), "sampling_params": {"max_new_tokens": 0}}
+    answer = yield {**_input(prompt), **COMPUTED}
     return dict(answer["meta_info"])
 
 
 def _choice(prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Requests[Decision]:
-    """One request computes the shared prefix, a second scores all options in one batch.
-
-    A tokenizer may join the end of the prompt with the beginning of an option, so each option
-    is tokenized together with the prompt, and all of them are scored from the first token at
-    which any leaves the prompt's own tokens. For that the prompt is itself in the batch.
-    """
     if prompt.parallel:
         raise Unsupported(
             "select cannot score behind join('concate_and_append'); use gen and compare its text"
         )
-    length = 0
-    metas: list[dict[str, Any]] = []
-    if prompt.text:
-        metas.append((yield from _commit(prompt)))
-        length = int(metas[0]["prompt_tokens"])
-    window = HEALING_TOKENS
-    while True:
-        start = max(length - window, 0)
-        own, rows, outputs = yield from _score(prompt, options, start, metas)
-        first = min(_shared(own, row) for row in rows)
-        # The first entry may lack its log-probability, and a split there may lie further left.
-        if start == 0 or first > 0:
-            break
-        window *= 4
-    tokens = [row[first:] for row in rows]
-    alone = (yield from _score_alone(prompt, tokens, metas)) if method.unconditional else ()
-    decision = method(OptionScores(options, tokens, outputs, alone))
-    decision.meta["usage"] = _sum_usage(metas)
-    return decision
-
-
-def _score(
-    prompt: Prompt, options: Sequence[str], start: int, metas: list[dict[str, Any]]
-) -> Requests[tuple[list[Any], list[list[Any]], list[Any]]]:
-    """Entries from token ``start`` on of the prompt and of prompt + option; output entries."""
-    text = prompt.text
-    texts = [text, *(text + option for option in options)] if text else list(options)
-    media = {name: [found] * len(texts) for name, found in _media(prompt).items()}
-    answers = yield {"text": texts, **media, **_adapter(prompt), **_scoring(start)}
-    infos = [answer["meta_info"] for answer in answers]
-    metas.extend(infos)
-    own = list(infos.pop(0)["input_token_logprobs"]) if text else []
-    rows = [list(info["input_token_logprobs"]) for info in infos]
-    return own, rows, [info.get("output_token_logprobs") for info in infos]
-
-
-def _score_alone(
-    prompt: Prompt, tokens: list[list[Any]], metas: list[dict[str, Any]]
-) -> Requests[list[list[Any]]]:
-    ids = [[entry[1] for entry in row] for row in tokens]
-    answers = yield {"input_ids": ids, **_adapter(prompt), **_scoring(0)}
-    infos = [answer["meta_info"] for answer in answers]
-    metas.extend(infos)
-    return [list(info["input_token_logprobs"]) for info in infos]
-
-
-def _scoring(start: int) -> dict[str, Any]:
-    return {
-        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
-        "return_logprob": True,
-        "return_text_in_logprobs": True,
-        "logprob_start_len": start,
-    }
-
-
-def _shared(own: list[Any], row: list[Any]) -> int:
-    """Return the number of leading tokens that two scored sequences share."""
-    for index, (a, b) in enumerate(zip(own, row)):
-        if a[1] != b[1]:
-            return index
-    return min(len(own), len(row))
+    return choice_requests(prompt.text, _media(prompt), _adapter(prompt), options, method)
 
 
 def _looks_ahead(params: GenParams) -> bool:
@@ -258,7 +188,8 @@ def _looks_ahead(params: GenParams) -> bool:
     return params.max_new_tokens == 0 and bool(wanted)
 
 
-def _completions(answer: Any, params: GenParams) -> list[Completion]:
+def completions_of(answer: Any, params: GenParams) -> list[Completion]:
+    """Return the completions of an answer of ``/generate``. Raise BackendError."""
     answers = answer if isinstance(answer, list) else [answer]
     return [_completion(item, params) for item in answers]
 
@@ -276,8 +207,3 @@ def _completion(answer: dict[str, Any], params: GenParams) -> Completion:
     if _looks_ahead(params):
         return Completion("", {**meta, "finish_reason": {"type": "length", "length": 0}})
     return Completion(answer["text"], meta)
-
-
-def _sum_usage(metas: list[dict[str, Any]]) -> dict[str, int]:
-    names = ("prompt_tokens", "cached_tokens", "completion_tokens")
-    return {name: sum(int(meta.get(name) or 0) for meta in metas) for name in names}

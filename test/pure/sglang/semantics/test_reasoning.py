@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.run.reasoning import MARKERS, split
+from sglang.semantics.reasoning import MARKERS, split
 
 # Markers in texts of a model: opening, closing.
 WRITTEN = {

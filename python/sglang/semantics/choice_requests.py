@@ -1,0 +1,117 @@
+"""Requests of a select: which ``/generate`` requests score its options, and what they decide.
+
+The client sends them for a program that it interprets; the server makes the same ones for a program
+that it runs itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from sglang.ir.choices import ChoicesMethod, Decision, OptionScores
+
+# Tokens before the boundary whose ids are compared first to see where tokenizations part.
+HEALING_TOKENS = 8
+# Parameters of a request that computes its prompt and generates nothing.
+COMPUTED = {"sampling_params": {"max_new_tokens": 0}}
+
+T = TypeVar("T")
+# Requests, each answered before the next; what is returned is the result of them all.
+Requests: TypeAlias = Generator[dict[str, Any], Any, T]
+
+
+def choice_requests(
+    text: str,
+    media: Mapping[str, Sequence[Any]],
+    adapter: Mapping[str, str],
+    options: Sequence[str],
+    method: ChoicesMethod,
+) -> Requests[Decision]:
+    """Yield requests, each answered before the next; return the decision.
+
+    One request computes the shared prefix, a second scores all options in one batch.
+
+    A tokenizer may join the end of the prompt with the beginning of an option, so each option
+    is tokenized together with the prompt, and all of them are scored from the first token at
+    which any leaves the prompt's own tokens. For that the prompt is itself in the batch.
+
+    Args:
+        text: the prompt. media: its images and videos, as a request has them.
+        adapter: ``{"lora_path": NAME}``, or nothing.
+    """
+    return _Scoring(text, media, adapter, options).decide(method)
+
+
+@dataclass
+class _Scoring:
+    """Attributes: as of ``choice_requests``; ``metas``: meta_info of the answers so far."""
+
+    text: str
+    media: Mapping[str, Sequence[Any]]
+    adapter: Mapping[str, str]
+    options: Sequence[str]
+    metas: list[dict[str, Any]] = field(default_factory=list)
+
+    def decide(self, method: ChoicesMethod) -> Requests[Decision]:
+        length = 0
+        if self.text:
+            answer = yield {"text": self.text, **self.media, **self.adapter, **COMPUTED}
+            self.metas.append(dict(answer["meta_info"]))
+            length = int(self.metas[0]["prompt_tokens"])
+        window = HEALING_TOKENS
+        while True:
+            start = max(length - window, 0)
+            own, rows, outputs = yield from self._score(start)
+            first = min(_shared(own, row) for row in rows)
+            # The first entry may lack its log-probability, and a split there may lie further left.
+            if start == 0 or first > 0:
+                break
+            window *= 4
+        tokens = [row[first:] for row in rows]
+        alone = (yield from self._score_alone(tokens)) if method.unconditional else ()
+        decision = method(OptionScores(self.options, tokens, outputs, alone))
+        decision.meta["usage"] = _sum_usage(self.metas)
+        return decision
+
+    def _score(self, start: int) -> Requests[tuple[list[Any], list[list[Any]], list[Any]]]:
+        """Entries from token ``start`` on of the prompt and of prompt + option; output entries."""
+        text = self.text
+        texts = [text, *(text + option for option in self.options)] if text else [*self.options]
+        media = {name: [found] * len(texts) for name, found in self.media.items()}
+        answers = yield {"text": texts, **media, **self.adapter, **_scoring(start)}
+        infos = [answer["meta_info"] for answer in answers]
+        self.metas.extend(infos)
+        own = list(infos.pop(0)["input_token_logprobs"]) if text else []
+        rows = [list(info["input_token_logprobs"]) for info in infos]
+        return own, rows, [info.get("output_token_logprobs") for info in infos]
+
+    def _score_alone(self, tokens: list[list[Any]]) -> Requests[list[list[Any]]]:
+        ids = [[entry[1] for entry in row] for row in tokens]
+        answers = yield {"input_ids": ids, **self.adapter, **_scoring(0)}
+        infos = [answer["meta_info"] for answer in answers]
+        self.metas.extend(infos)
+        return [list(info["input_token_logprobs"]) for info in infos]
+
+
+def _scoring(start: int) -> dict[str, Any]:
+    return {
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "return_logprob": True,
+        "return_text_in_logprobs": True,
+        "logprob_start_len": start,
+    }
+
+
+def _shared(own: list[Any], row: list[Any]) -> int:
+    """Return the number of leading tokens that two scored sequences share."""
+    for index, (a, b) in enumerate(zip(own, row)):
+        if a[1] != b[1]:
+            return index
+    return min(len(own), len(row))
+
+
+def _sum_usage(metas: list[dict[str, Any]]) -> dict[str, int]:
+    names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    return {name: sum(int(meta.get(name) or 0) for meta in metas) for name in names}

@@ -1,0 +1,233 @@
+"""``sglang inferlet put|list|launch|logs|kill``: the inferlets of a running server; ``runner`` and
+``build``: what programs are built with."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.commands.admin_call import call_server, open_server, read_keys
+
+ACTIONS = {
+    "put": "upload a program; prints its id",
+    "list": "show the programs and runs of the key",
+    "launch": "run a program, and print its events until it ends",
+    "logs": "print the events of a run until it ends",
+    "kill": "end a run, and forget it",
+    "runner": "build the runner of programs in Python, where it is missing",
+    "build": "compile a source file to a core module",
+}
+TARGETS = {
+    "put": "a Python file, a module or a component",
+    "launch": "id of the program",
+    "logs": "id of the run",
+    "kill": "id of the run",
+    "build": f"a file in one of {', '.join(('.wat', '.c', '.rs', '.ts'))}",
+}
+UPLOAD_SECONDS = 300.0  # a large component is compiled before the answer
+BUILDERS = {
+    ".wat": ("wasmtime", "pip install wasmtime"),
+    ".c": ("clang", "the package clang, and lld, of the system"),
+    ".rs": ("rustc", "the system's Rust with the target wasm32-unknown-unknown"),
+    ".ts": ("asc", "npm install -g assemblyscript"),
+}
+"""The compiler for each kind of source, and how to get it."""
+COMMANDS: dict[str, list[str]] = {
+    ".c": [
+        "clang", "--target=wasm32", "-O2", "-nostdlib", "-Wl,--no-entry", "-Wl,--export-memory",
+        "-Wl,--export=alloc", "-Wl,--export=turn", "-o", "{target}", "{source}",
+    ],
+    ".rs": [
+        "rustc", "--target", "wasm32-unknown-unknown", "-O", "--crate-type", "cdylib", "-o",
+        "{target}", "{source}",
+    ],
+    ".ts": ["asc", "{source}", "-O", "--runtime", "stub", "-o", "{target}"],
+}  # fmt: skip
+
+
+class ActionFailed(Exception):
+    """The action cannot be done. The text says why."""
+
+
+def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions, each with its flags."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    added = {name: actions.add_parser(name, help=text) for name, text in ACTIONS.items()}
+    for name in ("put", "list", "launch", "logs", "kill"):
+        added[name].add_argument(
+            "--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)"
+        )
+        added[name].add_argument(
+            "--api-key", dest="admin_api_key", help="the key (default: SGLANG_API_KEY)"
+        )
+        added[name].add_argument(
+            "--insecure", action="store_true", help="do not verify the server's certificate"
+        )
+    added["launch"].add_argument(
+        "--limit", action="append", default=[], metavar="NAME=VALUE",
+        help="a field of the run, such as turn_cpu=0.5 or store=true; may be given again",
+    )  # fmt: skip
+    added["logs"].add_argument(
+        "--after", type=int, default=-1, metavar="NUMBER", help="events behind this one"
+    )
+    added["build"].add_argument("--output", default="", metavar="FILE", help="the file to write")
+    for name, text in TARGETS.items():
+        added[name].add_argument("target", help=text)
+    added["launch"].add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
+
+
+def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """The exit code: 1 where the action, or the run, fails."""
+    actions: dict[str, Callable[[argparse.Namespace], int]] = {
+        "put": put, "list": show, "launch": launch, "logs": logs, "kill": kill,
+        "runner": runner, "build": build,
+    }  # fmt: skip
+    try:
+        if arguments.action not in ("runner", "build"):
+            read_keys(arguments)
+        return actions[arguments.action](arguments)
+    except (OSError, ValueError, RuntimeError, ActionFailed) as error:
+        print(f"sglang inferlet {arguments.action}: {error}", file=sys.stderr)
+        return 1
+
+
+def put(arguments: argparse.Namespace) -> int:
+    """Upload a file; its id. A Python file goes as its text."""
+    path = Path(arguments.target)
+    data = path.read_bytes()
+    body: dict[str, Any] = {"name": path.name[:256], "sha256": hashlib.sha256(data).hexdigest()}
+    if path.suffix == ".py":
+        body["source"] = data.decode()
+    else:
+        body["wasm"] = base64.b64encode(data).decode()
+    print(call_server(arguments, "POST", "/v1/inferlets", body, UPLOAD_SECONDS)["id"])
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Print the programs and runs of this key."""
+    for program in call_server(arguments, "GET", "/v1/inferlets")["data"]:
+        print(f"{program['id']}  {program['kind']:9}  {program['bytes']:>9}  {program['name']}")
+    for one in call_server(arguments, "GET", "/v1/runs")["data"]:
+        print(f"{one['id']}  {one['status']:9}  {one['events']:>9}  {one['inferlet'][:12]}")
+    return 0
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Run a program, and print its events until it ends."""
+    words = arguments.arguments
+    body = {"arguments": words[1:] if words[:1] == ["--"] else words, **_fields(arguments.limit)}
+    started = call_server(arguments, "POST", f"/v1/inferlets/{arguments.target}/runs", body)
+    print(started["id"], file=sys.stderr)
+    return _print(arguments, started["id"], -1)
+
+
+def logs(arguments: argparse.Namespace) -> int:
+    """Print the events of a run until it ends."""
+    return _print(arguments, arguments.target, arguments.after)
+
+
+def kill(arguments: argparse.Namespace) -> int:
+    """End a run, and forget it."""
+    call_server(arguments, "DELETE", f"/v1/runs/{arguments.target}")
+    return 0
+
+
+def runner(arguments: argparse.Namespace) -> int:
+    """Build the runner of Python where it is missing; its file."""
+    if importlib.util.find_spec("wasmtime") is None:
+        raise ActionFailed(_missing("wasmtime", "pip install wasmtime componentize-py"))
+    from sglang.srt.inferlet.host.runner_build import ToolchainMissing, runner
+
+    try:
+        print(runner())
+    except ToolchainMissing as error:
+        raise ActionFailed(str(error)) from None
+    return 0
+
+
+def build(arguments: argparse.Namespace) -> int:
+    """Compile a source file to a core module; its file."""
+    source = Path(arguments.target)
+    tool, how = BUILDERS.get(source.suffix, ("", ""))
+    if not tool:
+        known = ", ".join(BUILDERS)
+        raise ActionFailed(
+            f"{source} ends with {source.suffix!r}; known are {known}. A Python program needs no "
+            "build: put it as it is"
+        )
+    target = Path(arguments.output or source.with_suffix(".wasm"))
+    if tool == "wasmtime":
+        if importlib.util.find_spec(tool) is None:
+            raise ActionFailed(_missing(tool, how))
+        from sglang.srt.inferlet.host.compiling import ProgramRefused, from_text
+
+        try:
+            target.write_bytes(from_text(source.read_text()))
+        except ProgramRefused as error:
+            raise ActionFailed(f"{source}: {error}") from None
+    else:
+        if shutil.which(tool) is None:
+            raise ActionFailed(_missing(tool, how))
+        command = [word.format(source=source, target=target) for word in COMMANDS[source.suffix]]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise ActionFailed(f"{tool} has failed:\n{done.stderr.strip()[-4000:]}")
+    print(target)
+    return 0
+
+
+def _missing(tool: str, how: str) -> str:
+    return f"{tool} is not installed; get it by: {how}"
+
+
+def _fields(pairs: list[str]) -> dict[str, Any]:
+    """Fields of a run's body from NAME=VALUE; a value is JSON, or else a text. Raises
+    ActionFailed."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ActionFailed(f"--limit {pair} has no value; write {pair}=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _print(arguments: argparse.Namespace, name: str, after: int) -> int:
+    """Print what a run sends; the exit code."""
+    behind = f"&starting_after={after}" if after >= 0 else ""
+    code = 0
+    for event in _events(open_server(arguments, "GET", f"/v1/runs/{name}?stream=true{behind}")):
+        kind = event["type"]
+        if kind == "message":
+            print(event["text"], flush=True)
+        elif kind == "blob":
+            print(event["data"], flush=True)
+        elif kind == "log":
+            print(event["text"], file=sys.stderr, flush=True)
+        elif kind == "result" and event["value"] is not None:
+            value = event["value"]
+            print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        elif kind == "error":
+            print(event["message"].rstrip(), file=sys.stderr)
+            code = 1
+    return code
+
+
+def _events(reply: Any) -> Iterator[dict[str, Any]]:
+    with reply:
+        for line in reply:
+            if line.startswith(b"data: "):
+                yield json.loads(line[6:])

@@ -1,0 +1,1 @@
+"""Programs that clients upload: kept by their digest, run in the sandbox, followed by events."""

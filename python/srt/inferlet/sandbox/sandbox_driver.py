@@ -1,0 +1,29 @@
+"""SandboxDriver: a program whose turns the host of guests takes."""
+
+from __future__ import annotations
+
+from sglang.srt.inferlet.call_reading import read_text
+from sglang.srt.inferlet.driver import CallAnswer, ProgramEnded, Turn, write_text
+from sglang.srt.inferlet.host.host_process import GuestEnded, HostProcess, HostRun
+
+
+class SandboxDriver:
+    """One run. Its turns are awaited."""
+
+    def __init__(self, host: HostProcess, run: HostRun) -> None:
+        self._host, self._run = host, run
+        self._begun = False
+
+    async def turn(self, answers: list[CallAnswer]) -> Turn:
+        """The calls of the next turn. Raises ProgramEnded."""
+        text = write_text(answers).decode() if self._begun else None
+        self._begun = True
+        try:
+            calls = await self._run.turn(text)
+        except GuestEnded as error:
+            raise ProgramEnded(error.code, f"{error.code}: {error.message}") from None
+        return read_text(calls.encode())
+
+    def close(self) -> None:
+        """End the run in the sandbox."""
+        self._host.end(self._run)

@@ -1,0 +1,128 @@
+"""Uploads: the programs that clients have sent, by the SHA-256 of their bytes.
+
+A program in Python is kept as its text. WebAssembly is validated and compiled in a process of its
+own before it is kept; a precompiled file is never taken from a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sglang.srt.inferlet.host.compiling import ProgramRefused, precompile
+from sglang.srt.requests.request_error import RequestError
+
+COMPILE_SECONDS, COMPILE_BYTES = 60, 4 << 30
+Kind = Literal["python", "module", "component"]
+
+
+@dataclass(eq=False)
+class UploadedProgram:
+    """A program, which several tenants may have sent.
+
+    Attributes:
+        id: SHA-256 of its bytes, in hex.
+        size: number of its bytes.
+        source: text of a program in Python; "" of others.
+        path: the precompiled file; "" of a program in Python.
+        names: name that each tenant gave it, by the tenant.
+        created: seconds since the epoch.
+    """
+
+    id: str
+    kind: Kind
+    size: int
+    source: str = ""
+    path: str = ""
+    names: dict[str, str] = field(default_factory=dict)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def shown(self, owner: str) -> dict[str, object]:
+        """The program as an object of the API."""
+        return {
+            "id": self.id, "object": "inferlet", "name": self.names[owner], "kind": self.kind,
+            "bytes": self.size, "created": self.created,
+        }  # fmt: skip
+
+
+class Uploads:
+    """Programs of all tenants, in memory and in a temporary directory.
+
+    ``most``: programs that one tenant may have.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Raises OSError."""
+        self._most = most
+        self._programs: dict[str, UploadedProgram] = {}
+        self._directory = Path(tempfile.mkdtemp(prefix="sglang-inferlets-"))
+        self._compiling = asyncio.Semaphore(1)
+
+    async def put(self, owner: str, data: bytes, name: str, python: bool) -> UploadedProgram:
+        """Keep a program. Raises RequestError where it is none, or the tenant has too many."""
+        digest = hashlib.sha256(data).hexdigest()
+        if (found := self._programs.get(digest)) is None:
+            self._admit(owner)
+            kind: Kind = "python"
+            found = UploadedProgram(digest, kind, len(data))
+            if python:
+                found.source = data.decode()
+            else:
+                found.kind, found.path = await self._compiled(digest, data)
+        elif owner not in found.names:
+            self._admit(owner)
+        found = self._programs.setdefault(digest, found)
+        found.names[owner] = name
+        return found
+
+    def get(self, owner: str, digest: str) -> UploadedProgram:
+        """A tenant's program. Raises RequestError ``not_found``."""
+        found = self._programs.get(digest)
+        if found is None or owner not in found.names:
+            raise RequestError(f"There is no inferlet {digest!r:.80}.", code="not_found")
+        return found
+
+    def all(self, owner: str) -> list[UploadedProgram]:
+        """The programs of a tenant, oldest first."""
+        return [program for program in self._programs.values() if owner in program.names]
+
+    def remove(self, owner: str, digest: str) -> None:
+        """Forget a tenant's program; runs of it go on. Raises RequestError ``not_found``."""
+        found = self.get(owner, digest)
+        del found.names[owner]
+        if not found.names:
+            del self._programs[digest]
+            if found.path:
+                Path(found.path).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _admit(self, owner: str) -> None:
+        if len(self.all(owner)) >= self._most:
+            raise RequestError(
+                f"There are {self._most} inferlets already (--inferlet-max-programs); delete one.",
+                code="conflict",
+            )
+
+    async def _compiled(self, digest: str, data: bytes) -> tuple[Kind, str]:
+        source = self._directory / f"{digest}.wasm"
+        target = source.with_suffix(".cwasm")
+        async with self._compiling:
+            try:
+                source.write_bytes(data)
+                component = await asyncio.to_thread(
+                    precompile, source, target, COMPILE_SECONDS, COMPILE_BYTES
+                )
+            except ProgramRefused as error:
+                raise RequestError(f"The inferlet is refused: {error}.", "wasm") from None
+            finally:
+                source.unlink(missing_ok=True)
+        return ("component" if component else "module"), str(target)
