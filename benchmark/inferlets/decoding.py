@@ -5,6 +5,11 @@ from __future__ import annotations
 from sglang.inferlet import Context, Ctx, Greedy
 
 
+async def begun(ctx: Ctx, prompt: str) -> Context:
+    """The prompt, its beginning from the prefix cache, as the server's completion has it."""
+    return await Context(ctx).cached(await ctx.tokenize(prompt, special=True))
+
+
 async def lease(ctx: Ctx) -> str:
     """The server's completion, as a lease."""
     prompt, count = ctx.get_arg()
@@ -16,7 +21,7 @@ async def lease(ctx: Ctx) -> str:
 async def sampled(ctx: Ctx) -> str:
     """A pass a token, sampled in the pass (forward_with_sampling)."""
     prompt, count = ctx.get_arg()
-    text = await Context(ctx).fill(prompt)
+    text = await begun(ctx, prompt)
     start = len(text.tokens)
     for _ in range(int(count)):
         text.extend([await text.sample({"temperature": 0})])
@@ -35,7 +40,7 @@ async def best(ctx: Ctx) -> str:
 
 async def _by_distributions(ctx: Ctx, k: int) -> str:
     prompt, count = ctx.get_arg()
-    text = await Context(ctx).fill(prompt)
+    text = await begun(ctx, prompt)
     start, greedy = len(text.tokens), Greedy()
     for _ in range(int(count)):
         text.extend([greedy(await text.next_dist(k))])
