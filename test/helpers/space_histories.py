@@ -1,8 +1,8 @@
 """Random histories of spaces beside ordinary requests, each a function of its seed.
 
 Every answer is compared with what the program knows beforehand, so a page that is lost, shared
-wrongly, given away too early or written in the wrong order shows as another token. A program that
-is told of a failure frees everything and begins anew.
+wrongly, given away too early or written in the wrong order shows as another token. After a
+failure a program frees everything and begins anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import WHOLE
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Failed
-from sglang.srt.core.space_messages import CloseSpace, FreePages, ListExports, ReleaseExport
+from sglang.srt.core.space_messages import (
+    CloseSpace,
+    ForwardTokens,
+    FreePages,
+    ListExports,
+    ReleaseExport,
+)
 
 SAMPLINGS = (
     GREEDY,
@@ -35,7 +41,7 @@ TEXTS = [[(i * 7 + j * 3) % VOCAB for j in range(24)] for i in range(3)]
 
 @dataclass
 class Player:
-    """What a random program remembers besides its KV.
+    """A random program, and its memory besides the KV.
 
     Attributes:
         handles: those that it may write; fixed: imported and prefix ones.
@@ -114,8 +120,8 @@ class SpaceHistory:
         player = r.choice(live)
         action = r.choices(
             [self._alloc, self._forward, self._loop, self._copy, self._free, self._export,
-             self._import, self._prefix, self._close, self._release],
-            [20, 40, 12, 10, 8, 4, 5, 5, 2, 2],
+             self._import, self._prefix, self._close, self._release, self._peek],
+            [20, 40, 12, 10, 8, 4, 5, 5, 2, 2, 3],
         )[0]  # fmt: skip
         before, ends = self._ages(), len(self.desk.ends)
         action(player)
@@ -126,7 +132,7 @@ class SpaceHistory:
         return [p.program.space for p in self.players if p.program.ended is None]
 
     def _check_ends(self, before: list[int], ends: int) -> None:
-        """Whatever ends is the newest of those that are open."""
+        """Check that a space which ended was the newest of those open."""
         for space in self.desk.ends[ends:]:
             assert space == before.pop(), "an older program was ended"
 
@@ -140,14 +146,17 @@ class SpaceHistory:
         else:
             self.seen["refused allocations"] += 1
 
-    def _forward(self, player: Player, follows: int = -1) -> None:
+    def _forward(self, player: Player, follows: int = -1, view: list[int] | None = None) -> None:
+        """``view``: slots that it sees; the one that it writes is added, if there is one."""
         r, program = self.r, player.program
-        count = r.choice([1, 1, 1, 2, 3, 6, 20])
+        count = r.choice([1, 1, 1, 2, 3, 6, 20]) if view is None else 1
         known = sorted(program.states)
-        visible = r.sample(known, min(len(known), r.randint(0, 12)))
+        visible = r.sample(known, min(len(known), r.randint(0, 12))) if view is None else list(view)
         free = sorted(player.handles - player.shared - set(visible))
         r.shuffle(free)
         written = free[:count] if len(free) >= count and r.random() < 0.9 else []
+        if view is not None:
+            view += written
         more: dict[str, Any] = {}
         if r.random() < 0.3:
             more["positions"] = [r.randrange(4000) for _ in range(count)]
@@ -173,12 +182,25 @@ class SpaceHistory:
         self.seen["forwards kept nowhere"] += not written
 
     def _loop(self, player: Player) -> None:
-        """A straight loop that reads no token before it sends the next forward."""
+        """A straight loop that reads no token before it sends the next forward; half of them see
+        what the forward before has seen and written."""
+        view: list[int] | None = [] if self.r.random() < 0.5 else None
         for _ in range(self.r.randint(2, 5)):
-            self._forward(player, player.last)
+            self._forward(player, player.last, view)
             if player.program.ended is not None or player.last < 0:
                 return
         self.seen["straight loops"] += 1
+
+    def _peek(self, player: Player) -> None:
+        """Try to read what was never written: it may be another program's."""
+        empty = sorted(player.handles - set(player.program.states))
+        if empty:
+            verb = ForwardTokens(
+                player.program.space, -1, ints([1]).tobytes(),
+                visible=ints([self.r.choice(empty)]).tobytes(),
+            )  # fmt: skip
+            assert not player.program.send(verb), "KV of another program was read"
+            self.seen["peeks"] += 1
 
     def _copy(self, player: Player) -> None:
         known = sorted(player.program.states)
@@ -265,8 +287,18 @@ class SpaceHistory:
         for own in (player.handles, player.fixed, player.shared):
             own.clear()
         player.last = -1
-        self.exports.clear()  # their KV may be lost
+        self.exports.clear()  # some KV of them is lost, perhaps
         self.seen["programs that begin anew"] += 1
+
+    def _check_waiting(self) -> None:
+        """Requests that still wait do so for older programs."""
+        planner, spaces = self.desk.engine.planner, self.desk.engine.door.spaces
+        waiting = [*planner.running.values(), *planner.waiting.values()]
+        if waiting and spaces is not None:
+            oldest = min(request.scheduling.arrival for request in waiting)
+            ages = [space.arrival for space in spaces.memory.spaces.values()]
+            assert all(age < oldest for age in ages), "a request waits for a younger program"
+            self.seen["requests that wait for older programs"] += 1
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -277,6 +309,7 @@ class SpaceHistory:
             desk.run(2000)
             self._check_ends(before, ends)
             self._react()
+        self._check_waiting()
         for player in self.players:
             if player.program.ended is None:
                 assert not player.program.wanted, "a forward has no answer"

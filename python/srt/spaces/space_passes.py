@@ -250,6 +250,7 @@ class SpacePasses:
             return
         pages = np.unique(slots // self._memory.pages.page_size)
         for space in self._memory.spaces.values():
+            space.table.known = None
             handles = space.table.handles_of(pages)
             if len(handles):
                 text = f"the KV of {len(handles)} pages is lost; compute it again"

@@ -56,7 +56,7 @@ MUTATIONS = {
         Mutation(space_work, "next_rows", "max(run.first, start)", become("run.first")),
     ],
     "positions are forgotten": [
-        Mutation(space_work, "_row", "row.positions = positions", drop),
+        Mutation(space_work, "_row", "row.positions = from_bytes(_)", drop),
     ],
     "scratch pages go back before their forward is planned": [
         Mutation(SpacePasses, "_forget", "work.number in done", always, nth=1),
