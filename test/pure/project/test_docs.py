@@ -94,7 +94,7 @@ def test_named_tests_exist() -> None:
 def test_named_flags_exist() -> None:
     names = [*Config().settings(), *FLAGS, *MEANS, *SPELLINGS]
     known = {name.replace("_", "-") for name in names} | FOREIGN
-    known |= {"limit", "after", "output"}  # of actions of `sglang inferlet`
+    known |= {"limit", "after", "output"}  # flags of actions of `sglang inferlet`
     commands = (
         doctor_command, drain_command, engine_command, explain_command, schema_command,
         trace_command, workers_command,
