@@ -1,9 +1,9 @@
 """EBNF decoding: the most likely text of a grammar, token for token.
 
 The grammar is read and matched here, in the program: a state is a set of continuations, each a
-stack of what must follow; a token is allowed where its bytes lead to at least one. Rules are written
-`name ::= ...` with "literals", [character classes], ( ), | and * + ?; the first rule is the start.
-Left recursion is refused. Arguments: the prompt, most tokens, the grammar.
+stack of what must follow; a token is allowed where its bytes lead to at least one. Rules are
+`name ::= ...` with "literals", [character classes], ( ), | and * + ?; the first is the start. Left
+recursion is refused. Arguments: the prompt, most tokens, the grammar.
 """
 
 from __future__ import annotations

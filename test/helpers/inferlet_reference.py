@@ -25,7 +25,7 @@ class Reference:
         self, tokens: list[int], sees: Callable[[int, int], bool] | None = None,
         positions: list[int] | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Of all tokens; token ``i`` sees ``j <= i`` where ``sees(i, j)``."""
+        """Logits of all tokens; token ``i`` sees ``j <= i`` where ``sees(i, j)``."""
         count = len(tokens)
         seen = torch.tensor(
             [[j == i or (j < i and (sees is None or sees(i, j))) for j in range(count)]

@@ -1,4 +1,4 @@
-"""Inferlets in tests: programs over the fake engine of spaces, or over a real one."""
+"""Inferlets in tests: programs over a model of transformers (``Programs``), or over the engine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import runpy
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import sglang as sgl
 import torch
 from helpers.paths import ROOT
 from helpers.space_model import SpaceModel
-from sglang.backend.engine.inferlets import TrustedDriver
+from sglang.backend.engine.inferlets import InferletError, TrustedDriver
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.inferlet.controller import Controller
 from sglang.srt.inferlet.program_limits import TRUSTED, ProgramLimits, Rights
@@ -38,9 +39,9 @@ class Programs:
     """Runs of programs over a ``SpaceModel``.
 
     Attributes:
-        model: the fake engine, of the last run.
-        errors: of the last runs, in order.
-        sent: messages of the last runs, by program.
+        errors: of the last programs, in order.
+        sent: messages of the last programs, in order.
+        passes, tokens: of the last programs together.
     """
 
     def __init__(self, hf: Any, tokenizer: Tokenizer, page_size: int = 1) -> None:
@@ -52,6 +53,7 @@ class Programs:
             page_size=page_size, max_running_requests=64, max_queued_requests=64, eos=(2, 0),
         )  # fmt: skip
         self.model = SpaceModel(hf, page_size)
+        self.passes = self.tokens = 0
         self.errors: list[str] = []
         self.sent: list[list[Any]] = []
 
@@ -63,9 +65,12 @@ class Programs:
         policy: str = "cohort",
         mail: Sequence[str] = (),
     ) -> list[Any]:
-        """Results of programs that run at the same time on a fresh fake engine; where one has
-        failed, its error is in ``errors``."""
-        return asyncio.run(self._run(mains, arguments, rights, policy, mail))
+        """Results of programs that run at the same time; where one has failed, its error is in
+        ``errors``."""
+        passes, tokens = self.model.passes, self.model.tokens
+        values = asyncio.run(self._run(mains, arguments, rights, policy, mail))
+        self.passes, self.tokens = self.model.passes - passes, self.model.tokens - tokens
+        return values
 
     def one(self, main: Main, *arguments: str, **more: Any) -> Any:
         """The result of one program, which must not fail."""
@@ -77,7 +82,6 @@ class Programs:
         self, mains: Sequence[Main], arguments: Sequence[str], rights: Rights, policy: str,
         mail: Sequence[str],
     ) -> list[Any]:  # fmt: skip
-        self.model = SpaceModel(self.hf, self.info.page_size)
         self.controller = Controller(Served(self.model, self.info, self.tokenizer), policy)
         self.sent = [[] for _ in mains]
         self.logs: list[str] = []
@@ -97,3 +101,52 @@ class Programs:
         await asyncio.sleep(0.001)
         assert not self.model.spaces
         return [session.parts.outcome.value for session in sessions]
+
+
+class EnginePrograms:
+    """Runs of programs on an engine, with the attributes of ``Programs``."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.engine = sgl.Engine(**settings)
+        self.info = self.engine._engine.info
+        self.passes = self.tokens = 0
+        self.errors: list[str] = []
+        self.sent: list[list[Any]] = []
+
+    def run(
+        self,
+        *mains: Main,
+        arguments: Sequence[str] = (),
+        rights: Rights = TRUSTED,
+        policy: str = "cohort",
+        mail: Sequence[str] = (),
+    ) -> list[Any]:
+        before = self.stats()
+        programs = [
+            self.engine.inferlet(main, *arguments, rights=rights, policy=policy) for main in mains
+        ]
+        for program in programs:
+            for message in mail:
+                program.send(message)
+        values: list[Any] = []
+        self.errors = []
+        for program in programs:
+            try:
+                values.append(program.result(60))
+                self.errors.append("")
+            except InferletError as error:
+                values.append(None)
+                self.errors.append(str(error))
+        self.sent = [program.messages for program in programs]
+        after = self.stats()
+        self.passes = after["passes"] - before["passes"]
+        self.tokens = after["computed_tokens"] - before["computed_tokens"]
+        assert after["failed_audits"] == after["failed_passes"] == after["bad_verbs"] == 0
+        assert after["spaces"] == 0
+        return values
+
+    one = Programs.one
+
+    def stats(self) -> dict[str, int]:
+        found: dict[str, int] = self.engine.get_server_info()["stats"]
+        return found

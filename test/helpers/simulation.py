@@ -435,7 +435,7 @@ class History:
             request, context, goal, known.copy(), close, now, min(arrived * now, now) or now
         )
         engine = self.engine
-        queued = len(engine.waiting) + engine.compile_counts["compiling"] + len(engine.disk)
+        queued = len(engine.waiting) + engine.stats_now()["compiling"] + len(engine.disk)
         if queued >= self.kind.queue:
             asked.refusal = "busy"
         elif reference.refused(known, goal, self.kind.limit):

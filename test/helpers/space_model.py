@@ -1,7 +1,7 @@
-"""SpaceModel: an engine of spaces over a model of transformers, dense attention, one row at a time.
+"""SpaceModel: an engine of spaces over a model of transformers, dense, one row at a time.
 
-Independent of the engine: keys and values are kept by slot, gathered for each forward, and masked by
-a 4D mask. The verbs of one ``send`` count as one pass.
+Independent of the engine: keys and values are kept by slot, gathered for each forward, and masked
+by a 4D mask. The verbs of one ``send`` count as one pass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Page = list[Any]  # for each slot: layers of (keys, values), or None
 
 
 class SpaceModel:
-    """Implements ``program_space.Link``.
+    """Implements ``held_space.Link``.
 
     Attributes:
         passes: number of ``send`` calls that had forwards.

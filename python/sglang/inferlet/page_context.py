@@ -236,7 +236,7 @@ class PageContext:
         if self.computed != len(self.tokens) or offset or len(pages) * size != len(tokens):
             raise ValueError(
                 f"{len(pages)} pages hold {len(pages) * size} tokens and {len(tokens)} are given, "
-                f"behind {self.computed} of {len(self.tokens)} tokens; pages begin behind whole ones"
+                f"behind {self.computed} of {len(self.tokens)} tokens; begin behind whole pages"
             )
         self.extend(tokens)
         self.computed = len(self.tokens)

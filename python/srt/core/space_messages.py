@@ -33,9 +33,9 @@ from typing import TypeAlias
 
 import msgspec
 from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.batch import WHOLE as WHOLE
 
 MOST_HANDLES = 1 << 20
-WHOLE = -2  # ``ForwardTokens.top``: the whole vocabulary
 UNANSWERED = -1  # number of a request that gets no answer unless it is refused
 
 

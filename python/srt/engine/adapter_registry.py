@@ -102,6 +102,7 @@ class AdapterRegistry:
         replies = [self._settled(loading) for loading in done]
         if self._leaving:
             used = {context.namespace.adapter for context in self._store.contexts.values()}
+            used |= set() if self._store.holder is None else self._store.holder.adapters
             gone = [leaving for leaving in self._leaving if leaving.number not in used]
             self._leaving = [leaving for leaving in self._leaving if leaving.number in used]
             replies += map(self._gone, gone)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -60,6 +60,8 @@ from sglang.srt.engine.planned_pass import PlannedPass
 from sglang.srt.engine.planner import Planner
 from sglang.srt.engine.snapshot import snapshot
 from sglang.srt.memory.store import Store
+from sglang.srt.spaces.space_door import SpaceDoor
+from sglang.srt.spaces.space_host import SpaceHost
 
 log = logging.getLogger("sglang.srt.engine")
 OPS = ("stats", "flush", "ping", "tree", "pause", "retract", "continue")
@@ -111,12 +113,14 @@ class EngineCore:
         self.disk = DiskWaits(executor.disk, self.planner, clock)
         self.paused = False  # no pass is planned; set by a Control
         self.lost = ""  # why the device computes nothing any more; "" while it does
-        self._requests: dict[int, Request] = {}  # by context id
+        self.requests: dict[int, Request] = {}  # by context id
         self._in_flight: deque[PlannedPass] = deque()
         self._accepted = 0
         self._seed = seed
         self._compiling = Compiling(grammars)
         self.adapters = AdapterRegistry(executor, info, self.store)
+        host = SpaceHost(self.planner, clock, self.adapters.number, self._accept)
+        self.door = self.planner.door = SpaceDoor(host, info, self.planner.budgets.whole.tokens)
         self._collector = Collector(info.eos, token_bytes, self.stats, self.store, jumps, clock)
 
     @property
@@ -146,12 +150,13 @@ class EngineCore:
                 else:
                     raise
         self.progress.at(MESSAGES)
+        self.door.stepped(True)
         if not any(planned.waits for planned in self._in_flight):
             self._compiled(events)
         self.disk.turn(bool(self._in_flight))
         if self.adapters.pending:
             events += self.adapters.settle()
-        return events
+        return self.door.events(events, self._in_flight)
 
     def _apply(self, verb: Verb, events: list[Event]) -> None:
         if isinstance(verb, Open):
@@ -164,14 +169,14 @@ class EngineCore:
             context = self.store.contexts.get(verb.context)
             if context is None:
                 return  # the request has closed it, and the client had not read that yet
-            request = self._requests.get(verb.context)
+            request = self.requests.get(verb.context)
             if request is not None:
                 events += self._end(request, "abort")
             if verb.context in self.store.contexts:
                 self._close(context)
         elif isinstance(verb, ForkContext):
             parent = self.store.contexts[verb.context]
-            busy = self._requests.get(verb.context)
+            busy = self.requests.get(verb.context)
             known = len(parent.tokens) if busy is None else busy.known
             length = min(verb.length, known) if verb.length >= 0 else known
             if busy is None:
@@ -186,13 +191,13 @@ class EngineCore:
                 raise ValueError(f"a context cannot be cut to {verb.length} tokens")
             self.store.truncate(self._idle(verb.context), verb.length)
         elif isinstance(verb, SpaceVerb):
-            raise ValueError("this engine serves no spaces")
+            self.door.apply(verb)
         elif reply := self._control(verb):
             events.append(reply)
 
     def _idle(self, number: int) -> Context:
         context = self.store.contexts[number]
-        if number in self._requests:
+        if number in self.requests:
             raise ValueError(f"context {number} has an unfinished request; close it or wait")
         return context
 
@@ -213,7 +218,10 @@ class EngineCore:
             self._close_refused(verb)
             return
         try:
-            request = self._collector.resumed(self._request(verb, self._idle(verb.context)))
+            admission.verify(verb.goal, self._idle(verb.context), self.info)
+            seed = admission.seed_of(verb.goal, self._seed, self._accepted)
+            request = admission.new_request(verb, context, seed, self.clock.now(), self.progress)
+            self._collector.resumed(request)
             constraint = admission.constraint_of(verb.goal)
             if constraint is not None:
                 self._compiling.put(request, constraint)
@@ -222,7 +230,7 @@ class EngineCore:
             raise
         self._accepted += 1
         self.stats.received += 1
-        self._requests[context.id] = request
+        self.requests[context.id] = request
         self.planner.parked.returned(context.id)
         if constraint is None:
             self.disk.put(request)
@@ -247,13 +255,8 @@ class EngineCore:
             else:
                 self.disk.put(request)
 
-    def _request(self, verb: Advance, context: Context) -> Request:
-        admission.verify(verb.goal, context, self.info)
-        seed = admission.seed_of(verb.goal, self._seed, self._accepted)
-        return admission.new_request(verb, context, seed, self.clock.now(), self.progress)
-
     def _close_refused(self, verb: Advance) -> None:
-        if verb.close and verb.context not in self._requests:
+        if verb.close and verb.context not in self.requests:
             self._close(self.store.contexts[verb.context])
 
     def _close(self, context: Context) -> None:
@@ -264,7 +267,9 @@ class EngineCore:
 
     @property
     def busy(self) -> bool:
-        return bool(self._in_flight or (not self.paused and self.disk.work))
+        if self._in_flight or self.paused or self.door.starved:
+            return bool(self._in_flight)
+        return bool(self.disk.work) or self.door.work
 
     @property
     def compiling(self) -> int:
@@ -272,8 +277,7 @@ class EngineCore:
         return len(self._compiling) + self.adapters.pending + self.disk.pending
 
     def step(self) -> list[Event]:
-        """Plan and start a pass, then collect the oldest one if no more may be in flight, or none
-        could be planned. Return the events of both."""
+        """Plan and start a pass; collect the oldest if no more may be in flight or none began."""
         events: list[Event] = []
         self._collector.searched = 0
         passes = self._in_flight
@@ -281,7 +285,7 @@ class EngineCore:
             events += self._finish()
             self._compiled(events)
         if self.paused:
-            return events + (self._finish() if passes else [])
+            return self.door.events(events + (self._finish() if passes else []), passes)
         self.progress.at(PLANNING)
         planned = self.planner.plan(passes[-1] if passes else None)
         for request in self.planner.filled:
@@ -290,10 +294,11 @@ class EngineCore:
         if planned.needed:
             self.executor.submit(planned.batch, planned.masks)
             passes.append(planned)
-        if passes and (not planned.parts or len(passes) == self.executor.depth):
+        self.door.stepped(bool(passes or events))
+        if passes and (not planned.batch.rows or len(passes) == self.executor.depth):
             events += self._finish()
         self.disk.turn(bool(self._in_flight))
-        return events
+        return self.door.events(events, self._in_flight)
 
     def close(self) -> None:
         """Stop the executor, the disk's threads and the adapters' thread."""
@@ -315,17 +320,18 @@ class EngineCore:
             self.store.host.collected(oldest.batch.id)
         self.planner.learn(oldest.batch, result)
         self.stats.computed(oldest.batch, result)
-        return self._collect(oldest, result.rows)
+        events = self._collect(oldest, result.rows)
+        self.door.collect(oldest.batch.id, result.rows)
+        return events
 
     def _collect(self, computed: PlannedPass, outputs: Sequence[RowOutput]) -> list[Event]:
         events: list[Event] = []
         rows, budget = computed.batch.rows, self.planner.new_budget()
-        # First, since other rows of the pass may have read that KV. Requests that have ended count
-        # too, since the tree may still hold it.
+        # First: other rows may have read that KV, and the tree may hold that of ended requests.
         for key, error in {key: out.error for out in outputs for key in out.unseen}.items():
             events += self._unseen(key, error)
         for request, first, last, complete in computed.parts.values():
-            if self._requests.get(request.context.id) is not request:
+            if self.requests.get(request.context.id) is not request:
                 continue  # the request has ended meanwhile
             index = last  # the first row that failed counts, or else the last
             if first != last:
@@ -352,7 +358,7 @@ class EngineCore:
         """Fail all requests with a medium that could not be encoded, and drop its KV from the
         cache: it is wrong."""
         events: list[Event] = []
-        for request in list(self._requests.values()):
+        for request in list(self.requests.values()):
             if any(medium.key == key for medium in request.context.media):
                 events += self._collector.failed(request, error)
                 self._forget(request)
@@ -387,7 +393,7 @@ class EngineCore:
         ended = [
             request
             for request, *_ in failed.parts.values()
-            if self._requests.get(request.context.id) is request
+            if self.requests.get(request.context.id) is request
         ]
         for request in ended:
             if request.context.active:
@@ -395,13 +401,14 @@ class EngineCore:
         self.planner.retract([r for r in self.running.values() if r.context.active])
         self.planner.requeue([r for r in self.planner.draining.values() if r not in ended])
         self.store.drop_again(dropped)
+        text = f"the forward pass failed: {type(error).__name__}: {error}"
+        self.door.failed(text)
         self.store.flush("failed")
-        for request in self._requests.values():
+        for request in self.requests.values():
             self.store.truncate(request.context, request.known)  # drops drafts, placeholders
             request.rewind()
         events: list[Event] = []
         for request in ended:
-            text = f"the forward pass failed: {type(error).__name__}: {error}"
             events += self._collector.failed(request, text)
             self._forget(request)
         return events
@@ -413,7 +420,7 @@ class EngineCore:
         self.stats.failed_passes += 1
         parts = () if isinstance(error, DeviceLost) else failed.parts.values()  # a rank has ended
         inside, events = {request.id for request, *_ in parts}, list[Event]()
-        for request in list(self._requests.values()):
+        for request in list(self.requests.values()):
             if request.id in inside:
                 text = f"the forward pass failed: {type(error).__name__}: {error}"
                 events += self._collector.failed(request, text)
@@ -421,6 +428,7 @@ class EngineCore:
                 text = f"the device was lost ({self.lost}); the engine is started again"
                 events += self._collector.failed(request, text, "lost")
             self._forget(request)
+        self.door.lost(f"the device was lost ({self.lost})")
         return events
 
     def _end(self, request: Request, reason: str) -> list[Event]:
@@ -434,7 +442,7 @@ class EngineCore:
         self.planner.drop(request)
         self._compiling.drop(request.id)
         self.disk.drop(request.id)
-        del self._requests[context.id]
+        del self.requests[context.id]
         self.store.truncate(context, request.known)  # without drafts and placeholders
         if context.active:
             self.store.release(context)
@@ -444,16 +452,6 @@ class EngineCore:
 
     # -- controls --------------------------------------------------------------------------------
 
-    @property
-    def requests(self) -> Mapping[int, Request]:
-        """Requests by context id."""
-        return self._requests
-
-    @property
-    def compile_counts(self) -> Mapping[str, int]:
-        """Counts of the grammars that are being made and were made."""
-        return {"compiling": len(self._compiling), **self._compiling.counts}
-
     def stats_now(self) -> dict[str, float]:
         """Return counters since the start and gauges of this moment."""
         return {
@@ -461,13 +459,15 @@ class EngineCore:
             "running": len(self.running) + len(self.planner.draining),
             "waiting": len(self.waiting),
             "paused": int(self.paused),
-            **self.compile_counts,
+            "compiling": len(self._compiling),
+            **self._compiling.counts,
             **self.adapters.counts,
             "graph_rows": self.info.graph_rows,
             "fallbacks": len(self.info.fallbacks),
             **self.store.counts,
             **self.planner.parked.counts,
             **self.disk.counts,
+            **self.door.counts,
         }
 
     def _control(self, verb: Control | LoadAdapter | UnloadAdapter) -> Reply | None:
@@ -480,7 +480,7 @@ class EngineCore:
             return Reply(verb.id, data=self.stats_now())
         if verb.op == "flush":
             held = len(self.running) + len(self.planner.draining)
-            busy = held if self.paused else len(self._requests)  # waiting ones hold no memory
+            busy = held if self.paused else len(self.requests)  # waiting ones hold no memory
             if busy:
                 return Reply(verb.id, False, f"{busy} requests are in flight; flush when idle")
             return Reply(verb.id, data={"tokens": self.store.flush()})
@@ -492,7 +492,7 @@ class EngineCore:
                 self.planner.retract([r for r in self.running.values() if r.context.active])
             return Reply(verb.id)
         if verb.op == "tree":
-            requests, stats = self._requests.values(), self.stats_now()
+            requests, stats = self.requests.values(), self.stats_now()
             data = snapshot(
                 self.planner, requests, stats, verb.limit, self.adapters.name, self.clock.now()
             )

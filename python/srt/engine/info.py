@@ -30,6 +30,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         fallbacks: kernels and graphs that failed at the start, and what is used in their place.
         quantization: as ``ModelConfig``'s.
         vision: the model reads images and videos.
+        windowed: some layers have a sliding window.
         sections: positions of its tokens have three parts (``Row.places``).
         lora: adapters may be loaded; adapters: those loaded at the start.
         json_whitespace_pattern: white space allowed between two tokens of JSON, unless a request
@@ -61,6 +62,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     fallbacks: tuple[str, ...] = ()
     quantization: str = "none"
     vision: bool = False
+    windowed: bool = False
     sections: bool = False
     lora: bool = False
     max_loras_per_batch: int = 0

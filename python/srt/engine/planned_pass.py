@@ -45,4 +45,5 @@ class PlannedPass:
     @property
     def needed(self) -> bool:
         """Whether there is anything to compute or to copy."""
-        return bool(self.parts) or self.batch.moves is not None
+        batch = self.batch
+        return bool(batch.rows) or batch.moves is not None or batch.copies is not None

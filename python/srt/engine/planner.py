@@ -43,6 +43,7 @@ from sglang.srt.schedule.prefill_budget import PrefillBudget
 from sglang.srt.schedule.scheduler import AGING, Reserve, pages, plan
 from sglang.srt.schedule.scheduler_view import Item, View
 from sglang.srt.schedule.transfer import TransferBudget
+from sglang.srt.spaces.space_door import SpaceDoor
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
 _item_arrival = itemgetter(Item._fields.index("arrival"))
@@ -63,6 +64,7 @@ class Planner:
         budgets: what a pass may compute.
         parked: contexts that wait for a tool.
         movable: most tokens whose KV a pass may copy to host memory, and most from it.
+        door: to programs that hold pages; set by the engine.
         spill: what passes copy to host memory while nothing is computed; None copies nothing.
     """
 
@@ -90,6 +92,7 @@ class Planner:
         self._acted = False  # parked contexts were treated for the planned pass
         self.movable = STEP_MOVES
         self.spill: Spill | None = None
+        self.door: SpaceDoor | None = None
         self._admitted = 0  # tokens of the requests that this step has admitted
         self._numbers = 0  # log-probabilities of prompts that this step may still report
         self._postponed = 0  # rows postponed until the last plan (``EngineStats.postponed_rows``)
@@ -136,8 +139,7 @@ class Planner:
         self._matches.clear()  # a context may have grown since it was matched
 
     def requeue(self, requests: Sequence[Request]) -> None:
-        """Move draining requests, whose last pass was dropped, back to their positions in the
-        queue."""
+        """Move draining requests, whose last pass was dropped, back to their queue positions."""
         for request in requests:
             self.queue.put_back(self.draining.pop(request.id))
             request.stats.retractions += 1
@@ -163,7 +165,7 @@ class Planner:
         if self.parked:
             self.parked.expire()
         withheld = self.parked.withheld if self.parked else 0
-        budget = self.budgets.whole
+        budget, spaces = self.budgets.whole, None if self.door is None else self.door.spaces
         if throttled:
             budget = self.budgets.grant(self.running, self.queue, withheld).prefill
         for _ in range(ROUNDS):
@@ -176,6 +178,8 @@ class Planner:
                 # Nothing can go on unless parked contexts give way, and all that is throttled may.
                 withheld, throttled, budget = 0, False, self.budgets.lift()
                 continue
+            if spaces is not None and spaces.give_way(view, decision, idle):
+                continue
             if decision.retract:
                 retracted = True
                 self.retract([self.running[number] for number in decision.retract])
@@ -184,7 +188,9 @@ class Planner:
                 break
         if self._transfer is not None:
             self._load_idle(planned)
-        if self.spill is not None and not (self.running or self.waiting or planned.parts):
+        if spaces is not None:
+            spaces.plan(planned.batch, planned.adapters, in_flight.batch.id if in_flight else -1)
+        if self.spill is not None and not (self.running or self.waiting or planned.batch.rows):
             self.spill.save(self.movable // self.info.page_size)
         planned.batch.moves = self.store.moves(planned.batch.id)
         if planned.needed:
@@ -261,7 +267,7 @@ class Planner:
         self, decided: list[tuple[int, int]], planned: PlannedPass
     ) -> list[tuple[int, int]]:
         """The decided rows, those of cheap grammars first where a row was postponed since the last
-        plan. Adapters are taken in order of arrival before that, so that each gets its turn."""
+        plan; but adapters are taken in order of arrival."""
         if self.stats.postponed_rows == self._postponed:
             return decided
         for number, _ in decided:
@@ -356,8 +362,7 @@ class Planner:
         self.parked.act(self._transfer, others, chunk, taken)
 
     def _reported(self, request: Request, count: int) -> int:
-        """Number of tokens, of the next ``count``, whose log-probabilities fit this step: at least
-        one."""
+        """Number of the next ``count`` tokens whose log-probabilities fit this step, at least 1."""
         spec, unscored = request.spec, request.outputs.unscored
         each = spec.top + len(spec.probe)
         if not each or unscored >= spec.prompt:
@@ -368,8 +373,7 @@ class Planner:
         return count
 
     def _adapts(self, planned: PlannedPass, context: Context) -> bool:
-        """Whether the pass has room for the context's adapter. The oldest requests come first, so
-        each adapter gets its turn when the requests before it have ended."""
+        """Whether the pass has room for the context's adapter. The oldest requests come first."""
         adapter = context.namespace.adapter
         if adapter and adapter not in planned.adapters:
             if len(planned.adapters) >= self.info.max_loras_per_batch:
@@ -393,9 +397,8 @@ class Planner:
             planned.waits = planned.waits or self._waits(request)
 
     def _waits(self, request: Request) -> bool:
-        """Whether the request's next row depends on the token that it is about to sample: a mask
-        does, and so do drafts. All requests wait then. If this one waited alone, it would miss
-        every other pass. In a pipeline every request waits for its own token alone."""
+        """Whether the request's next row depends on the token that it is about to sample: masks and
+        drafts do. All requests wait then, or it would miss every other pass; not in a pipeline."""
         if self.stages > 1:
             return False
         if request.generation.matcher is not None:  # also at its last token: it may be postponed
@@ -422,8 +425,7 @@ class Planner:
     def _room_for(
         self, drafts: list[int], request: Request, decided: Sequence[tuple[int, int]]
     ) -> list[int]:
-        """Append the drafts to the context and return them; none where they might take memory that
-        the plan counts on."""
+        """Append the drafts to the context and return them; none where memory is short."""
         if not drafts:
             return []
         if self.store.available < sum(self._owed(decided)) + len(drafts):  # pages against tokens
@@ -494,15 +496,13 @@ class Planner:
         return max(self.store.available - owed, 0) * self.info.page_size
 
     def _owed(self, decided: Sequence[tuple[int, int]]) -> Iterator[int]:
-        """Yield the tokens for which each decided row may need memory. A request that is admitted
-        locks what it finds."""
+        """Yield the tokens for which each decided row may need memory, cached ones included."""
         for number, count in decided:
             waiting = self.waiting.get(number)
             yield count if waiting is None else len(waiting.context.tokens)
 
     def _acquire(self, request: Request, count: int) -> int:
-        """Take what the cache has of a running request's next ``count`` tokens. Returns their
-        number. More would take evictable pages that the plan has given to others."""
+        """Take what the cache has of a running request's next ``count`` tokens. Return how many."""
         limit = min(request.match_limit, request.context.saved + count)
         gained = self.store.acquire(request.context, limit)
         self._found(request, gained)

@@ -33,11 +33,15 @@ class WaitingQueue:
 
     def put(self, request: Request) -> None:
         """Add a request, at the end unless it counts as waiting for longer."""
-        self._arrivals += 1
-        arrival = request.scheduling.arrival = arrival_key(request.spec.arrived, self._arrivals)
+        arrival = request.scheduling.arrival = self.stamp(request.spec.arrived)
         self._unsorted = self._unsorted or arrival < self._latest
         self._latest = max(self._latest, arrival)
         self._add(request)
+
+    def stamp(self, moment: float) -> int:
+        """Return a sort key of age that no request has, of what waits since a moment."""
+        self._arrivals += 1
+        return arrival_key(moment, self._arrivals)
 
     def put_back(self, request: Request) -> None:
         """Add a request that has been here before, with its old arrival."""

@@ -16,10 +16,16 @@ BY_NAME: dict[str, type[ProgramCall]] = {
 
 
 class BadCall(NamedTuple):
-    """A call that cannot be read, and why. ``id`` is -1 where that cannot be read either."""
+    """A call that cannot be read, and why.
+
+    ``id`` is -1 where that cannot be read either. ``answered``: the call has an answer, or its name
+    is unknown; the next awaited call of ``queue`` gets the error of another one.
+    """
 
     id: int
     message: str
+    answered: bool = True
+    queue: int = -1
 
 
 _UNION: Any = reduce(or_, CALLS + MORE)
@@ -55,7 +61,9 @@ def _read(data: Any, binary: bool) -> ProgramCall | BadCall:
     try:
         return msgspec.convert(data, kind, builtin_types=(bytes,) if binary else ())
     except ValueError as error:  # msgspec's of a wrong field is one
-        return BadCall(number, f"{name}: {error}")
+        queue = data.get("queue")
+        queue = queue if isinstance(queue, int) else -1
+        return BadCall(number, f"{name}: {error}", bool(kind.answer), queue)
 
 
 def schema() -> dict[str, Any]:

@@ -15,9 +15,9 @@ from sglang.srt.core.version import __version__
 from sglang.srt.inferlet.dispatch import Dispatcher
 from sglang.srt.inferlet.dispatch_policies import DEFAULT, POLICIES
 from sglang.srt.inferlet.driver import Facts
+from sglang.srt.inferlet.held_space import SpaceCommand
 from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
 from sglang.srt.inferlet.program_session import ProgramSession
-from sglang.srt.inferlet.program_space import SpaceCommand
 from sglang.srt.inferlet.served import RunFollower, RunParts, Served
 from sglang.srt.inferlet.traits import SUPERTRAITS, traits_of
 

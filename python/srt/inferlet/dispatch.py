@@ -87,6 +87,8 @@ class Dispatcher:
         self._delay = policy.delay
         self._most = min(most, policy.most) if policy.most else most
         self.queues: dict[int, CommandQueue] = {}
+        self._waiting: dict[int, CommandQueue] = {}  # queues with pending commands
+        self._latest = 0.0  # moment of the latest command
         self._numbers = count()
         self._flying = 0
         self._last_pass = 0.0
@@ -97,7 +99,10 @@ class Dispatcher:
     def put(self, command: Command, now: float) -> None:
         """Add a command at the end of its queue, which is made where there is none."""
         command.number, command.arrived = next(self._numbers), now
-        self.queues.setdefault(command.queue, CommandQueue()).pending.append(command)
+        queue = self.queues.setdefault(command.queue, CommandQueue())
+        queue.pending.append(command)
+        self._waiting[command.queue] = queue
+        self._latest = now
 
     def prioritize(self, queue: int, priority: int) -> None:
         """Have a queue's commands come before those of queues with a lower priority."""
@@ -105,19 +110,22 @@ class Dispatcher:
 
     def delay(self, now: float, runnable: int) -> float | None:
         """Seconds until the next batch leaves unless something changes; None: nothing could."""
-        heads = [command for queue in self.queues.values() for command in queue.head()]
+        heads = [command for queue in self._waiting.values() for command in queue.head()]
         if not heads:
             return None
         oldest = min(command.arrived for command in heads)
         idle = 0.0 if self._flying else now - self._idle_since
+        quiet = now - self._latest
         return self._delay(
-            Situation(len(heads), now - oldest, self._flying, runnable, self._last_pass, idle)
+            Situation(
+                len(heads), now - oldest, quiet, self._flying, runnable, self._last_pass, idle
+            )
         )
 
     def take(self, now: float) -> list[Command]:
         """Remove the next batch, in its order; empty where no command may leave."""
         kinds: dict[str, list[tuple[int, int, Command]]] = {}
-        for queue in self.queues.values():
+        for queue in self._waiting.values():
             for command in queue.head():
                 entry = (-queue.priority, command.number, command)
                 kinds.setdefault(command.kind, []).append(entry)
@@ -130,6 +138,8 @@ class Dispatcher:
             queue = self.queues[command.queue]
             queue.pending.remove(command)
             queue.flying.append(command)
+            if not queue.pending:
+                del self._waiting[command.queue]
             command.left = now
         self._flying += len(batch)
         self.batches += 1
@@ -148,6 +158,7 @@ class Dispatcher:
     def close(self, queue: int, now: float) -> None:
         """Forget a queue and its commands."""
         closed = self.queues.pop(queue, None)
+        self._waiting.pop(queue, None)
         if closed is not None:
             self._ended(len(closed.flying), now)
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 FIXED_SIZE = 32  # commands of a batch under "k"
 FIXED_SECONDS = 0.01  # that a command waits under "t"
-PATIENCE = 0.25  # part of the last pass that a cohort waits for programs that still run
+PATIENCE = 0.25  # part of the last pass that a cohort waits for the next program's command
+FIRST_PASS = 0.01  # seconds that a pass is taken to last before there was one
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Situation:
     Attributes:
         eligible: commands that could leave now.
         waited: seconds that the oldest of them has waited.
+        quiet: seconds since the latest command came.
         flying: commands that have left and not ended.
         runnable: programs that have an answer, or have just started, and have not made their calls.
         last_pass: seconds from the leaving of the last batch to its end; 0: there was none.
@@ -30,6 +32,7 @@ class Situation:
 
     eligible: int
     waited: float = 0.0
+    quiet: float = 0.0
     flying: int = 0
     runnable: int = 0
     last_pass: float = 0.0
@@ -59,13 +62,17 @@ def at_time(now: Situation) -> float:
 
 
 def with_cohort(now: Situation) -> float:
-    """Together, once no program is runnable and nothing is in flight; else at the latest a
-    quarter of a pass after the last one ended, or after one that should have ended."""
+    """Together, once no program is runnable and nothing is in flight.
+
+    It waits for a runnable program at most a quarter of the last pass behind the latest command,
+    and a whole pass in all; and for what is in flight a quarter longer than the last pass took.
+    """
+    length = now.last_pass or FIRST_PASS
     if now.flying:
-        return max(0.0, (1 + PATIENCE) * now.last_pass - now.waited) if now.last_pass else 0.0
+        return max(0.0, (1 + PATIENCE) * length - now.waited)
     if not now.runnable:
         return 0.0
-    return max(0.0, PATIENCE * now.last_pass - min(now.waited, now.idle))
+    return max(0.0, min(PATIENCE * length - now.quiet, length - min(now.waited, now.idle)))
 
 
 POLICIES: dict[str, Policy] = {

@@ -22,15 +22,15 @@ from sglang.srt.core.space_messages import (
 )
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.inferlet import calls as c
-from sglang.srt.inferlet.packed_numbers import bit_mask, unpacked
-from sglang.srt.inferlet.program_space import (
+from sglang.srt.inferlet.held_space import (
     FORWARD,
     MEMORY,
     SHARE,
     ExpectedReply,
-    ProgramSpace,
+    HeldSpace,
     SpaceCommand,
 )
+from sglang.srt.inferlet.packed_numbers import bit_mask, unpacked
 from sglang.srt.inferlet.row_plan import Sampling, plan
 from sglang.srt.requests.completion.completion_request import sampling_from
 
@@ -50,8 +50,11 @@ class InferenceCalls:
     """Handlers of one program's calls: ``handle`` of each type in ``HANDLERS``. All raise
     ValueError, and then nothing has changed."""
 
-    def __init__(self, space: ProgramSpace, issued: Issued, info: EngineInfo) -> None:
+    def __init__(
+        self, space: HeldSpace, issued: Issued, info: EngineInfo, traits: frozenset[str]
+    ) -> None:
         self.space, self._issued, self._info = space, issued, info
+        self._traits = traits
         self._params: dict[bytes, SamplingParams] = {}
 
     def alloc_kvpage(self, call: c.AllocKvpageCall) -> None:
@@ -115,6 +118,8 @@ class InferenceCalls:
         self._share(RUNTIME_QUEUE, -1, (), lambda n, request: ReleaseExport(n, request, call.name))
 
     def alloc_emb(self, call: c.AllocEmbCall) -> None:
+        if call.states and "hidden" not in self._traits:
+            raise ValueError("the model has no trait 'hidden', which states=True needs")
         self.space.embeds.alloc(unpacked(call.embs), call.states)
 
     def dealloc_emb(self, call: c.DeallocEmbCall) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet.call_reading import BadCall
 from sglang.srt.inferlet.driver import CallAnswer, Driver, Fault
+from sglang.srt.inferlet.held_space import HeldSpace, SpaceCommand
 from sglang.srt.inferlet.inference_calls import RUNTIME_QUEUE, InferenceCalls
-from sglang.srt.inferlet.program_space import ProgramSpace, SpaceCommand
 from sglang.srt.inferlet.runtime_calls import RuntimeCalls
 from sglang.srt.inferlet.served import RunParts
 
@@ -62,19 +62,20 @@ class ProgramSession:
         self._open_queue(RUNTIME_QUEUE)
         owner, info = parts.rights.owner, parts.served.info
         opening = {"owner": owner, "namespace": owner, "most": parts.limits.pages}
-        space = ProgramSpace(parts.served.link, info.page_size, self, opening)
-        self._inference = InferenceCalls(space, self, info)
+        space = HeldSpace(parts.served.link, info.page_size, self, opening)
+        self._inference = InferenceCalls(space, self, info, commands.traits)
         self._runtime = RuntimeCalls(parts, self)
 
     @property
-    def space(self) -> ProgramSpace:
+    def space(self) -> HeldSpace:
         return self._inference.space
 
     def handle(self, call: c.ProgramCall | BadCall) -> None:
         """Give a call its effect; what it is answered comes by ``deliver``, now or later."""
         self.parts.outcome.calls += 1
         if isinstance(call, BadCall):
-            self.refuse(call.id, RUNTIME_QUEUE, Fault("invalid", f"call {call.id}: {call.message}"))
+            fault = Fault("invalid", f"call {call.id}, {call.message}")
+            self.refuse(call.id if call.answered else -1, call.queue, fault)
             return
         queue = getattr(call, "queue", RUNTIME_QUEUE)
         try:
@@ -134,7 +135,7 @@ class ProgramSession:
     def priority(self, queue: int) -> int:
         return self.queues[queue].priority
 
-    # AnswerSink, of ProgramSpace.
+    # AnswerSink, of HeldSpace.
 
     def tell(self, call: int, queue: int, value: Any) -> None:
         """CallAnswer a call; with the error of an earlier one of its queue, where there is one."""

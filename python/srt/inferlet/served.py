@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from sglang.srt.core.ints import Ints
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.inferlet.driver import Facts
+from sglang.srt.inferlet.held_space import Link
 from sglang.srt.inferlet.leases import Leases
 from sglang.srt.inferlet.mail import Mailbox, Topics
 from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
-from sglang.srt.inferlet.program_space import Link
 from sglang.srt.inferlet.program_store import ProgramStore
 
 

@@ -37,13 +37,13 @@ def traits_of(info: EngineInfo) -> tuple[str, ...]:
     """Traits of the model that an engine serves, in the order of the table.
 
     A model whose positions have three parts has no pages for programs, and one that generates
-    nothing has the runtime's calls alone.
+    nothing has the runtime's calls alone. The engine keeps no hidden states yet.
     """
     named = {"core"}
     if info.purpose == "generate":
         named |= {"lease"}
         if not info.sections:
-            named |= {"tokenize", "output_text", "sample", "hidden", "logits"}
+            named |= {"tokenize", "output_text", "sample", "logits"}
             if info.lora:
                 named |= {"adapter"}
     have = closed(named)

@@ -8,7 +8,8 @@ from sglang.srt.core.ints import Ints, ints
 
 
 class PagePool:
-    """A free list. Every page is at any moment free, in the radix tree, or one context's own."""
+    """A free list. Every page is at any moment free, in the radix tree, one context's own, or
+    programs' (``srt.spaces``)."""
 
     def __init__(self, size: int) -> None:
         """``size``: pages in all. Raises ValueError below 1."""

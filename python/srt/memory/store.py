@@ -10,7 +10,7 @@ planned pass writes may be read by the rows of that same pass and of all later o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, cast
 
 from sglang.srt.core.batch import PageMoves
@@ -43,6 +43,22 @@ class Transfer(Protocol):
     def tokens(self) -> int: ...
     def store(self, pages: int) -> None: ...
     def load(self, pages: int) -> None: ...
+
+
+class PageHolder(Protocol):
+    """Holds pages of the pool beside the contexts and the tree: ``spaces.space_system``."""
+
+    @property
+    def held(self) -> int: ...
+    @property
+    def adapters(self) -> set[int]: ...
+    def locks(self) -> Iterable[int]:
+        """Numbers of the nodes of every path of the tree that it has locked."""
+        ...
+
+    def check(self) -> set[int]:
+        """Return the pages held. Raises AssertionError where one is lost."""
+        ...
 
 
 AHEAD = 256  # tokens that are evicted at once where host memory keeps them
@@ -78,6 +94,7 @@ class Store:
         transfer: budget of the planned pass for copies to and from host memory, set by the planner;
             None before the first plan, and without such a tier.
         choose: which leaf goes first where some have claims; None where none has.
+        holder: of pages that are neither contexts' nor the tree's; None where none is.
     """
 
     def __init__(
@@ -93,6 +110,7 @@ class Store:
         self.host = HostTier(host_pages, page_size, clock) if host_pages and share else None
         self.transfer: Transfer | None = None
         self.choose: Choose | None = None
+        self.holder: PageHolder | None = None
         self.contexts: dict[int, Context] = {}
         self.numbers = Numbers()
         self._active: dict[int, Context] = {}
@@ -253,6 +271,13 @@ class Store:
             return False
         return True
 
+    def take(self, count: int) -> Ints:
+        """Take pages for ``holder``, evicting if need be. Raises MemoryError, taking none, where
+        there are too few."""
+        if self.pool.free < count <= self.available:
+            self.tree.evict(count - self.pool.free, choose=self.choose)
+        return self.pool.take(count)
+
     def advance(self, context: Context, count: int, publish: bool) -> None:
         """Note that a planned pass computes the next ``count`` tokens and brings the worker's page
         table up to date. ``publish`` shares their KV with other contexts."""
@@ -381,6 +406,12 @@ class Store:
                 step = step.parent
             assert root is self.tree.root(context.namespace), "KV of another namespace"
             assert shared == context.pages[: context.shared], "locked path and page table differ"
+        if self.holder is not None:
+            held = self.holder.check()
+            total += len(held)
+            owned.update(held)
+            for number in self.holder.locks():
+                locks[number] = locks.get(number, 0) + 1
         assert len(owned) == total, "a page has two owners"
         assert owned == self.pool.owned(), "a page is lost or free while in use"
         for node in self.tree.nodes():
@@ -389,9 +420,9 @@ class Store:
 
     @property
     def protected(self) -> int:
-        """Pages in use by active contexts, shared and own."""
+        """Pages in use by active contexts, shared and own, and by ``holder``."""
         own = sum(len(c.pages) - c.shared for c in self._active.values())
-        return self.tree.protected + own
+        return self.tree.protected + own + (0 if self.holder is None else self.holder.held)
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -126,6 +126,7 @@ class ModelWorker:
             "purpose": spec.purpose,
             "labels": spec.labels,
             "vision": features is not None,
+            "windowed": any(plan.spec.windows),
             "sections": sections,
             "json_whitespace_pattern": config.grammar.json_whitespace(
                 json_whitespace(plan.directory)

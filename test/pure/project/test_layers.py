@@ -33,6 +33,7 @@ RULES = {
     "srt.disk": "srt.core srt.memory",
     "srt.kv_events": "srt.core srt.config msgspec zmq",
     "srt.interception": "srt.core srt.memory srt.schedule",
+    "srt.spaces": "sglang.ir srt.core srt.memory srt.schedule msgspec numpy",
     "srt.grammar": "sglang.ir srt.core srt.config msgspec numpy re2 interegular outlines_core"
     " llguidance",
     "srt.files": "srt.core huggingface_hub",
@@ -49,7 +50,7 @@ RULES = {
     "srt.ranks": "sglang.ir srt.core srt.config torch numpy sgl_kernel srt.parallel srt.attention"
     " srt.worker srt.files msgspec zmq",
     "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.disk srt.interception"
-    " srt.grammar srt.kv_events msgspec zmq",
+    " srt.spaces srt.grammar srt.kv_events msgspec zmq",
     "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer srt.kv_events msgspec zmq",
     "srt.engine.executor": "srt.core srt.config srt.worker srt.ranks",
     "srt.remote": "srt.core srt.config srt.files srt.tokenizer srt.engine msgspec zmq",

@@ -41,17 +41,25 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """The exit code: 1 where the program fails or cannot be started."""
+    """Run the subcommand; the exit code."""
+    words = arguments.arguments
+    words = words[1:] if words[:1] == ["--"] else words
+    return run_local(arguments.file, words, arguments)
+
+
+def run_local(file: str, words: Sequence[str], flags: argparse.Namespace) -> int:
+    """Run a file with these arguments; the exit code, 1 where the program fails or cannot be
+    started. ``flags``: those of ``add_parser_arguments``."""
     from sglang.backend.engine.embedded import Engine
     from sglang.backend.engine.inferlets import InferletError
 
     try:
-        main = _main(arguments.file)
-        settings = _settings(arguments.setting)
-        if arguments.model_path:
-            settings["model_path"] = arguments.model_path
+        main = _main(file)
+        settings = _settings(flags.setting)
+        if flags.model_path:
+            settings["model_path"] = flags.model_path
         with Engine(**settings) as engine:
-            value = _result(engine, main, arguments)
+            value = _result(engine, main, words, flags)
     except InferletError as error:
         print(error, file=sys.stderr)
         return 1
@@ -63,25 +71,23 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return 0
 
 
-def _result(engine: Any, main: Any, arguments: argparse.Namespace) -> Any:
+def _result(engine: Any, main: Any, words: Sequence[str], flags: argparse.Namespace) -> Any:
     from sglang.srt.inferlet.program_limits import Rights
 
     rights = Rights(
         store=True,
         topics=True,
-        hosts=tuple(arguments.allow_host),
-        local=tuple(arguments.allow_local),
+        hosts=tuple(flags.allow_host),
+        local=tuple(flags.allow_local),
     )
-    words = arguments.arguments
-    words = words[1:] if words[:1] == ["--"] else words
-    program = engine.inferlet(main, *words, rights=rights, policy=arguments.policy)
+    program = engine.inferlet(main, *words, rights=rights, policy=flags.policy)
     shown = 0
     try:
         while True:
             message = program.receive(shown)
             shown += 1
             print(message if isinstance(message, str) else message.hex(), flush=True)
-    except IndexError:  # it has ended, and all its messages are shown
+    except IndexError:  # the program has ended, and all its messages are shown
         return program.result()
     finally:
         for line in program.lines:

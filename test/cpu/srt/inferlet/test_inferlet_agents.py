@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from helpers.inferlet_reference import Reference
-from helpers.inferlet_runs import Programs, example
+from helpers.inferlet_runs import EnginePrograms, example
 from helpers.paths import ROOT
 from sglang.srt.inferlet.program_limits import TRUSTED, Rights
 from sglang.srt.tokenizer.tokenizer import EMBEDDED
@@ -29,18 +29,22 @@ def reference() -> Reference:
 
 
 @pytest.fixture(scope="module")
-def programs(reference: Reference) -> Programs:
-    return Programs(reference.model, reference.tokenizer)
+def programs() -> Iterator[EnginePrograms]:
+    found = EnginePrograms(dtype="float32", max_total_tokens=16384)
+    yield found
+    found.engine.shutdown()
 
 
 def globals_of(name: str) -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "examples" / "inferlets" / f"{name}.py"))
 
 
-def test_skeleton_of_thought_is_sequential_calls(programs: Programs, reference: Reference) -> None:
+def test_skeleton_of_thought_is_sequential_calls(
+    programs: EnginePrograms, reference: Reference
+) -> None:
     question = "User: How does one walk along a river?\nAssistant:"
     found = programs.one(example("skeleton_of_thought"), question, "2", "5", "7")
-    computed = programs.model.tokens
+    computed = programs.tokens
     skeleton, others = [question], 3  # a fork computes the last token for itself
     for number, (point, text) in enumerate(found, 1):
         heading = reference.completed([*skeleton, f"\n{number}."], 5, "\n")
@@ -54,7 +58,9 @@ def test_skeleton_of_thought_is_sequential_calls(programs: Programs, reference: 
     assert computed <= len(reference.encode(question)) + others + generated
 
 
-def test_graph_of_thought_is_sequential_calls(programs: Programs, reference: Reference) -> None:
+def test_graph_of_thought_is_sequential_calls(
+    programs: EnginePrograms, reference: Reference
+) -> None:
     task = globals_of("graph_of_thought")["TASK"]
     parts = ["The river is wide.", "The farmer walks.", "His dog is old."]
     found = programs.one(example("graph_of_thought"), "6", *parts)
@@ -66,12 +72,14 @@ def test_graph_of_thought_is_sequential_calls(programs: Programs, reference: Ref
     assert found == think(f"{think(f'{first} {second}')} {third}")
 
 
-def test_recursion_of_thought_is_sequential_calls(programs: Programs, reference: Reference) -> None:
+def test_recursion_of_thought_is_sequential_calls(
+    programs: EnginePrograms, reference: Reference
+) -> None:
     import re
 
     task = globals_of("recursion_of_thought")["TASK"]
     found = programs.one(example("recursion_of_thought"), "5", "5", "3", "4", "1", "6", "2")
-    passes = programs.model.passes
+    passes = programs.passes
 
     def solve(numbers: list[str]) -> str:
         if len(numbers) == 1:
@@ -87,7 +95,9 @@ def test_recursion_of_thought_is_sequential_calls(programs: Programs, reference:
     assert passes <= 3 * 5 + 4  # three levels of at most five tokens, side by side
 
 
-def test_tree_of_thought_is_a_sequential_search(programs: Programs, reference: Reference) -> None:
+def test_tree_of_thought_is_a_sequential_search(
+    programs: EnginePrograms, reference: Reference
+) -> None:
     parts = globals_of("tree_of_thought")
     task, apply, shown = parts["TASK"], parts["apply"], parts["shown"]
     assert apply([Fraction(4), Fraction(6)], " 4 * 6 = 24") == [24]
@@ -147,7 +157,7 @@ def tool() -> Iterator[http.server.ThreadingHTTPServer]:
 
 
 def test_react_computes_new_tokens_alone(
-    programs: Programs, reference: Reference, tool: Any
+    programs: EnginePrograms, reference: Reference, tool: Any
 ) -> None:
     url = f"http://127.0.0.1:{tool.server_port}/search"
     rights = Rights(local=(f"127.0.0.1:{tool.server_port}",))
@@ -155,13 +165,13 @@ def test_react_computes_new_tokens_alone(
     found = programs.one(example("agent_react"), url, question, "3", "10", rights=rights)
     assert 1 <= found["calls"] == len(tool.seen)
     assert f"See: about {tool.seen[0]}\n" in found["text"]
-    assert programs.model.tokens == found["tokens"] - 1 or programs.model.tokens == found["tokens"]
+    assert programs.tokens == found["tokens"] - 1 or programs.tokens == found["tokens"]
     task = globals_of("agent_react")["TASK"]
     first = reference.completed([f"{task}Question: {question}\nAct:"], 10, "\n")
     assert tool.seen[0] == first.split("\n")[0].strip()
 
 
-def test_http_is_denied_by_default(programs: Programs, tool: Any) -> None:
+def test_http_is_denied_by_default(programs: EnginePrograms, tool: Any) -> None:
     url = f"http://127.0.0.1:{tool.server_port}/"
 
     async def main(ctx: Any) -> Any:
@@ -183,7 +193,7 @@ def test_http_is_denied_by_default(programs: Programs, tool: Any) -> None:
 
 
 def test_codeact_runs_arithmetic_and_refuses_the_rest(
-    programs: Programs, reference: Reference
+    programs: EnginePrograms, reference: Reference
 ) -> None:
     parts = globals_of("agent_codeact")
     act, task = parts["act"], parts["TASK"]
@@ -199,7 +209,7 @@ def test_codeact_runs_arithmetic_and_refuses_the_rest(
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0)])
 def test_swarm_shares_tasks(
-    programs: Programs, reference: Reference, order: tuple[int, ...]
+    programs: EnginePrograms, reference: Reference, order: tuple[int, ...]
 ) -> None:
     main = example("agent_swarm")
     tasks = ["count to three", "name a river", "say a colour"]

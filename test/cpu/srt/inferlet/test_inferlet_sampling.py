@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import runpy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from helpers.inferlet_reference import Reference
-from helpers.inferlet_runs import Programs, example
+from helpers.inferlet_runs import EnginePrograms, example
 from helpers.paths import ROOT
 from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
@@ -25,15 +26,17 @@ def reference() -> Reference:
 
 
 @pytest.fixture(scope="module")
-def programs(reference: Reference) -> Programs:
-    return Programs(reference.model, reference.tokenizer)
+def programs() -> Iterator[EnginePrograms]:
+    found = EnginePrograms(dtype="float32", max_total_tokens=16384)
+    yield found
+    found.engine.shutdown()
 
 
 def globals_of(name: str) -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "examples" / "inferlets" / f"{name}.py"))
 
 
-def test_watermark_is_found_where_it_is(programs: Programs, reference: Reference) -> None:
+def test_watermark_is_found_where_it_is(programs: EnginePrograms, reference: Reference) -> None:
     marked = programs.one(example("watermarking"), PROMPT, "200", "6", "1")
     plain = programs.one(example("watermarking"), PROMPT, "200", "0", "1")
     assert marked["z"] > 4
@@ -49,7 +52,9 @@ def test_watermark_is_found_where_it_is(programs: Programs, reference: Reference
         tokens.append(token)
 
 
-def test_validation_scores_its_language_alone(programs: Programs, reference: Reference) -> None:
+def test_validation_scores_its_language_alone(
+    programs: EnginePrograms, reference: Reference
+) -> None:
     pattern = " a {cat|dog|cow}{| sits| walks}."
     found = programs.one(example("output_validation"), PROMPT, pattern, "-1000")
     texts = [
@@ -84,7 +89,7 @@ def test_grammar_matches_its_language() -> None:
             parts["Grammar"](text).matches("a")
 
 
-def test_grammar_decoding_is_masked_greedy(programs: Programs, reference: Reference) -> None:
+def test_grammar_decoding_is_masked_greedy(programs: EnginePrograms, reference: Reference) -> None:
     parts = globals_of("ebnf_decoding")
     grammar = parts["Grammar"](parts["JSON_GRAMMAR"])
     for prompt in ("A pet in JSON: ", "name, age: "):
@@ -110,7 +115,9 @@ def test_grammar_decoding_is_masked_greedy(programs: Programs, reference: Refere
             json.loads(text)
 
 
-def test_prefix_tree_computes_beginnings_once(programs: Programs, reference: Reference) -> None:
+def test_prefix_tree_computes_beginnings_once(
+    programs: EnginePrograms, reference: Reference
+) -> None:
     prompts = ["The farmer has a dog.", "The farmer has a cow and", "The farmer", "A day is long"]
     found = programs.one(example("prefix_tree"), "6", *prompts)
     assert found == [reference.text(prompt, 6) for prompt in prompts]
@@ -119,4 +126,4 @@ def test_prefix_tree_computes_beginnings_once(programs: Programs, reference: Ref
     }
     generated = sum(len(reference.greedy(reference.encode(prompt), 6)) for prompt in prompts)
     # A prompt that ends inside of another one computes its last token for itself.
-    assert len(distinct) <= programs.model.tokens <= len(distinct) + generated
+    assert len(distinct) <= programs.tokens <= len(distinct) + generated

@@ -1,4 +1,4 @@
-"""ProgramSpace: a program's pages, embeddings and forwards, and the engine's space behind them.
+"""HeldSpace: a program's pages, embeddings and forwards, and the engine's space behind them.
 
 Calls change what is known here at once; what the engine must do is a command in a queue, whose
 verbs are made when the dispatcher lets it leave.
@@ -66,12 +66,12 @@ class SpaceCommand(Command):
     Attributes:
         space: whose it is.
         handle: of its queue in the program.
-        verbs: makes its verbs, with requests of ``ProgramSpace.expect``.
+        verbs: makes its verbs, with requests of ``HeldSpace.expect``.
         row: the forward, of FORWARD.
         open: answers that have not come since it left.
     """
 
-    space: ProgramSpace | None = None
+    space: HeldSpace | None = None
     handle: int = 0
     verbs: Callable[[], list[SpaceVerb]] | None = None
     row: RowPlan | None = None
@@ -89,7 +89,7 @@ class ExpectedReply:
     reply: Callable[[SpaceReply], Any] | None = None
 
 
-class ProgramSpace:
+class HeldSpace:
     """Pages and embeddings of one program.
 
     Attributes:

@@ -1,0 +1,111 @@
+"""HandleTable: which page each handle of one space stands for."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from sglang.srt.core.space_messages import MOST_HANDLES
+
+Array: TypeAlias = np.ndarray[Any, Any]
+NO_PAGE = -1
+LEAST = 64  # entries of a new table
+
+
+def numbers(data: bytes, name: str) -> Array:
+    """Return int32 numbers that a verb has. Raises ValueError where bytes are left over."""
+    if len(data) % 4:
+        raise ValueError(f"{name} has {len(data)} bytes; int32 numbers have 4 each")
+    return np.frombuffer(data, dtype=np.int32)
+
+
+class HandleTable:
+    """Pages by handle, and which of them the space may write. All lookups check their handles.
+
+    Attributes:
+        mapped: number of handles that stand for a page.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.mapped = 0
+        self._pages = np.full(LEAST, NO_PAGE, dtype=np.int32)
+        self._writable = np.zeros(LEAST, dtype=np.bool_)
+
+    def verify_free(self, handles: Array) -> None:
+        """Raise ValueError unless these are different handles, in range and not in use."""
+        outside = handles[(handles < 0) | (handles >= MOST_HANDLES)]
+        if len(outside):
+            raise ValueError(f"handle {outside[0]} is outside [0, {MOST_HANDLES})")
+        known = handles[handles < len(self._pages)]
+        used = known[self._pages[known] != NO_PAGE]
+        if len(used):
+            raise ValueError(f"handle {used[0]} is in use; free it first or take another")
+        ordered = np.sort(handles)
+        again = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(again):
+            raise ValueError(f"handle {again[0]} is given twice")
+
+    def map(self, handles: Array, pages: Array, writable: bool) -> None:
+        """Map handles that ``verify_free`` has allowed."""
+        if not len(handles):
+            return
+        most = int(handles.max())
+        if most >= len(self._pages):
+            more = max(most + 1, min(2 * len(self._pages), MOST_HANDLES)) - len(self._pages)
+            self._pages = np.concatenate([self._pages, np.full(more, NO_PAGE, dtype=np.int32)])
+            self._writable = np.concatenate([self._writable, np.zeros(more, dtype=np.bool_)])
+        self._pages[handles] = pages
+        self._writable[handles] = writable
+        self.mapped += len(handles)
+
+    def unmap(self, handles: Array) -> Array:
+        """Forget different handles in use. Returns their pages. Raises ValueError, changing
+        nothing."""
+        pages = self.pages(handles)
+        if len(np.unique(handles)) < len(handles):
+            raise ValueError("a handle is given twice")
+        self._pages[handles] = NO_PAGE
+        self.mapped -= len(handles)
+        return pages
+
+    def pages(self, handles: Array) -> Array:
+        """Return the pages of handles. Raises ValueError for one that is not in use."""
+        table = self._pages
+        if len(handles) and (int(handles.min()) < 0 or int(handles.max()) >= len(table)):
+            wrong = handles[(handles < 0) | (handles >= len(table))][0]
+            raise ValueError(f"handle {wrong} is not in use; allocate or import it first")
+        pages = table[handles]
+        if len(pages) and int(pages.min()) < 0:
+            wrong = handles[pages == NO_PAGE][0]
+            raise ValueError(f"handle {wrong} is not in use; allocate or import it first")
+        return pages
+
+    def slots(self, slots: Array) -> Array:
+        """Return slots of the pool for slots of the space. Raises as ``pages``."""
+        size = self.page_size
+        if size == 1:
+            return self.pages(slots)
+        handles = np.floor_divide(slots, size)
+        found: Array = self.pages(handles) * size + (slots - handles * size)
+        return found
+
+    def verify_writable(self, handles: Array) -> None:
+        """Raise ValueError where one of these handles, which are in use, is read-only."""
+        fixed = handles[~self._writable[handles]]
+        if len(fixed):
+            raise ValueError(
+                f"handle {fixed[0]} is read-only (imported, or of the prefix cache); copy its "
+                "tokens to a page of your own and write that"
+            )
+
+    def handles_of(self, pages: Array) -> Array:
+        """Return the handles that stand for some of these pages. Linear in the table."""
+        found: Array = np.flatnonzero(np.isin(self._pages, pages)).astype(np.int32)
+        found = found[self._pages[found] != NO_PAGE]
+        return found
+
+    def all_pages(self) -> Array:
+        """Return the page of every handle in use."""
+        found: Array = self._pages[self._pages != NO_PAGE]
+        return found

@@ -1,0 +1,130 @@
+"""PrefixFills: texts whose KV spaces want from the prefix cache, while it is computed.
+
+A fill is an ordinary request of the engine. When it has ended, its path is locked; the space gets
+the pages when the passes that were in flight then have been collected, since one of them may
+compute some of the path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from sglang.srt.core.ints import Ints
+from sglang.srt.core.space_messages import SpaceFailed, SpaceReply
+from sglang.srt.memory.radix_node import RadixNode
+from sglang.srt.spaces.program_space import ProgramSpace
+from sglang.srt.spaces.space_memory import SpaceMemory
+from sglang.srt.spaces.space_work import as_ints
+
+Array: TypeAlias = np.ndarray[Any, Any]
+TRIES = 3  # fills of one text, whose KV is evicted before it is locked
+
+
+@dataclass(slots=True, eq=False)
+class PrefixFill:
+    """One text.
+
+    Attributes:
+        handles: to be mapped to its pages.
+        node: end of the locked path, whose pages are ``pages``; None while it is computed.
+        sure: id of the last pass that may compute some of the path.
+    """
+
+    space: ProgramSpace
+    request: int
+    handles: Array
+    tokens: Ints
+    tries: int = 0
+    node: RadixNode | None = None
+    pages: Array | None = None
+    sure: int = 0
+
+
+class PrefixFills:
+    """Fills by number; below 0, as the engine's own requests are."""
+
+    def __init__(self, memory: SpaceMemory) -> None:
+        self._memory = memory
+        self._fills: dict[int, PrefixFill] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._fills)
+
+    def begin(self, space: ProgramSpace, request: int, handles: Array, tokens: Array) -> None:
+        """Compute what is missing. Raises ValueError where the engine cannot."""
+        if not self._memory.store.share:
+            raise ValueError("the prefix cache is off; start without --disable-radix-cache")
+        self._submit(PrefixFill(space, request, handles, as_ints(tokens)))
+
+    def _submit(self, fill: PrefixFill) -> None:
+        fill.tries += 1
+        self._last -= 1
+        space = fill.space
+        self._memory.host.fill(self._last, fill.tokens, space.namespace, space.verb.priority)
+        self._fills[self._last] = fill
+
+    def ended(self, number: int, message: str, in_flight: int) -> None:
+        """Go on with a fill whose request has ended. ``message``: why it failed, "" where it did
+        not. ``in_flight``: id of the last pass in flight; 0: there is none."""
+        fill = self._fills.pop(number)
+        space, memory = fill.space, self._memory
+        if memory.spaces.get(space.id) is not space:
+            return
+        if message:
+            self._fail(fill, message)
+            return
+        tree = memory.store.tree
+        node, pages = tree.lock(fill.tokens, len(fill.tokens), space.namespace)
+        if len(pages) < len(fill.handles):
+            tree.unlock(node)
+            if fill.tries < TRIES:
+                self._submit(fill)
+            else:
+                self._fail(fill, "its KV was evicted as soon as it was computed; try again later")
+            return
+        fill.node, fill.pages, fill.sure = node, np.frombuffer(pages, dtype=np.int32), in_flight
+        if in_flight:
+            self._fills[number] = fill
+        else:
+            self._hand_over(fill, node)
+
+    def collected(self, number: int) -> None:
+        """Hand over the paths that pass ``number`` and those before have computed."""
+        for key, fill in list(self._fills.items()):
+            if fill.node is not None and fill.sure <= number:
+                del self._fills[key]
+                self._hand_over(fill, fill.node)
+
+    def _hand_over(self, fill: PrefixFill, node: RadixNode) -> None:
+        memory, space = self._memory, fill.space
+        assert fill.pages is not None
+        if memory.spaces.get(space.id) is not space:
+            memory.store.tree.unlock(node)
+            return
+        try:
+            space.table.verify_free(fill.handles)
+            memory.lease(space, fill.handles, fill.pages, node)
+        except ValueError as error:
+            memory.store.tree.unlock(node)
+            self._fail(fill, str(error))
+            return
+        memory.events.append(SpaceReply(space.id, fill.request, len(fill.handles)))
+
+    def failing(self) -> None:
+        """Unlock paths that a pass that has failed, or one after it, was to compute."""
+        for key, fill in list(self._fills.items()):
+            if fill.node is not None:
+                del self._fills[key]
+                self._memory.store.tree.unlock(fill.node)
+                self._fail(fill, "the forward pass failed; try again")
+
+    def _fail(self, fill: PrefixFill, message: str) -> None:
+        event = SpaceFailed(fill.space.id, fill.request, "internal", message)
+        self._memory.events.append(event)
+
+    def nodes(self) -> list[RadixNode]:
+        """Return the ends of the locked paths that no space has yet."""
+        return [fill.node for fill in self._fills.values() if fill.node is not None]

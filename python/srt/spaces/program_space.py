@@ -1,0 +1,69 @@
+"""ProgramSpace: the pages, pending work and answers of one program."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from sglang.srt.core.namespace import Namespace
+from sglang.srt.core.space_messages import OpenSpace
+from sglang.srt.memory.radix_node import RadixNode
+from sglang.srt.spaces.handle_table import HandleTable
+from sglang.srt.spaces.space_work import ForwardWork, Work
+
+Array: TypeAlias = np.ndarray[Any, Any]
+MOST_KEPT = 256  # sampled tokens that a later forward may follow
+
+
+@dataclass(slots=True, eq=False)
+class PrefixLease:
+    """A locked path of the prefix cache; ``handles``: those that stand for its pages."""
+
+    node: RadixNode
+    handles: set[int]
+
+
+@dataclass(slots=True, eq=False)
+class SpaceOwner:
+    """A tenant. ``pages``: number of those that its spaces and exports have together."""
+
+    pages: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class ProgramSpace:
+    """One program's.
+
+    Attributes:
+        verb: how it was opened; its number and cap.
+        namespace: its exports and prefixes are shared within.
+        arrival: sort key of age, comparable with requests' (``core.request.arrival_key``).
+        pending: work that no pass has whole, in the order of the verbs.
+        forwards: those with a request that have no answer yet, by it.
+        sampled: forwards that sample and have been answered, by request; the last of them.
+        later: pages whose handles were freed while pending work may use them, each with the number
+            of the last work that may.
+    """
+
+    verb: OpenSpace
+    namespace: Namespace
+    arrival: int
+    owner: SpaceOwner
+    table: HandleTable
+    pending: list[Work] = field(default_factory=list)
+    forwards: dict[int, ForwardWork] = field(default_factory=dict)
+    sampled: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    later: list[tuple[int, Array]] = field(default_factory=list)
+    leases: list[PrefixLease] = field(default_factory=list)
+
+    @property
+    def id(self) -> int:
+        return self.verb.space
+
+    def keep(self, request: int, token: int) -> None:
+        """Keep a sampled token for forwards that follow it."""
+        self.sampled[request] = token
+        if len(self.sampled) > MOST_KEPT:
+            self.sampled.popitem(last=False)

@@ -1,0 +1,270 @@
+"""SpacePasses: pending work becomes rows and copies of passes, and their results become answers."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from sglang.srt.core.batch import NONE_ALLOWED, Batch, Row, RowOutput, TokenCopies
+from sglang.srt.core.ints import ints
+from sglang.srt.core.space_messages import UNANSWERED, ForwardDone, SpaceFailed
+from sglang.srt.spaces.program_space import ProgramSpace
+from sglang.srt.spaces.space_memory import SpaceMemory
+from sglang.srt.spaces.space_verbs import SpaceVerbs
+from sglang.srt.spaces.space_work import (
+    CopyWork,
+    ExportWork,
+    ForwardWork,
+    Work,
+    as_ints,
+    next_rows,
+)
+from sglang.srt.spaces.work_order import select
+
+Array: TypeAlias = np.ndarray[Any, Any]
+SHARE = 8  # spaces may have an eighth of a pass whatever requests need
+
+
+@dataclass(slots=True, eq=False)
+class SpacePart:
+    """Work of spaces in one pass.
+
+    Attributes:
+        forwards: with their spaces and the indices [first, last] of their rows in the pass.
+        copies: with their spaces.
+    """
+
+    forwards: list[tuple[ProgramSpace, ForwardWork, int, int]] = field(default_factory=list)
+    copies: list[tuple[ProgramSpace, CopyWork]] = field(default_factory=list)
+
+    def work(self) -> Iterator[tuple[ProgramSpace, ForwardWork | CopyWork]]:
+        yield from ((space, work) for space, work, _, _ in self.forwards)
+        yield from self.copies
+
+
+class SpacePasses:
+    """Passes of one engine.
+
+    Args:
+        most_adapters: adapters of a pass; 0: no limit.
+        pipelined: a row cannot follow one of the pass before.
+    """
+
+    def __init__(
+        self, memory: SpaceMemory, verbs: SpaceVerbs, most_adapters: int, pipelined: bool
+    ) -> None:
+        self._memory, self._verbs = memory, verbs
+        self._most_adapters, self._pipelined = most_adapters, pipelined
+        self._parts: dict[int, SpacePart] = {}  # by id of a pass in flight
+
+    # -- the plan --------------------------------------------------------------------------------
+
+    def plan(self, batch: Batch, adapters: set[int], budget: int, previous: int) -> None:
+        """Add the rows and copies of pending work to a pass.
+
+        Args:
+            adapters: those of the pass; more are added.
+            budget: tokens that the pass may compute.
+            previous: id of the pass before, where it is in flight; else -1.
+        """
+        spaces = [space for space in self._memory.spaces.values() if space.pending]
+        if not spaces:
+            return
+        of = {work.number: space for space in spaces for work in space.pending}
+        part, done = SpacePart(), set[int]()
+        left = max(budget - batch.num_tokens, budget // SHARE, 1)
+
+        def take(work: Work) -> bool | None:
+            nonlocal left
+            space = of[work.number]
+            if isinstance(work, ForwardWork):
+                if left <= 0:
+                    return None
+                if self._waits(work, previous) or not self._adapts(space, adapters):
+                    return False
+                left -= self._add(batch, part, space, work, left)
+                if work.left:
+                    return False
+            elif isinstance(work, CopyWork):
+                part.copies.append((space, work))
+            else:
+                self._verbs.export(space, work)
+            done.add(work.number)
+            return True
+
+        select([space.pending for space in spaces], take, self._memory.pages.meet)
+        for space in spaces:
+            self._forget(space, done)
+        if part.copies:
+            reads = np.concatenate([work.reads for _, work in part.copies])
+            writes = np.concatenate([work.writes for _, work in part.copies])
+            batch.copies = TokenCopies(as_ints(reads), as_ints(writes))
+        if part.forwards or part.copies:
+            self._parts[batch.id] = part
+
+    def _add(
+        self, batch: Batch, part: SpacePart, space: ProgramSpace, work: ForwardWork, most: int
+    ) -> int:
+        """Add the next rows of a forward, of ``most`` tokens at most. Return their number."""
+        begun, first, followed = work.state.begun, len(batch.rows), work.followed
+        rows = next_rows(work, most, space.namespace.adapter, self._memory.pages.page_size)
+        if followed is not None:
+            _follow(rows, followed, begun)
+        batch.rows += rows
+        last = len(batch.rows) - 1
+        part.forwards.append((space, work, first, last))
+        if not work.left:
+            work.state.at = batch.id, last
+        return work.state.begun - begun
+
+    def _waits(self, work: ForwardWork, previous: int) -> bool:
+        """Whether a forward needs a token that no row can follow now."""
+        followed = work.followed
+        if followed is None or followed.state.token >= 0:
+            return False
+        if work.verb.sample is not None and work.verb.sample.penalised and work.count > 1:
+            return True  # only the row that follows has the token in its history
+        return work.state.begun == 0 and (self._pipelined or followed.state.at[0] != previous)
+
+    def _adapts(self, space: ProgramSpace, adapters: set[int]) -> bool:
+        """Whether the pass has room for the space's adapter."""
+        adapter = space.namespace.adapter
+        if adapter and adapter not in adapters:
+            if self._most_adapters and len(adapters) >= self._most_adapters:
+                return False
+            adapters.add(adapter)
+        return True
+
+    def _forget(self, space: ProgramSpace, done: set[int]) -> None:
+        """Remove work that passes have whole, or that is dropped."""
+        for work in space.pending:
+            if work.number in done and isinstance(work, ForwardWork) and len(work.scratch):
+                self._memory.pages.give(work.scratch)
+        space.pending[:] = [work for work in space.pending if work.number not in done]
+        self._memory.settle(space)
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def collect(self, number: int, outputs: Sequence[RowOutput]) -> None:
+        """Answer what pass ``number`` has ended."""
+        part = self._parts.get(number)
+        if part is None:
+            return
+        for space, work, first, last in part.forwards:  # others of the pass may depend on these
+            error = next((out.error for out in outputs[first : last + 1] if out.error), "")
+            if error and self._open(space) and not work.state.failed:
+                self._fail(space, work, error)
+        del self._parts[number]
+        for space, work, _, last in part.forwards:
+            if self._open(space) and not work.state.failed and work.state.at == (number, last):
+                self._answer(space, work, outputs[last])
+
+    def _open(self, space: ProgramSpace) -> bool:
+        return self._memory.spaces.get(space.id) is space
+
+    def _answer(self, space: ProgramSpace, work: ForwardWork, out: RowOutput) -> None:
+        verb = work.verb
+        work.state.token = out.token
+        if verb.request == UNANSWERED:
+            return
+        del space.forwards[verb.request]
+        if verb.sample is not None:
+            space.keep(verb.request, out.token)
+        self._memory.events.append(
+            ForwardDone(
+                space.id, verb.request, out.token, out.logprob, out.ids, out.logprobs,
+                array("f", out.probe).tobytes() if out.probe else b"",
+            )
+        )  # fmt: skip
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _fail(self, space: ProgramSpace, work: ForwardWork, error: str) -> None:
+        """Tell that a row of a forward has failed. Its KV stands where only no token was found."""
+        lost: list[Array] = []
+        if error.startswith(NONE_ALLOWED):
+            self._say_failed(space, work, error, "invalid")
+        else:
+            self._say_failed(space, work, error, "internal")
+            lost.append(self._memory.pages.lose(work.kept, work.number))
+        self._cascade(space, lost)
+        self._tell_lost(lost)
+
+    def failed(self, error: str) -> None:
+        """All passes in flight have failed: nothing that they were to write is there."""
+        parts, self._parts = list(self._parts.values()), {}
+        lost: list[Array] = []
+        for part in parts:
+            for space, work in part.work():
+                lost.append(self._memory.pages.lose(work.kept, work.number))
+                if isinstance(work, ForwardWork) and self._open(space) and not work.state.failed:
+                    self._say_failed(space, work, error, "internal")
+        for space in list(self._memory.spaces.values()):
+            self._cascade(space, lost)
+        self._tell_lost(lost)
+
+    def _say_failed(self, space: ProgramSpace, work: ForwardWork, error: str, code: str) -> None:
+        work.state.failed = error
+        request = work.verb.request
+        if space.forwards.get(request) is work:
+            del space.forwards[request]
+        self._memory.events.append(SpaceFailed(space.id, request, code, error))
+
+    def _cascade(self, space: ProgramSpace, lost: list[Array]) -> None:
+        """Drop the work of a space that has failed or depends on such: it follows its token, or
+        reads a slot without KV. Slots that it was to write are added to ``lost``."""
+        everything: dict[int, Work] = {work.number: work for work in space.pending}
+        for part in self._parts.values():
+            everything |= {work.number: work for own, work in part.work() if own is space}
+        dropped = set[int]()
+        for number in sorted(everything):
+            work = everything[number]
+            if isinstance(work, ExportWork) or not self._broken(work):
+                continue
+            dropped.add(number)
+            if isinstance(work, ForwardWork) and work.state.failed:
+                continue  # ``lost`` has its slots
+            lost.append(self._memory.pages.lose(work.kept, number))
+            if isinstance(work, ForwardWork):
+                text = "it follows or reads a forward that has failed"
+                self._say_failed(space, work, text, "lost")
+        if dropped:
+            self._forget(space, dropped)
+
+    def _broken(self, work: ForwardWork | CopyWork) -> bool:
+        if isinstance(work, ForwardWork):
+            followed = work.followed
+            if work.state.failed or (followed is not None and followed.state.failed):
+                return True
+        return self._memory.pages.broken(work.reads, work.number)
+
+    def _tell_lost(self, lost: Sequence[Array]) -> None:
+        """Tell every space which of its handles stand for pages with lost KV."""
+        slots = np.concatenate(lost) if lost else np.zeros(0, dtype=np.int32)
+        if not len(slots):
+            return
+        pages = np.unique(slots // self._memory.pages.page_size)
+        for space in self._memory.spaces.values():
+            handles = space.table.handles_of(pages)
+            if len(handles):
+                text = f"the KV of {len(handles)} pages is lost; compute it again"
+                self._memory.events.append(
+                    SpaceFailed(space.id, UNANSWERED, "lost", text, handles.tobytes())
+                )
+
+
+def _follow(rows: Sequence[Row], followed: ForwardWork, begun: int) -> None:
+    """Put a followed token into the first row of a forward, or the index of the row that samples
+    it, and into the history of the sample."""
+    token, sample = followed.state.token, rows[-1].sample
+    if token < 0:
+        if not begun:
+            rows[0].follows = followed.state.at[1]
+        return
+    if not begun:
+        rows[0].tokens = ints([token]) + rows[0].tokens[1:]
+    if sample is not None:
+        rows[-1].sample = sample.after(token)

@@ -1,0 +1,157 @@
+"""SpaceWork: the work that a space has requested, with the slots that it uses.
+
+Slots and pages are those of the pool from here on: handles were looked up when the verb came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from sglang.srt.core.batch import LOOSE, WHOLE, Row, Sample
+from sglang.srt.core.ints import Ints, from_bytes, ints
+from sglang.srt.core.space_messages import ExportPages, ForwardTokens
+from sglang.srt.spaces.mask_runs import MaskRun
+
+Array: TypeAlias = np.ndarray[Any, Any]
+NONE: Array = np.zeros(0, dtype=np.int32)
+NOT_PLANNED = -1
+
+
+def as_ints(values: Array) -> Ints:
+    return from_bytes(values.astype(np.int32, copy=False).tobytes())
+
+
+@dataclass(slots=True, eq=False)
+class CopyWork:
+    """Tokens ``reads[i]`` are copied to ``writes[i]``."""
+
+    number: int
+    reads: Array
+    writes: Array
+    priority: int
+
+    @property
+    def kept(self) -> Array:
+        """Slots that hold the KV afterwards."""
+        return self.writes
+
+
+@dataclass(slots=True, eq=False)
+class ExportWork:
+    """Pages get a name once all that writes them is planned. ``reads``: their slots."""
+
+    number: int
+    verb: ExportPages
+    pages: Array
+    reads: Array
+    priority: int
+    writes: Array = field(default_factory=lambda: NONE)
+
+
+@dataclass(slots=True, eq=False)
+class ForwardState:
+    """Progress of a forward.
+
+    Attributes:
+        begun: number of tokens that passes have rows for.
+        at: id of the pass with the last row, and the index of that row; -1 before.
+        token: the sampled token; -1 before.
+        failed: why there is no answer, "" while there may be one.
+    """
+
+    begun: int = 0
+    at: tuple[int, int] = (NOT_PLANNED, NOT_PLANNED)
+    token: int = -1
+    failed: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class ForwardWork:
+    """A forward.
+
+    Attributes:
+        number: grows with every work of all spaces.
+        reads: visible slots; writes: a slot for each token.
+        scratch: pages that hold the KV until the last row is planned.
+        followed: the forward whose sampled token is the first token here; None: it is known.
+    """
+
+    number: int
+    verb: ForwardTokens
+    reads: Array
+    writes: Array
+    runs: Sequence[MaskRun]
+    priority: int
+    scratch: Array
+    followed: ForwardWork | None
+    state: ForwardState = field(default_factory=ForwardState)
+
+    @property
+    def count(self) -> int:
+        return len(self.writes)
+
+    @property
+    def left(self) -> int:
+        """Number of tokens that no pass has a row for."""
+        return len(self.writes) - self.state.begun
+
+    @property
+    def kept(self) -> Array:
+        """Slots that hold the KV afterwards."""
+        return NONE if len(self.scratch) else self.writes
+
+
+Work: TypeAlias = CopyWork | ExportWork | ForwardWork
+
+
+def next_rows(work: ForwardWork, most: int, adapter: int, page_size: int) -> list[Row]:
+    """Return the rows of the next tokens of a forward, at most ``most``, and note them as begun.
+    The last token's row has what the forward requests."""
+    start = work.state.begun
+    end = min(start + most, work.count)
+    rows = []
+    for run in work.runs:
+        first, last = max(run.first, start), min(run.last, end)
+        if first < last:
+            rows.append(_row(work, run, first, last, adapter, page_size))
+    work.state.begun = end
+    if end == work.count:
+        _request_outputs(rows[-1], work.verb)
+    return rows
+
+
+def _row(
+    work: ForwardWork, run: MaskRun, first: int, last: int, adapter: int, page_size: int
+) -> Row:
+    tokens = from_bytes(work.verb.tokens[4 * first : 4 * last])
+    before = work.reads
+    if len(run.seen) != len(before) or run.first:
+        both = np.concatenate([work.reads, work.writes])
+        before = both[run.seen]
+    slots = np.concatenate([before, work.writes[run.first : last]])
+    pages = slots if page_size == 1 else slots[::page_size] // page_size
+    row = Row(LOOSE, len(slots) - (last - first), tokens, as_ints(pages))
+    row.adapter = adapter
+    counted = range(len(work.reads) + first, len(work.reads) + last)
+    if work.verb.positions:
+        positions = from_bytes(work.verb.positions[4 * first : 4 * last])
+    else:
+        positions = ints(counted)
+    if positions != ints(range(row.start, row.start + len(tokens))):
+        row.positions = positions
+    return row
+
+
+def _request_outputs(row: Row, verb: ForwardTokens) -> None:
+    row.probe = verb.probe
+    row.packed = verb.top if verb.top > 0 or verb.top == WHOLE else 0
+    if verb.sample is not None:
+        sample = Sample(verb.sample, verb.uniform, top=-1 if verb.top == -1 else 0)
+        if verb.history:
+            sample.history = from_bytes(verb.history)
+        if verb.allowed:
+            sample.mask = verb.allowed
+        row.sample = sample

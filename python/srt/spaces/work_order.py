@@ -1,0 +1,95 @@
+"""WorkOrder: which pending work of spaces the next pass takes (Pie, section 5.2).
+
+Higher priority goes first, then age. Work of one space may share a pass (vertical batching) and
+may overtake where it does not conflict: all copies of a pass are done before its rows, and all its
+keys are written before any row attends. So a row may read what another row of the pass writes, but
+nothing may write what earlier work still has to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any, TypeAlias
+
+import numpy as np
+from sglang.srt.spaces.space_work import CopyWork, ForwardWork, Work
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Meet: TypeAlias = Callable[[Array, Array], bool]
+SWEEPS = 4  # looks at the pending work: work may have waited for earlier work of lower priority
+WINDOW = 32  # pending work of a space that a pass looks at, the oldest
+CHECKS = 4096  # comparisons of two lists of slots that a pass makes, some microseconds each
+
+
+class Comparisons:
+    """Whether two lists of slots have one in common, ``CHECKS`` times a pass; after that all of
+    them are said to."""
+
+    def __init__(self, meet: Meet) -> None:
+        self._meet, self.left = meet, CHECKS
+
+    def meet(self, some: Array, others: Array) -> bool:
+        self.left -= 1
+        return self.left < 0 or self._meet(some, others)
+
+
+def select(
+    queues: Iterable[Sequence[Work]], take: Callable[[Work], bool | None], meet: Meet
+) -> None:
+    """Offer the pending work that may go now to ``take``, in the order of service.
+
+    Args:
+        queues: pending work of each space, in the order of its verbs; not changed by ``take``.
+        take: True: the pass has all of the work; False: not, or not yet all of it; None: the pass
+            is full.
+        meet: whether two lists of slots have one in common.
+    """
+    waiting = [(work, queue[:WINDOW]) for queue in queues for work in queue[:WINDOW]]
+    if len(waiting) > 1:
+        waiting.sort(key=lambda pair: (-pair[0].priority, pair[0].number))
+    taken: set[int] = set()  # numbers of work
+    comparisons = Comparisons(meet)
+    for _ in range(SWEEPS):
+        rest, progress = [], False
+        for work, queue in waiting:
+            if len(queue) > 1 and must_wait(work, queue, taken, comparisons.meet):
+                rest.append((work, queue))
+                continue
+            done = take(work)
+            if done is None:
+                return
+            if done:
+                taken.add(work.number)
+                progress = True
+        if not progress or not rest:
+            return
+        waiting = rest
+
+
+def must_wait(work: Work, queue: Sequence[Work], taken: Set[int], meet: Meet) -> bool:
+    """Whether work cannot go before all earlier work of its queue but the ``taken``, which the pass
+    has."""
+    for before in queue:
+        if before.number >= work.number:
+            return False
+        if before.number in taken:
+            if _conflict(before, work, meet):
+                return True
+        elif (
+            meet(before.writes, work.reads)
+            or meet(before.writes, work.writes)
+            or meet(before.reads, work.writes)
+        ):
+            return True
+    return False
+
+
+def _conflict(before: Work, work: Work, meet: Meet) -> bool:
+    """Whether work cannot share a pass with earlier work."""
+    if isinstance(before, ForwardWork):
+        if meet(before.writes, work.writes) or meet(before.reads, work.writes):
+            return True
+        return isinstance(work, CopyWork) and meet(before.writes, work.reads)
+    if isinstance(before, CopyWork) and isinstance(work, CopyWork):
+        return meet(before.writes, work.reads) or meet(before.writes, work.writes)
+    return False

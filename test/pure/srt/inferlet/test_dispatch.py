@@ -1,0 +1,215 @@
+"""Dispatch: order, batching, conflicts and policies, against a brute-force reference."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.srt.inferlet.dispatch import Command, Dispatcher, conflict
+from sglang.srt.inferlet.dispatch_policies import (
+    FIXED_SECONDS,
+    FIXED_SIZE,
+    POLICIES,
+    Situation,
+)
+
+KINDS = ("forward", "memory")
+SLOTS = st.lists(st.integers(0, 4), max_size=2, unique=True)
+COMMANDS = st.builds(Command, st.integers(0, 3), st.sampled_from(KINDS), SLOTS, SLOTS, SLOTS)
+
+
+def reference_batch(
+    pending: dict[int, list[Command]], flying: dict[int, list[Command]],
+    priorities: dict[int, int], most: int,
+) -> list[Command]:  # fmt: skip
+    """The next batch, by the rules of section 5.2, every prefix of every queue tried."""
+
+    def clash(a: Command, b: Command) -> bool:
+        writes = set(b.writes) & {*a.writes, *a.reads, *a.needs}
+        return bool(writes) or bool(set(b.needs) & set(a.writes))
+
+    heads: dict[str, list[Command]] = {}
+    for queue, commands in pending.items():
+        for size in range(len(commands), 0, -1):
+            run = commands[:size]
+            pairs = itertools.combinations(run, 2)
+            if (
+                len({one.kind for one in run}) == 1
+                and not any(clash(a, b) for a, b in pairs)
+                and not any(clash(a, b) for a in flying.get(queue, ()) for b in run)
+            ):
+                heads.setdefault(run[0].kind, []).extend(run)
+                break
+    if not heads:
+        return []
+    kind = min(heads, key=lambda one: min(command.number for command in heads[one]))
+    ranked = sorted(heads[kind], key=lambda one: (-priorities.get(one.queue, 0), one.number))
+    return ranked[:most]
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.one_of(
+            COMMANDS,
+            st.tuples(st.just("take"), st.integers(1, 5)),
+            st.tuples(st.just("end"), st.integers(0, 9)),
+            st.tuples(st.just("priority"), st.integers(0, 3)),
+        ),
+        max_size=40,
+    ),
+    st.integers(1, 5),
+)
+def test_batches_are_those_of_the_rules(steps: list[object], most: int) -> None:
+    dispatcher = Dispatcher(POLICIES["adaptive"], most)
+    pending: dict[int, list[Command]] = {}
+    flying: dict[int, list[Command]] = {}
+    priorities: dict[int, int] = {}
+    left: dict[int, list[int]] = {}
+    for now, step in enumerate(steps):
+        if isinstance(step, Command):
+            own = Command(step.queue, step.kind, step.reads, step.needs, step.writes)
+            dispatcher.put(own, now)
+            pending.setdefault(own.queue, []).append(own)
+        else:
+            assert isinstance(step, tuple)
+            if step[0] == "take":
+                want = reference_batch(pending, flying, priorities, most)
+                assert dispatcher.take(now) == want
+                for command in want:
+                    pending[command.queue].remove(command)
+                    flying.setdefault(command.queue, []).append(command)
+                    left.setdefault(command.queue, []).append(command.number)
+            elif step[0] == "end":
+                alive = [one for found in flying.values() for one in found]
+                if alive:
+                    command = alive[step[1] % len(alive)]
+                    dispatcher.end(command, now)
+                    flying[command.queue].remove(command)
+            else:
+                priorities[step[1]] = priorities.get(step[1], 0) + 1
+                dispatcher.prioritize(step[1], priorities[step[1]])
+        for queue in range(4):
+            quiet = not pending.get(queue) and not flying.get(queue)
+            assert dispatcher.quiet(queue) == quiet
+    assert all(numbers == sorted(numbers) for numbers in left.values())
+
+
+@given(st.lists(COMMANDS, max_size=30))
+def test_everything_leaves_and_ends(commands: list[Command]) -> None:
+    dispatcher = Dispatcher(POLICIES["adaptive"], 4)
+    for command in commands:
+        dispatcher.put(Command(command.queue, command.kind, command.reads, command.needs,
+                               command.writes), 0.0)  # fmt: skip
+    left = 0
+    while dispatcher.delay(1.0, 0) is not None:
+        assert dispatcher.delay(1.0, 0) == 0.0
+        batch = dispatcher.take(1.0)
+        assert batch
+        left += len(batch)
+        for command in batch:
+            dispatcher.end(command, 2.0)
+    assert left == len(commands) == dispatcher.left
+
+
+def test_a_pass_may_read_what_it_writes_and_not_write_what_it_reads() -> None:
+    prefill = Command(0, "forward", writes=[0, 1])
+    decode = Command(0, "forward", reads=[0, 1], writes=[2])
+    assert not conflict(prefill, decode)
+    assert conflict(decode, Command(0, "forward", writes=[1]))
+    assert conflict(prefill, Command(0, "forward", writes=[1]))
+    assert conflict(prefill, Command(0, "forward", needs=[1]))
+
+
+def test_closed_queue_leaves_nothing_behind() -> None:
+    dispatcher = Dispatcher(POLICIES["adaptive"], 9)
+    for queue in (0, 1):
+        dispatcher.put(Command(queue, "forward"), 0.0)
+    [first, _] = dispatcher.take(0.0)
+    dispatcher.close(0, 1.0)
+    dispatcher.end(first, 2.0)
+    assert dispatcher.delay(2.0, 0) is None
+    dispatcher.put(Command(2, "forward"), 2.0)
+    assert dispatcher.delay(2.0, 0) == math.inf  # the other queue's command is still in flight
+    dispatcher.close(1, 3.0)
+    assert dispatcher.delay(3.0, 0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "situation", "delay"),
+    [
+        ("eager", Situation(1), 0.0),
+        ("eager", Situation(1, flying=1), math.inf),
+        ("k", Situation(FIXED_SIZE - 1, waited=9.0), math.inf),
+        ("k", Situation(FIXED_SIZE), 0.0),
+        ("t", Situation(FIXED_SIZE), FIXED_SECONDS),
+        ("t", Situation(1, waited=1.0), 0.0),
+        ("adaptive", Situation(1, runnable=9), 0.0),
+        ("adaptive", Situation(99, flying=1), math.inf),
+        ("cohort", Situation(1), 0.0),
+        ("cohort", Situation(1, runnable=1, last_pass=0.4), 0.1),
+        ("cohort", Situation(1, quiet=0.06, runnable=1, last_pass=0.4), 0.04),
+        ("cohort", Situation(1, quiet=0.1, runnable=1, last_pass=0.4), 0.0),
+        ("cohort", Situation(1, waited=0.6, idle=0.35, runnable=1, last_pass=0.4), 0.05),
+        ("cohort", Situation(1, waited=0.3, flying=1, last_pass=0.4), 0.2),
+        ("cohort", Situation(1, waited=0.6, flying=1, last_pass=0.4), 0.0),
+    ],
+)
+def test_policy_waits_as_long_as_it_says(policy: str, situation: Situation, delay: float) -> None:
+    assert POLICIES[policy].delay(situation) == pytest.approx(delay)
+
+
+PASS, ROW, TURN = 0.008, 0.00004, 0.0001  # seconds: a pass, each row of it, a program's turn
+
+
+def simulate(policy: str, programs: int, tokens: int) -> tuple[float, float]:
+    """(mean batch, tokens a second) of programs that take turns one after another on one core, and
+    a device that computes one batch at a time."""
+    dispatcher = Dispatcher(POLICIES[policy], 1 << 10)
+    now, core = 0.0, 0.0
+    wakes = [(0.0, number) for number in range(programs)]  # answers that were handed over
+    done = [0] * programs
+    device: tuple[float, list[Command]] | None = None
+    while wakes or device or any(queue.pending for queue in dispatcher.queues.values()):
+        delay = dispatcher.delay(now, len(wakes))
+        moments = [math.inf if delay is None else now + delay]
+        moments += [device[0]] if device else []
+        moments += [max(core, min(wakes)[0] + TURN)] if wakes else []
+        assert min(moments) < math.inf, "nothing will ever happen"
+        now = max(now, min(moments))
+        if device and device[0] <= now:
+            for command in device[1]:
+                dispatcher.end(command, now)
+                done[command.queue] += 1
+                if done[command.queue] < tokens:
+                    wakes.append((now, command.queue))
+            device = None
+        elif wakes and max(core, min(wakes)[0] + TURN) <= now:
+            _, number = wakes.pop(wakes.index(min(wakes)))
+            core = now + TURN
+            dispatcher.put(Command(number, "forward"), now)
+        else:
+            batch = dispatcher.take(now)
+            start = max(now, device[0]) if device else now
+            if device:
+                device = (start + PASS + ROW * len(batch), device[1] + batch)
+            else:
+                device = (start + PASS + ROW * len(batch), batch)
+    return dispatcher.left / dispatcher.batches, programs * tokens / now
+
+
+def test_cohort_keeps_batches_whole_and_adaptive_beats_fixed_rates() -> None:
+    """Table 5 by counters, at 128 programs: a turn takes 100 µs."""
+    rates = {name: simulate(name, 128, 12) for name in POLICIES}
+    batch = {name: found[0] for name, found in rates.items()}
+    speed = {name: found[1] for name, found in rates.items()}
+    assert batch["eager"] == 1
+    assert batch["cohort"] >= 0.9 * 128
+    assert speed["adaptive"] >= 5 * speed["eager"]
+    assert speed["adaptive"] > speed["k"]
+    assert speed["adaptive"] >= 0.99 * speed["t"]
+    # At 32 programs the turns are short beside a pass, and whole batches are the faster ones.
+    assert simulate("cohort", 32, 12)[1] >= 1.2 * simulate("adaptive", 32, 12)[1]
