@@ -47,6 +47,8 @@ START_SECONDS = 30.0
 MOST_STARTS = 5  # hosts that die one after the other without an answer
 SECRETS = ("SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY", "HF_TOKEN")  # variables a host does not get
 MODULE = "sglang.srt.inferlet.host.host_child"
+GIVE_BACK = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "65536"}
+"""Settings of glibc by which memory of runs that have ended goes back to the system."""
 
 
 class GuestEnded(Exception):
@@ -211,7 +213,7 @@ class HostProcess:
         self._child = subprocess.Popen(
             [sys.executable, "-m", MODULE, str(self._directory), *map(str, numbers)],
             stdin=subprocess.DEVNULL,
-            env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**GIVE_BACK, **kept, "PYTHONPATH": os.pathsep.join(paths)},
         )
         self._wire = Wire(f"ipc://{self._directory / SOCKET}", self._take)
 

@@ -33,8 +33,8 @@ LIBRARY = (
     "html.parser", "xml.etree.ElementTree",
 )  # fmt: skip
 
-# What is computed here is in the image that every guest begins with: a program is played, so that no
-# code runs for the first time in a guest, and the collector need not look at what is there already.
+# Every guest begins with the memory that this leaves. Programs are played, so that no code runs for
+# the first time in a guest, and the collector need not look at objects that are there already.
 APP = """
 import gc
 import sys
@@ -55,8 +55,8 @@ class WitWorld(wit_world.WitWorld):
 
 
 kept = sys.stdout, sys.stderr, time.sleep
-FACTS = '{"arguments":[],"instance_id":"","version":"","models":[""],"traits":{"":[]},"page_size":1,'
-FACTS += '"vocab_size":1,"eos":[],"context_length":1}'
+FACTS = '{"arguments":[],"instance_id":"","version":"","models":[""],"traits":{"":[]},'
+FACTS += '"page_size":1,"vocab_size":1,"eos":[],"context_length":1}'
 for _ in range(20):
     played = Guest()
     played.start("async def main(ctx):\\n    print(await ctx.receive())\\n", FACTS)
