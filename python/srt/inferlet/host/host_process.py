@@ -164,6 +164,11 @@ class HostProcess:
         """Runs that have not ended."""
         return len(self._runs)
 
+    def working(self) -> set[int]:
+        """Numbers of the runs that the host computes a turn of, or did when it died."""
+        data = (self._directory / MARKS).read_bytes()
+        return {number for (number,) in MARK.iter_unpack(data) if number}
+
     async def start(self) -> str:
         """Start the host and wait for it; the version of wasmtime. Raises OSError."""
         self._spawn()
@@ -292,7 +297,7 @@ class HostProcess:
             failures += 1
             if failures > MOST_STARTS:
                 return self._give_up(code)
-            suspects = self._working()
+            suspects = self.working()
             self._remove()
             self._spawn()
             self.restarts += 1
@@ -307,11 +312,6 @@ class HostProcess:
             run.fail("host_lost", "the host has died twice while it worked on this program's turn")
         elif run.turns or run.due:
             self._rebuild(run)
-
-    def _working(self) -> set[int]:
-        """Runs that the dead host's lanes were working on."""
-        data = (self._directory / MARKS).read_bytes()
-        return {number for (number,) in MARK.iter_unpack(data) if number}
 
     def _give_up(self, code: int) -> None:
         if not self._first.done():
