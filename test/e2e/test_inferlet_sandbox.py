@@ -34,6 +34,7 @@ KEYS = [
     {"name": "ann", "key": "ann", "inferlets": {"store": True}},
     {"name": "bob", "key": "bob", "inferlets": {}},
     {"name": "eve", "key": "eve"},
+    {"name": "root", "key": "root", "admin": True},
 ]
 Events = list[dict[str, Any]]
 
@@ -291,7 +292,7 @@ async def main(ctx):
 
 def test_a_stream_beside_a_spinning_program_goes_on(ann: httpx.Client) -> None:
     spin = "async def main(ctx):\n    while True: pass"
-    runs = [start(ann, spin, turn_cpu=1.5) for _ in range(2)]
+    runs = [start(ann, spin, turn_cpu=0.5) for _ in range(2)]
     body = {"text": "Hello", "sampling_params": {"max_new_tokens": 32, "temperature": 0}}
     assert ann.post("/generate", json=body).json()["meta_info"]["completion_tokens"] == 32
     for run in runs:
@@ -322,6 +323,24 @@ def test_the_command_line_puts_launches_and_kills(
     assert command(["inferlet", "kill", *flags, run]) == 0
     assert command(["inferlet", "logs", *flags, run]) == 1
     assert "There is no run" in capsys.readouterr().err
+
+
+def test_metrics_count_runs(server: Server, ann: httpx.Client) -> None:
+    def numbers() -> dict[str, float]:
+        with client(server, "root") as root:
+            lines = root.get("/metrics").text.splitlines()
+        pairs = [line.rpartition(" ") for line in lines if "inferlet" in line and line[0] != "#"]
+        return {name.partition("{")[0].removeprefix("sglang:"): float(v) for name, _, v in pairs}
+
+    before = numbers()
+    events(ann, start(ann, "async def main(ctx):\n    1 / 0"))
+    events(ann, start(ann, "async def main(ctx):\n    await ctx.now()"))
+    after = numbers()
+    change = {name: after[name] - before[name] for name in after}
+    assert change["inferlet_runs_total"] == 2
+    assert change["inferlet_failures_total"] == 1
+    assert change["inferlet_turns_total"] == 3
+    assert change["num_inferlet_runs"] == 0
 
 
 def test_a_client_that_goes_away_ends_no_run(ann: httpx.Client) -> None:
