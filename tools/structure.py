@@ -56,8 +56,8 @@ RINGS = {
     "language proper": (5000, [f"sglang.{name}" for name in LANGUAGE]),
 }
 
-# The part of the language that the runtime may import: data that both speak of.
-SHARED = "sglang.ir"
+# The parts of the language that the runtime may import: data and meaning that both share.
+SHARED = ("sglang.ir.", "sglang.semantics.")
 
 # Model files describe one architecture each, in that architecture's own words.
 MODELS = "sglang.srt.models."
@@ -80,6 +80,8 @@ BOTH_RIGHT = {
     "messages": {"sglang.srt.core.messages", "sglang.srt.web.anthropic.messages"},
     # Experts for tokens; engines for requests.
     "routing": {"sglang.srt.layers.routing", "sglang.srt.routing"},
+    # Submitted programs: their plain data; their runs; their routes.
+    "programs": {"sglang.srt.programs", "sglang.srt.runtime.programs", "sglang.srt.web.programs"},
     # A package and its main module.
     "tokenizer": {"sglang.srt.tokenizer", "sglang.srt.tokenizer.tokenizer"},
 }
@@ -391,7 +393,7 @@ def measure_modules(modules: Mapping[str, Module]) -> Structure:
         for name in sorted(runtime)
         for other in sorted(every[name] - set(runtime))
         if name in imported  # else an entry point, which stands above both
-        if not modules[name].alias and not f"{other}.".startswith(f"{SHARED}.")
+        if not modules[name].alias and not f"{other}.".startswith(SHARED)
     ]
     own = [f"{name}." for name, module in modules.items() if not module.alias]
     names = [

@@ -7,6 +7,7 @@ as its copies where these take longer; the link to host memory carries 25 tokens
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch, Row, RowOutput, StepResult
@@ -166,19 +167,26 @@ class VirtualWorker:
 class VirtualEngine:
     """An engine whose time is that of its passes.
 
+    Args:
+        worker: in place of a plain one.
+        settings: further ones of the schedule.
+
     Attributes:
         core: the engine; worker: its worker; clock: its time.
     """
 
-    def __init__(self, arm: Arm, machine: Machine, page_size: int = 1) -> None:
-        self.worker, self.clock = VirtualWorker(machine, page_size), ManualClock()
+    def __init__(
+        self, arm: Arm, machine: Machine, page_size: int = 1, worker: VirtualWorker | None = None,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        self.worker, self.clock = worker or VirtualWorker(machine, page_size), ManualClock()
         self._idle = 0
         schedule = ScheduleConfig(
             schedule_policy=arm.policy,
             chunked_prefill_size=machine.chunk if arm.chunked else -1,
             max_queued_requests=BIG,
-            park_policy=arm.parking if arm.parking in POLICIES else "preserve",
-        )
+            park_policy=arm.parking if arm.parking in POLICIES else "preserve", **settings,
+        )  # fmt: skip
         info = EngineInfo(
             model_path="", architecture="", dtype="", device="", vocab_size=BIG,
             context_length=1 << 20, capacity=machine.capacity, page_size=page_size, eos=(),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         system_begin,
         system_end,
         tool,
+        transforms,
         user,
         user_begin,
         user_end,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         UnknownVariable,
         Unsupported,
     )
+    from sglang.integrations.semantic_function import semantic_function
     from sglang.ir.choices import (
         greedy_token_selection,
         token_length_normalized,
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "sglang.api": (
         "function", "gen", "gen_int", "gen_string", "select", "image", "video",
-        "separate_reasoning", "tool",
+        "separate_reasoning", "tool", "transforms",
         "system", "system_begin", "system_end", "user", "user_begin", "user_end",
         "assistant", "assistant_begin", "assistant_end",
         "set_default_backend", "flush_cache", "get_server_info", "inspect_history",
@@ -91,6 +93,7 @@ _HOMES = {
         "BackendError", "BatchError", "InvalidOutput", "ProgramError", "SglangError", "ToolError",
         "TraceError", "UnknownVariable", "Unsupported",
     ),
+    "sglang.integrations.semantic_function": ("semantic_function",),
     "sglang.program": ("SglFunction",),
     "sglang.backend.record.call_recorder": ("Recorder", "Replay"),
     "sglang.backend.global_settings": ("global_config",),

@@ -21,6 +21,7 @@ from sglang.compile.graph_runner import GraphRun, GraphSchedule
 from sglang.compile.tracer import constant_prefix, trace, trace_with_tools, tracing
 from sglang.ir.graph import Graph
 from sglang.ir.params import GenParams, document, params_and_arguments
+from sglang.on_server.submittable import Submittable
 from sglang.run.live_nodes import Tools
 from sglang.run.run_scope import Run, resolve_backend
 from sglang.run.stream_executor import StreamExecutor
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 BODIES = Workers()
 
 
-class SglFunction:
+class SglFunction(Submittable):
     """A program: the function under ``@sglang.function``, and the ways to run it.
 
     Args:
@@ -95,6 +96,7 @@ class SglFunction:
         backend: Any = None,
         use_thread: bool = True,
         trace: Any = None,
+        on: str | None = None,
         **kwargs: Any,
     ) -> ProgramState:
         """Run to the end and return the state.
@@ -103,15 +105,21 @@ class SglFunction:
         fields of ``GenParams`` are the defaults of every ``gen``. With ``stream=True`` the program
         runs in a thread and the state is returned at once: read it by ``text_iter``. ``trace``
         records it: into a file (.html, .json), a ``Trace``, or with True for ``state.trace()``.
+        ``on="server"`` has a runtime run the whole program, as ``submit`` does; the state is the
+        same.
 
         Raises:
             ProgramError: a primitive failed. Errors of the function itself are raised as they are.
             TypeError: a keyword names both an argument and an option of ``run``.
         """
-        self._verify_options(stream=stream or None, backend=backend, trace=trace)
+        self._verify_options(stream=stream or None, backend=backend, trace=trace, on=on)
         params, arguments = params_and_arguments(kwargs, self.arg_names)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
+        if on is not None:
+            options = {"on": on, "stream": stream, "trace": opened(trace)}
+            sent = self._submitted(args, arguments, params, backend, **options)
+            return sent.replayed if stream else sent.result()
         chosen = self.resolved(backend)
         state = self.new_state(
             chosen, params, stream=stream, use_thread=use_thread, trace=opened(trace)
@@ -129,6 +137,7 @@ class SglFunction:
         stream: bool = False,
         backend: Any = None,
         trace: Any = None,
+        on: str | None = None,
         **kwargs: Any,
     ) -> ProgramState:
         """``run`` for an event loop; the only way to run a program written as ``async def``.
@@ -137,14 +146,22 @@ class SglFunction:
         ``def``, which waits where it reads, has its own thread. Cancelling aborts the calls in
         flight. With ``stream=True`` the state is returned at once: see ``text_async_iter``.
         """
-        self._verify_options(stream=stream or None, backend=backend, trace=trace)
+        self._verify_options(stream=stream or None, backend=backend, trace=trace, on=on)
         params, arguments = params_and_arguments(kwargs, self.arg_names)
         if (record := tracing()) is not None:
             return record.call(self, args, arguments, params, backend=backend, stream=stream)
+        if on is not None:
+            options = {"on": on, "stream": stream, "trace": opened(trace)}
+            sent = self._submitted(args, arguments, params, backend, **options)
+            return sent.replayed if stream else await sent.aresult()
         chosen, loop = self.resolved(backend), asyncio.get_running_loop()
         state = self.new_state(chosen, params, stream=stream, loop=loop, trace=opened(trace))
         await self.astart(state, args, arguments, stream=stream)
         return state
+
+    def _of_graph(self, graph: Graph, tools: Tools) -> CompiledProgram:
+        """Return a program that runs ``graph``."""
+        return CompiledProgram(graph, None, tools)
 
     def _verify_options(self, **options: Any) -> None:
         """Raise TypeError for a given option that is also the name of an argument."""
@@ -427,7 +444,8 @@ class SglFunction:
 
         ``backend`` is used where a run names none. Raise as ``trace`` does.
         """
-        return compile(self, backend, **known)
+        graph, tools = trace_with_tools(self, known)
+        return CompiledProgram(graph, backend, tools)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``run``; given a state first, continue that state and return the function's result."""
@@ -437,6 +455,7 @@ class SglFunction:
 
 
 document(SglFunction.run)
+document(SglFunction.submit)
 document(SglFunction.run_batch)
 document(SglFunction.arun_batch)
 
@@ -476,20 +495,3 @@ class CompiledProgram(SglFunction):
     ) -> Any:
         values = argument_values(inspect.signature(self.func), state, *args, **arguments)
         return await GraphRun(self._schedule, state._executor, values).submit().aresult()
-
-
-def compile(program: SglFunction, backend: Any = None, **known: Any) -> CompiledProgram:
-    """Return ``program`` traced; see ``SglFunction.compile``."""
-    graph, tools = trace_with_tools(program, known)
-    return CompiledProgram(graph, backend, tools)
-
-
-def load(
-    path: str | os.PathLike[str], backend: Any = None, tools: Tools | None = None
-) -> CompiledProgram:
-    """Return a program that was saved, whose tools are the functions ``tools`` by name.
-
-    Raise OSError, and ValueError for any other file or a tool that is not given.
-    """
-    graph = Graph.from_json(Path(path).read_text(encoding="utf-8"))
-    return CompiledProgram(graph, backend, tools)

@@ -6,6 +6,7 @@ It starts in a fraction of the time. SIGUSR1 makes it hang: it lives and answers
 variables ENGINE_CHILD_FAULT, _DEVICE, _CAPACITY and _SECONDS make it another one. While the file
 ENGINE_CHILD_STALL is there, its loop comes to no end at a request with stop patterns. A pass that
 finds the file ENGINE_CHILD_LOST removes it and raises what it contains, as every later pass does.
+A prompt that begins with the token ENGINE_CHILD_POISON kills the process when it is computed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from helpers.text_worker import TextWorker
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch
 from sglang.srt.core.messages import Reply
-from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.progress import Progress
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.engine.engine_core import EngineCore
@@ -34,6 +34,7 @@ from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.process import leave, map_progress, read_vocab, run_to_end
 from sglang.srt.engine.socket import SocketChannel
 from sglang.srt.grammar.stop_watch import Patterns
+from sglang.srt.system.processes import when_orphaned
 
 PASS_SECONDS = 0.002
 
@@ -68,6 +69,9 @@ class Fragile(TextWorker):
         if file.exists():
             self.error = file.read_text()
             file.unlink()
+        poison = int(setting("POISON", "-1"))
+        if any(row.start == 0 and row.tokens[0] == poison for row in batch.rows):
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.error:
             raise RuntimeError(self.error)
         return super().launch(batch, masks)

@@ -255,7 +255,9 @@ class FakeWorker:
         self.drawn = [out.token for out in rows]
         if batch.id in self.break_at:
             rows[-1] = RowOutput(error="injected row error", unseen=rows[-1].unseen)
-        return StepResult(batch.id, rows, stages=(2e-4 * max(batch.num_tokens, 5), 1e-3))
+        context = sum(row.start + len(row.tokens) for row in batch.rows)
+        seconds = 2e-4 * max(batch.num_tokens, 5) + 1e-5 * context
+        return StepResult(batch.id, rows, stages=(seconds, 1e-3))
 
     def _move(self, moves: PageMoves) -> None:
         """Copy pages to host memory, then from it."""

@@ -14,8 +14,8 @@ from helpers.space_model import SpaceModel
 from sglang.backend.engine.inferlets import InferletError, TrustedDriver
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.inferlet.controller import Controller
+from sglang.srt.inferlet.inferlet_run import InferletRun
 from sglang.srt.inferlet.program_limits import TRUSTED, ProgramLimits, Rights
-from sglang.srt.inferlet.program_run import ProgramRun
 from sglang.srt.inferlet.served import RunFollower, Served
 from sglang.srt.tokenizer.tokenizer import EMBEDDED, Tokenizer
 from transformers import AutoModelForCausalLM
@@ -90,7 +90,7 @@ class Programs:
         for main, sent, end in zip(mains, self.sent, ends):
             follower = RunFollower(sent.append, self.logs.append, end.set_result)
             session = self.controller.open(arguments, rights, ProgramLimits(), follower)
-            ProgramRun(self.controller, session, TrustedDriver(main, session.parts.facts)).start()
+            InferletRun(self.controller, session, TrustedDriver(main, session.parts.facts)).start()
             for message in mail:
                 session.mail_in(message)
             sessions.append(session)

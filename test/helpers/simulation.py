@@ -18,10 +18,12 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 from helpers import reference
+from helpers.capacity_oracle import CheckedCapacity, RandomHints
 from helpers.desk import joined
 from helpers.either import Either
 from helpers.fake_disk import FakeDisk
@@ -33,6 +35,7 @@ from helpers.wishes import TEXT, Kind, Wishes
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.config.sections import PREFILL_BUDGETS
 from sglang.srt.core.batch import Batch
+from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.clock import ManualClock
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
@@ -103,6 +106,7 @@ class Asked:
     close: bool
     received: float
     arrived: float
+    hint: CallHint | None
     refusal: str = ""
     drawn: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -167,12 +171,14 @@ class History:
         self.faulty = kind.faulty
         few = 1 if seed % 2 else 2
         own = random.Random(f"depth {seed}")
+        self.hints = RandomHints(seed)
         self.depth = own.choice([few, few, few, 3, 4, 5])
         self.schedule = ScheduleConfig(
             prefill_budget=own.choice(PREFILL_BUDGETS),
             schedule_policy=kind.policy, chunked_prefill_size=kind.chunk,
             max_running_requests=kind.running, max_queued_requests=kind.queue,
             max_overtakes=kind.overtakes, park_policy=kind.parking,
+            latency_target_ms=self.hints.target_ms,
         )  # fmt: skip
         steps = range(1, 200) if kind.faulty else ()
         self.worker = FakeWorker(
@@ -204,6 +210,9 @@ class History:
         if r.random() < 0.5:
             self.engine.store.tree.heap_spare, self.engine.store.tree.heap_share = 0, 1
         self._count_what_is_inside()
+        self.capacity = CheckedCapacity(
+            self.engine.planner.budgets, self.schedule.latency_target_ms, self.seen
+        )
         self.seen["histories"] += 1
         self.seen[f"histories of depth {self.depth}"] += 1
         self.seen[f"histories of budget {self.schedule.prefill_budget}"] += 1
@@ -294,6 +303,8 @@ class History:
         engine = self.engine
         oldest = min(engine.running.values(), key=lambda q: q.scheduling.arrival, default=None)
         waiting = list(engine.waiting.values())
+        self._check_hints()
+        self.capacity.held = []
         flying = {request.id for request in waiting if request.pending}
         self.bound += not (engine.running or waiting)  # a pass that copies what is idle
         assert engine.busy or engine.compiling or not self.asked, "a request is lost"
@@ -312,6 +323,15 @@ class History:
         if self.model is not None:
             self.model.store.check()
         self._check_matches()
+
+    def _check_hints(self) -> None:
+        """Requests keep their hints, also where they wait again."""
+        for request in self.engine.requests.values():
+            asked = self.asked.get(request.id)
+            if asked is not None:
+                assert request.scheduling.hint == asked.hint, "a hint is lost"
+                again = asked.hint is not None and request.stats.retractions > 0
+                self.seen["retracted with a hint"] += again
 
     def _progress(self) -> tuple[int, int, bool]:
         """State that a step changes: passes planned, passes in flight, idle copies owed."""
@@ -431,8 +451,11 @@ class History:
         goal = goal or self.wishes.goal(len(known.tokens), known.tail)
         close = r.random() < (0.3 if known.adapter >= 0 else 0.9)
         now, arrived = self.clock.now(), r.choice([0.0, 0.0, 0.0, r.uniform(0.0, 2.0)])
+        arrived *= now
+        hint, begun = self.hints.choose(now)
+        arrived = begun or arrived
         asked = self.asked[request] = Asked(
-            request, context, goal, known.copy(), close, now, min(arrived * now, now) or now
+            request, context, goal, known.copy(), close, now, min(arrived, now) or now, hint
         )
         engine = self.engine
         queued = len(engine.waiting) + engine.stats_now()["compiling"] + len(engine.disk)
@@ -448,7 +471,8 @@ class History:
         priority = r.choice([0, 0, 1, 5, -2])
         self.seen["requests with a priority"] += priority != 0
         self.seen["requests that arrived before"] += asked.arrived < now
-        self._handle(*verbs, Advance(context, request, goal, priority, close, arrived * now))
+        self.seen["requests with a hint"] += hint is not None
+        self._handle(*verbs, Advance(context, request, goal, priority, close, arrived, hint))
 
     def _abort(self) -> None:
         waiting = self.engine.waiting
@@ -786,19 +810,19 @@ class History:
             q for q in before if self.ended.get(q.id) != "internal"
         ]  # requests with a bad image
         admitted = [request for request in before if request.id not in waiting]
+        held = self.capacity.held
         if not admitted:
             return
         for request in admitted:
             asked = self.asked.get(request.id)
             age = request.scheduling.arrival >> 40
             assert asked is None or age == int(asked.arrived * 1e9), "a wrong age"
-        if policy in ("fcfs", "priority"):
-            by_priority = policy == "priority"
-            ranks = sorted(
-                before, key=lambda q: (-q.spec.priority * by_priority, q.scheduling.arrival)
-            )
-            first = {request.id for request in ranks[: len(admitted)]}
-            assert first == {request.id for request in admitted}, f"admitted against {policy}"
+        late = any(q.scheduling.overtaken >= self.schedule.max_overtakes for q in before)
+        if policy in ("fcfs", "priority") or (policy == "app" and not late):
+            rank = partial(_rank, policy)
+            free = [q for q in before if q.id not in waiting or q.scheduling.hint not in held]
+            want = sorted(map(rank, free))[: len(admitted)]
+            assert sorted(map(rank, admitted)) == want, f"admitted against {policy}"
         last = max(request.scheduling.arrival for request in admitted)
         for request in before:
             if (
@@ -807,6 +831,8 @@ class History:
                 and request.scheduling.arrival < last
             ):
                 asked = self.asked[request.id]
+                overdue = asked.overtaken >= self.schedule.max_overtakes
+                assert policy == "priority" or not overdue, "an overdue request is overtaken"
                 asked.overtaken += sum(
                     q.scheduling.arrival > request.scheduling.arrival for q in admitted
                 )
@@ -876,6 +902,14 @@ class History:
                 start, most = end - computed[asked.context], len(asked.prompt.tokens)
                 asked.computed += max(min(end, most) - start, 0)
                 asked.at_tip = asked.context in sampled
+
+
+def _rank(policy: str, request: Request) -> tuple[int, int]:
+    """Sort key of a waiting request under an order that is a function of the requests."""
+    if policy == "priority":
+        return -request.spec.priority, request.scheduling.arrival
+    # Under ``app`` a step may see some of an application's calls alone.
+    return int(request.spec.arrived * 1e9), request.scheduling.arrival * (policy != "app")
 
 
 def _growth(goal: Goal) -> int:

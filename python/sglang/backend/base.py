@@ -59,6 +59,13 @@ class Completion:
     meta: dict[str, Any] = field(default_factory=dict)
 
 
+class OwnFunctionCall(Protocol):
+    """A call of a function of the program."""
+
+    async def arun(self, backend: Backend) -> Any:
+        """Call it, after a hint to ``backend``. Raises ToolError."""
+
+
 class Backend:
     """The calls of the interpreter. A backend overrides those that it can honour.
 
@@ -120,6 +127,14 @@ class Backend:
     async def acommit(self, prompt: Prompt) -> dict[str, Any]:
         """``commit`` for an event loop."""
         return await in_worker(self.commit, prompt)
+
+    def of_stream(self, number: int) -> Backend:
+        """Return the backend of stream ``number`` of a graph that runs: this one, for all."""
+        return self
+
+    async def atool(self, call: OwnFunctionCall) -> Any:
+        """Answer ``call``, a call of the program's own function, in an event loop."""
+        return await call.arun(self)
 
     def pause_hint(self, prompt: Prompt, tool: str, expected_seconds: float | None) -> None:
         """Note that ``prompt`` goes on once ``tool`` has run, in about ``expected_seconds``.

@@ -28,6 +28,7 @@ class LoopThread:
         self._lock = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._begun: set[Future[Any]] = set()
 
     def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """``await function(*args)``, for a thread.
@@ -36,6 +37,25 @@ class LoopThread:
         CancelledError where it was cancelled, or ``close`` has been called.
         """
         return waited(lambda future: self._begin(lambda: function(*args), future))
+
+    def start(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Future[T]:
+        """Begin ``await function(*args)`` and return its future; to cancel that cancels it.
+
+        The call goes on where the future is dropped.
+        """
+        future: Future[T] = Future()
+        self._begun.add(future)  # a loop holds its tasks weakly
+        future.add_done_callback(self._begun.discard)
+        self._begin(lambda: function(*args), future)
+        return future
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop. Its thread begins, where it has not. Raise CancelledError behind
+        ``close``."""
+        with self._lock:
+            self._ensure()
+            return self._loop
 
     def iterate(self, function: Callable[..., AsyncGenerator[T, None]], *args: Any) -> Iterator[T]:
         """The items of ``function(*args)``, as ``run``; to leave them cancels it."""
@@ -53,11 +73,14 @@ class LoopThread:
     def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
         """Schedule a call. Called locked, so that no call reaches a loop that is ending."""
         with self._lock:
-            if self._closed:
-                raise CancelledError
-            if self._thread is None or not self._thread.is_alive():  # as after os.fork
-                self._start()
+            self._ensure()
             begin(self._loop, make, future)
+
+    def _ensure(self) -> None:
+        if self._closed:
+            raise CancelledError
+        if self._thread is None or not self._thread.is_alive():  # as after os.fork
+            self._start()
 
     def _start(self) -> None:
         loop, ended = asyncio.new_event_loop(), asyncio.Event()

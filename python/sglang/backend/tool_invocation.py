@@ -57,6 +57,10 @@ class ToolInvocation:
         return self._answer(value, begin)
 
     async def ado(self, backend: Backend) -> ToolAnswer:
+        """``do`` for an event loop, or what ``backend`` answers in its place."""
+        return await backend.atool(self)  # type: ignore[no-any-return]
+
+    async def arun(self, backend: Backend) -> ToolAnswer:
         """``do`` for an event loop: an asynchronous function runs in it, another in a thread."""
         self._hint(backend)
         begin = time.monotonic()

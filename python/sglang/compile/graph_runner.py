@@ -24,13 +24,14 @@ from sglang.ir.graph_steps import (
     Variable,
     ends_of,
     rebuild,
+    references,
     variables,
 )
 from sglang.ir.nodes import Chain, Fork, Node, SetVariable, node_of, tools_of
 from sglang.ir.params import DEFAULTS
 from sglang.ir.source_location import Location
 from sglang.run.forks import concatenation, record_join
-from sglang.run.live_nodes import Later, Tools, bound
+from sglang.run.live_nodes import Later, Promised, Tools, bound
 from sglang.run.stream_executor import StreamExecutor
 
 
@@ -77,8 +78,14 @@ class GraphRun:
         self._schedule = schedule
         self._main = main
         self._arguments = arguments
-        self._executors = {MAIN: main}
+        self._executors: dict[int, StreamExecutor] = {}
+        self._place(MAIN, main)
         self._kept: dict[int, StreamExecutor] = {}
+
+    def _place(self, stream: int, executor: StreamExecutor) -> None:
+        interpreter = executor.interpreter
+        interpreter.backend = interpreter.backend.of_stream(stream)
+        self._executors[stream] = executor
 
     def submit(self) -> GraphRun:
         """Submit every step. Gives itself."""
@@ -94,7 +101,15 @@ class GraphRun:
         """``result``, holding no thread."""
         for variable in variables(self._schedule.graph.result):
             await self._after(variable.source).avalue(variable.name)
+        for executor, name in self._promised(self._schedule.graph.result):
+            await executor.avalue(name)
         return self.result()
+
+    def _promised(self, value: Any) -> list[tuple[StreamExecutor, str]]:
+        """The variables of other runs that ``value``, a node or a result, reads."""
+        names = [ref.name for ref in references(value) if isinstance(ref, Argument)]
+        given = [self._arguments[name] for name in names]
+        return [(one.executor, one.name) for one in given if isinstance(one, Promised)]
 
     def _submit(self, stream: int, step: Step) -> None:
         node, location = (
@@ -102,13 +117,13 @@ class GraphRun:
             step.location or Location(self._schedule.graph.name, step.number),
         )
         if isinstance(node, Call):
-            self._executors[stream] = self._called(node)
+            self._place(stream, self._called(node))
         executor = self._executors[stream]
         if isinstance(node, Fork):
             children = executor.fork(len(node.children), location)
-            for child in children:
+            for number, child in zip(node.children, children):
                 child.interpreter.spec_tokens = executor.interpreter.spec_tokens
-            self._executors.update(zip(node.children, children))
+                self._place(number, child)
         elif isinstance(node, Join):
             executor.submit(self._join(node, executor), location)
         elif not isinstance(node, (Call, GetForkItem)):
@@ -130,7 +145,8 @@ class GraphRun:
         return called
 
     def _node(self, node: Node) -> Node:
-        sources = tuple((self._after(v.source), v.name) for v in variables(node))
+        own = ((self._after(v.source), v.name) for v in variables(node))
+        sources = (*own, *self._promised(node))
         then = partial(self._filled, node)
         return Later(sources, then, tuple(node.names())) if sources else then()
 
@@ -161,7 +177,8 @@ class GraphRun:
 
     def _value(self, leaf: Any) -> Any:
         if isinstance(leaf, Argument):
-            return self._arguments[leaf.name]
+            given = self._arguments[leaf.name]
+            return given.executor.value(given.name) if isinstance(given, Promised) else given
         if isinstance(leaf, Variable):
             return self._after(leaf.source).value(leaf.name)
         return leaf

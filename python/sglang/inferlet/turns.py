@@ -84,12 +84,12 @@ class Turns(asyncio.BaseEventLoop):
         return self.made()
 
     def made(self) -> list[CallData]:
-        """The calls that were made and not returned yet."""
+        """Calls that were made and not returned by a turn yet."""
         calls, self._made = self._made, []
         return calls
 
     def restore(self, calls: list[CallData]) -> None:
-        """Calls of ``made`` are to be returned after all, before later ones."""
+        """Return calls with the next turn that a turn has returned already."""
         self._made[:0] = calls
 
     def time(self) -> float:

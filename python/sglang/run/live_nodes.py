@@ -76,6 +76,17 @@ class BoundTool(Node):
         return self.tool.names()
 
 
+class Promised:
+    """An argument of a graph that is variable ``name`` of another run.
+
+    Attributes:
+        executor: the executor of that run.
+    """
+
+    executor: Any
+    name: str
+
+
 def bound(node: Node, tools: Tools) -> Node:
     """Return ``node`` with the functions of its tools."""
     if isinstance(node, RunTool):

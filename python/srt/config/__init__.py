@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang.srt.config.applications_section import ApplicationsConfig
 from sglang.srt.config.inferlets_section import InferletsConfig
 from sglang.srt.config.kv_events_section import KvEventsConfig
 from sglang.srt.config.parallel_section import ParallelConfig
@@ -42,6 +43,7 @@ log = logging.getLogger("sglang.srt.config")
 
 __all__ = [
     "JSON_WHITESPACE",
+    "ApplicationsConfig",
     "Config",
     "EdgeConfig",
     "GrammarConfig",
@@ -100,6 +102,7 @@ class Config:
     operations: OperationsConfig = field(default_factory=OperationsConfig)
     toolbox: ToolboxConfig = field(default_factory=ToolboxConfig)
     programs: ProgramGateConfig = field(default_factory=ProgramGateConfig)
+    applications: ApplicationsConfig = field(default_factory=ApplicationsConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
     inferlets: InferletsConfig = field(default_factory=InferletsConfig)
@@ -169,6 +172,8 @@ class Config:
             ("chunked_prefill_size", chunk, chunk >= 1 or chunk == -1, "at least 1, or -1"),
             ("max_overtakes", self.schedule.max_overtakes,
              self.schedule.max_overtakes >= 0, "0 or more"),
+            ("latency_target_ms", self.schedule.latency_target_ms,
+             0 < self.schedule.latency_target_ms <= 1e9, "above 0, and at most 1e9"),
             ("port", self.server.port, 0 <= self.server.port < 65536, "in [0, 65535]"),
             ("stream_interval", self.server.stream_interval,
              self.server.stream_interval >= 1, "at least 1"),
@@ -202,17 +207,12 @@ class Config:
         for name, value, good, limit in checks:
             if not good:
                 raise ValueError(f"{_flag(name)} is {value}; it must be {limit}")
-        self.parallel.verify()
-        self.memory.verify()
-        self.grammar.verify()
-        self.speculation.verify()
-        self.media.verify()
-        self.toolbox.verify()
-        self.programs.verify()
-        self.routing.verify()
-        self.kv_events.verify()
-        self.inferlets.verify()
-        self.lora.verify()
+        for section in (
+            self.parallel, self.memory, self.grammar, self.speculation, self.media, self.toolbox,
+            self.programs, self.applications, self.routing, self.kv_events, self.inferlets,
+            self.lora,
+        ):  # fmt: skip
+            section.verify()
 
     def public(self) -> Mapping[str, Any]:
         """The settings without the secrets among them."""

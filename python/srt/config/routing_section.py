@@ -8,6 +8,7 @@ from sglang.srt.config.sections import flag
 
 ROUTING_POLICIES = (
     "predicted", "cache-aware", "least-load", "round-robin", "random", "affinity", "product",
+    "application",
 )  # fmt: skip
 
 
@@ -22,7 +23,8 @@ class RoutingConfig:
     engine_keys: str = flag("", "front.key of those engines (sglang engine-keys)")
     routing_policy: str = flag(
         "predicted", "engine of a request; predicted: where its first token is expected soonest, "
-        "the cached beginning of its prompt and the queue considered", choices=ROUTING_POLICIES,
+        "the cached beginning of its prompt and the queue considered; application: by program, its "
+        "task groups, latency and prefixes (Parrot)", choices=ROUTING_POLICIES,
     )  # fmt: skip
     slow_engine_factor: float = flag(
         5.0, "an engine whose first tokens take so many times as long as the others' gets no "

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-POLICIES = ("lpm", "dfs-weight", "fcfs", "random", "priority")
+POLICIES = ("lpm", "dfs-weight", "fcfs", "random", "priority", "app", "attained")
 PREFILL_BUDGETS = ("auto", "fixed", "sarathi", "throttle", "balance", "turns")
 PARK_POLICIES = (
     "priced", "none", "discard", "preserve", "swap", "heuristic", "min-waste", "ttl",
@@ -144,7 +144,12 @@ class MemoryConfig:
 class ScheduleConfig:
     """Scheduling policy and limits."""
 
-    schedule_policy: str = flag("lpm", "order of waiting requests", choices=POLICIES)
+    schedule_policy: str = flag(
+        "lpm",
+        "order of waiting requests; app: calls of a program keep its place; attained: programs "
+        "that were served least go first",
+        choices=POLICIES,
+    )
     max_running_requests: int = flag(256, "requests computed at once", type=int)
     max_queued_requests: int = flag(4096, "requests waiting before 429", type=int)
     chunked_prefill_size: int = flag(2048, "prompt tokens a pass; -1: unlimited", type=int)
@@ -158,6 +163,12 @@ class ScheduleConfig:
     )
     max_overtakes: int = flag(
         128, "later arrivals a waiting request lets pass before it goes first", type=int
+    )
+    latency_target_ms: float = flag(
+        40.0,
+        "milliseconds of a pass beyond which none joins while a latency-sensitive call of a "
+        "program runs that names no time a token",
+        type=float,
     )
     park_policy: str = flag(
         "priced",

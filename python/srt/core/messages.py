@@ -33,6 +33,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
@@ -61,7 +62,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
             and the constraint count from there. -1: it begins behind the context.
         generated: number of the context's last tokens that this generation has produced already,
             in an engine that was lost. They count against ``max_new_tokens``, and stops are
-            searched in their text too. ``since`` is then at or before the first of them.
+            searched in their text too; where they end it already, the request ends at once.
+            ``since`` is then at or before the first of them.
     """
 
     sampling: SamplingParams
@@ -140,6 +142,7 @@ class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
         arrived: moment from which on the request counts as waiting, in seconds on the machine's
             monotonic clock: that of its program's first request, say, so that what resumes does not
             queue as a newcomer. At most now; 0: now.
+        hint: facts about the application that the request is a call of.
     """
 
     context: int
@@ -148,6 +151,7 @@ class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
     priority: int = 0
     close: bool = False
     arrived: float = 0.0
+    hint: CallHint | None = None
 
 
 class Park(msgspec.Struct, frozen=True, tag="park", omit_defaults=True):

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Drawn, Sample
+from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import Floats, Ints, ints
 from sglang.srt.core.matcher import Matcher
@@ -166,6 +167,7 @@ class Scheduling:
         cost: processor seconds of its grammar's last step.
         postponed: passes that the next sample has waited for the budget of the grammars.
         from_disk: tokens ``[start, end)`` of its prompt that were read from disk for it.
+        hint: facts about the application that it is a call of.
     """
 
     arrival: int = 0
@@ -174,6 +176,7 @@ class Scheduling:
     cost: float = UNKNOWN_COST
     postponed: int = 0
     from_disk: tuple[int, int] = (0, 0)
+    hint: CallHint | None = None
 
     def disk_tokens(self, start: int, end: int) -> int:
         """Return how many of the tokens ``[start, end)`` were read from disk for the request."""

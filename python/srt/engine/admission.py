@@ -16,7 +16,7 @@ from sglang.srt.core.context import Context
 from sglang.srt.core.matcher import CompilerBusy, Matcher
 from sglang.srt.core.messages import EVERY, POOLINGS, Advance, Embed, Failed, Fill, Generate, Goal
 from sglang.srt.core.progress import Progress
-from sglang.srt.core.request import Generation, Request, RequestSpec, score_from
+from sglang.srt.core.request import Generation, Request, RequestSpec, Scheduling, score_from
 from sglang.srt.core.segments import verify_score
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.info import EngineInfo
@@ -88,10 +88,10 @@ def _verify_since(goal: Generate, length: int) -> None:
     if not -1 <= goal.since <= length:
         raise ValueError(f"since is {goal.since}; it must be an index into {length} tokens, or -1")
     replayed = length - goal.since
-    if goal.generated and not 0 < goal.generated <= min(replayed, goal.sampling.max_new_tokens - 1):
+    if goal.generated and not 0 < goal.generated <= min(replayed, goal.sampling.max_new_tokens):
         raise ValueError(
             f"generated is {goal.generated}; it must be at most the {replayed} tokens from since="
-            f"{goal.since} on, and less than max_new_tokens, {goal.sampling.max_new_tokens}"
+            f"{goal.since} on, and of max_new_tokens, {goal.sampling.max_new_tokens}"
         )
     if goal.since >= 0 and goal.sampling.constraint is not None and replayed > MOST_REPLAYED:
         raise ValueError(
@@ -123,7 +123,8 @@ def new_request(
         generation.watch = StopWatch(goal.sampling.stop, goal.sampling.stop_regex)
     arrived = min(verb.arrived, received) if verb.arrived > 0 else received
     spec = RequestSpec(goal, len(context.tokens), verb.priority, verb.close, received, arrived)
-    return Request(verb.request, context, spec, generation, progress=progress)
+    facts = Scheduling(hint=verb.hint)
+    return Request(verb.request, context, spec, generation, scheduling=facts, progress=progress)
 
 
 def refusal(request: int, error: Exception) -> Failed:

@@ -209,21 +209,17 @@ class EngineCore:
             return
         queued = len(self.waiting) + len(self._compiling) + len(self.disk)
         if queued >= (limit := self.schedule.max_queued_requests):
-            message = (
-                f"{queued} requests are waiting and {limit} may (--max-queued-requests); "
-                "try again later"
-            )
-            events.append(Failed(verb.request, "busy", message))
+            reason = f"{queued} requests are waiting and {limit} may (--max-queued-requests)"
+            events.append(Failed(verb.request, "busy", f"{reason}; try again later"))
             self.stats.rejected += 1
-            self._close_refused(verb)
-            return
+            return self._close_refused(verb)
         try:
             admission.verify(verb.goal, self._idle(verb.context), self.info)
             seed = admission.seed_of(verb.goal, self._seed, self._accepted)
             request = admission.new_request(verb, context, seed, self.clock.now(), self.progress)
-            self._collector.resumed(request)
+            end = self._collector.resumed(request)
             constraint = admission.constraint_of(verb.goal)
-            if constraint is not None:
+            if constraint is not None and end is None:
                 self._compiling.put(request, constraint)
         except Exception:
             self._close_refused(verb)
@@ -232,7 +228,10 @@ class EngineCore:
         self.stats.received += 1
         self.requests[context.id] = request
         self.planner.parked.returned(context.id)
-        if constraint is None:
+        if end is not None:
+            events.append(end)
+            self._forget(request)
+        elif constraint is None:
             self.disk.put(request)
 
     def _compiled(self, events: list[Event]) -> None:

@@ -11,6 +11,8 @@ from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.request import Request
 from sglang.srt.engine.waiting_queue import WINDOW, WaitingQueue
 from sglang.srt.memory.store import Store
+from sglang.srt.schedule.capacity import Capacity
+from sglang.srt.schedule.costs import PassTimes
 from sglang.srt.schedule.prefill_budget import (
     BUDGETS,
     EngineLoad,
@@ -35,6 +37,8 @@ class PassBudgets:
         whole: the budget of a pass that is not throttled.
         costs: of each stage, learnt from the results.
         held: ids of running requests that get no row in the planned pass.
+        hinted: whether a request has had a hint: passes are measured from then on.
+        times: of passes, where requests have hints; of a pipeline, through all its stages.
     """
 
     def __init__(self, schedule: ScheduleConfig, store: Store, stages: int) -> None:
@@ -48,9 +52,21 @@ class PassBudgets:
         self.whole = PrefillBudget(most)
         self.costs: list[StageCost] = []
         self.held: set[int] = set()
+        self.hinted, self.times = False, PassTimes()
+        self._latency_target_ms = schedule.latency_target_ms
         self._store, self._stages, self._filling = store, stages, True
         self._turns: dict[int, int] = {}  # by request: the last pass that has a row of it
         self._cached: dict[tuple[int, int], int] = {}  # tokens of waiting requests, when first seen
+
+    def prefill(
+        self, running: Mapping[int, Request], queue: WaitingQueue, withheld: int
+    ) -> PrefillBudget:
+        """Return the prompt tokens that the next pass may compute (see ``grant``)."""
+        whole = self.whole
+        if self.word != "fixed":
+            whole = self.grant(running, queue, withheld).prefill
+        capacity = self.capacity(running)
+        return whole if capacity is None else capacity.within(whole)
 
     def grant(self, running: Mapping[int, Request], queue: WaitingQueue, withheld: int) -> Grant:
         """Return what the next pass may compute, and set ``held``. ``withheld``: pages that parked
@@ -93,6 +109,21 @@ class PassBudgets:
         slowest = max(self.costs, key=lambda cost: cost.usual, default=None)
         return slowest if slowest is not None and slowest.passes >= WARM else None
 
+    def capacity(self, running: Mapping[int, Request]) -> Capacity | None:
+        """Capacity for further requests; None where no request has a hint."""
+        if not self.hinted or self.times.passes < WARM:
+            return None
+        rest = sum(request.context.work for request in running.values())
+        capacity = Capacity(self.times, self._latency_target_ms, self._held + rest)
+        for request in running.values():
+            capacity.join(request.scheduling.hint)
+        return capacity
+
+    @property
+    def _held(self) -> int:
+        """Tokens of KV that requests hold, shared ones once."""
+        return (self._store.pool.size - self._store.available) * self._store.page_size
+
     def planned(self, number: int, requests: Iterable[int], running: Mapping[int, Request]) -> None:
         """Note the requests of pass ``number``."""
         self._turns.update(dict.fromkeys(requests, number))
@@ -100,9 +131,14 @@ class PassBudgets:
             self._turns = {n: turn for n, turn in self._turns.items() if n in running}
 
     def learn(self, batch: Batch, result: StepResult) -> None:
-        """Learn the costs of the stages from the result of a pass."""
+        """Learn the costs of the stages from the result of a pass, where anything reads them."""
         measured = result.stages or ((result.seconds,) if result.seconds else ())
         if not measured or not batch.rows:
+            return
+        if self.hinted:
+            prompts = sum(len(row.tokens) for row in batch.rows if len(row.tokens) > 1)
+            self.times.add(self._held, prompts, 1e3 * sum(measured))
+        if self.word == "fixed":
             return
         while len(self.costs) < len(measured):
             self.costs.append(StageCost())

@@ -36,13 +36,14 @@ from sglang.srt.engine.pass_budgets import PassBudgets
 from sglang.srt.engine.planned_pass import PassPart, PlannedPass
 from sglang.srt.engine.rows import make_rows
 from sglang.srt.engine.waiting_queue import WaitingQueue
+from sglang.srt.interception.attained import AttainedService
 from sglang.srt.interception.parked import Parked
 from sglang.srt.memory.store import Match, Store
 from sglang.srt.schedule.costs import Costs
 from sglang.srt.schedule.prefill_budget import PrefillBudget
 from sglang.srt.schedule.scheduler import AGING, Reserve, pages, plan
 from sglang.srt.schedule.scheduler_view import Item, View
-from sglang.srt.schedule.transfer import TransferBudget
+from sglang.srt.schedule.transfer import TransferBudget, transfer_of
 from sglang.srt.spaces.space_door import SpaceDoor
 
 ROUNDS = 4  # plans a pass: a later round uses what prefix sharing or retraction has freed
@@ -66,6 +67,7 @@ class Planner:
         movable: most tokens whose KV a pass may copy to host memory, and most from it.
         door: to programs that hold pages; set by the engine.
         spill: what passes copy to host memory while nothing is computed; None copies nothing.
+        attained: tokens that programs were served.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Planner:
         self._acted = False  # parked contexts were treated for the planned pass
         self.movable = STEP_MOVES
         self.spill: Spill | None = None
+        self.attained = AttainedService()
         self.door: SpaceDoor | None = None
         self._admitted = 0  # tokens of the requests that this step has admitted
         self._numbers = 0  # log-probabilities of prompts that this step may still report
@@ -118,6 +121,7 @@ class Planner:
     def put(self, request: Request) -> None:
         """Add a request to the queue, at the end unless it counts as waiting for longer."""
         request.scheduling.drafted = bool(self.drafts.sources(request))
+        self.budgets.hinted |= request.scheduling.hint is not None
         self.queue.put(request)
 
     def drop(self, request: Request) -> None:
@@ -165,9 +169,8 @@ class Planner:
         if self.parked:
             self.parked.expire()
         withheld = self.parked.withheld if self.parked else 0
-        budget, spaces = self.budgets.whole, None if self.door is None else self.door.spaces
-        if throttled:
-            budget = self.budgets.grant(self.running, self.queue, withheld).prefill
+        budget = self.budgets.prefill(self.running, self.queue, withheld)
+        spaces = None if self.door is None else self.door.spaces
         for _ in range(ROUNDS):
             # A request that was just retracted is not admitted again at once.
             slots = 0 if retracted else self.schedule.max_running_requests - len(self.running)
@@ -240,7 +243,8 @@ class Planner:
             queued = takewhile(lambda r: not r.pending, queued)
         waiting = [
             Item(r.id, r.scheduling.arrival, len(r.context.tokens), r.growth, 0, r.spec.priority,
-                 r.scheduling.overtaken)
+                 r.scheduling.overtaken, False, r.scheduling.hint,
+                 self.attained.level(r.scheduling.hint))
             for r in queued
             if not r.pending  # else its sample in flight must be collected first
         ]  # fmt: skip
@@ -249,7 +253,7 @@ class Planner:
             planned.batch.id, running, waiting, available, size, budget, slots,
             self.reserve.share, self._match,
             lambda number: self.store.exclusive(self.running[number].context),
-            lambda number: self.running[number].context.saved,
+            lambda number: self.running[number].context.saved, self.budgets.capacity(self.running),
         )  # fmt: skip
 
     def _match(self, number: int) -> Match:
@@ -277,8 +281,7 @@ class Planner:
 
     def learn(self, batch: Batch, result: StepResult) -> None:
         """Learn the costs of a pass and of its copies from its result."""
-        if self.budgets.word != "fixed":
-            self.budgets.learn(batch, result)
+        self.budgets.learn(batch, result)
         if self.store.host is None:
             return
         self.costs.computed(batch.num_tokens, result.seconds)
@@ -291,18 +294,14 @@ class Planner:
     def _apply(
         self, decided: list[tuple[int, int]], planned: PlannedPass, budget: PrefillBudget
     ) -> tuple[PrefillBudget, int]:
-        """Make rows of what was decided.
-
-        Returns (the budget that is left, decided tokens that need not be computed: another row of
-        this pass computes them, or host memory has them).
-        """
+        """Make rows of what was decided. Return the budget that is left, and the decided tokens
+        that these rows need not compute."""
         saved = 0
         if self._transfer is None and self.store.host is not None:
-            counts = [count for _, count in decided]
-            self._transfer = TransferBudget(
-                self.costs, sum(counts), self.info.page_size, self.movable, counts.count(1)
-            )
-            self.store.transfer = self._transfer
+            self._transfer = self.store.transfer = transfer_of(
+                self.costs, decided, self._host_tokens, self.info.page_size, self.movable,
+                self.store.transfer.awaited if self.store.transfer is not None else 0,
+            )  # fmt: skip
         if decided and self.parked and not self._acted:
             self._act(decided)
         proposed = self._proposed(decided)
@@ -329,7 +328,9 @@ class Planner:
                 count = work
             if work == 0:
                 self.filled.append(request)
-            if count == 0 or (number in planned.loaded and self._awaits_copies(request)):
+            waits = planned.loaded.get(number, False)
+            saved += count if waits else 0  # others may have what it was given
+            if waits or count == 0:
                 continue
             if context.namespace.adapter and not self._adapts(planned, context):
                 continue
@@ -357,9 +358,15 @@ class Planner:
         """Do with the KV of parked contexts what their policy decides."""
         self._acted = True
         others = sum(len(request.context.tokens) for request in self.running.values())
-        taken = sum(count for _, count in decided)
         chunk = max(self.schedule.chunked_prefill_size - len(self.running), 1)
-        self.parked.act(self._transfer, others, chunk, taken)
+        self.parked.act(self._transfer, others, chunk, sum(count for _, count in decided))
+
+    def _host_tokens(self, number: int) -> int:
+        """Tokens that host memory has of a decided request, behind those on the device."""
+        request = self.running.get(number)
+        if request is None:
+            return self._match(number).host
+        return self.store.on_host(request.context, request.match_limit)
 
     def _reported(self, request: Request, count: int) -> int:
         """Number of the next ``count`` tokens whose log-probabilities fit this step, at least 1."""
@@ -390,6 +397,7 @@ class Planner:
         first = len(rows)
         rows += make_rows(request, count, self.info.eos, drafts, follows, self.info.sections,
                           planned.masks)  # fmt: skip
+        self.attained.serve(request.scheduling.hint, count)
         complete = context.saved + count == len(context.tokens)
         planned.parts[request.id] = PassPart(request, first, len(rows) - 1, complete)
         if rows[-1].sample is not None:
@@ -451,11 +459,8 @@ class Planner:
             stats.queue_seconds = self._clock.now() - request.spec.received
             self.stats.cached_tokens += stats.cached_tokens
             self.stats.prompt_tokens += request.spec.prompt
-        if self.schedule.schedule_policy in AGING:
-            for other in self.waiting.values():
-                if other.scheduling.arrival > request.scheduling.arrival:
-                    break
-                other.scheduling.overtaken += 1
+        if self.schedule.schedule_policy in AGING or self.budgets.hinted:
+            self.queue.overtake(request)
         return request
 
     def _load(self, request: Request, count: int, planned: PlannedPass, most: int = NEVER) -> int:
@@ -465,15 +470,14 @@ class Planner:
         had = self.store.on_host(context, request.match_limit)
         if not had or self._transfer is None:
             return 0
-        # A shorter pass gives the copies less time.
-        sure = 0 if self._transfer.cheap else min(context.work - had, count)
-        self._transfer.computes(sure - count)
+        sure = self._transfer.loads(count, context.work - had)
         loaded = self.store.load(context, min(request.match_limit, before + most))
-        if not loaded or not self._awaits_copies(request):
+        waits = self._transfer.waits(had - loaded)
+        if not waits:
             self._transfer.computes(min(count, context.work) - sure)
         self.stats.loaded_tokens += loaded
-        if loaded:
-            planned.loaded.add(request.id)
+        if loaded or waits:
+            planned.loaded[request.id] = waits
         if not request.stats.retractions:  # else it may have computed them itself
             request.stats.loaded_tokens += min(loaded, max(request.spec.prompt - before, 0))
             request.stats.disk_tokens += request.scheduling.disk_tokens(before, before + loaded)
@@ -484,11 +488,6 @@ class Planner:
         for number, request in self.running.items():
             if number not in planned.parts and request.context.work > 1:
                 self._found(request, self._load(request, 0, planned, self._unowed(())))
-
-    def _awaits_copies(self, request: Request) -> bool:
-        """Whether the request computes nothing until later passes have copied more."""
-        cheap = self._transfer is not None and self._transfer.cheap
-        return cheap and self.store.on_host(request.context, request.match_limit) > 0
 
     def _unowed(self, decided: Sequence[tuple[int, int]]) -> int:
         """Tokens for which there are pages that no row of the plan counts on."""

@@ -55,6 +55,13 @@ class WaitingQueue:
         if self._ranked[index : index + 1] == [_rank_of(request)]:
             del self._ranked[index]
 
+    def overtake(self, admitted: Request) -> None:
+        """Count that a request was admitted before older ones, which wait."""
+        for request in self.requests.values():
+            if request.scheduling.arrival > admitted.scheduling.arrival:
+                break
+            request.scheduling.overtaken += 1
+
     def first(self, tokens: int, begun: bool) -> list[Request]:
         """Return the first requests, as many as have ``tokens`` tokens together, and one in any
         case unless ``begun``: the oldest, or those of highest priority where priorities count."""

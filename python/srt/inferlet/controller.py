@@ -16,8 +16,8 @@ from sglang.srt.inferlet.dispatch import Dispatcher
 from sglang.srt.inferlet.dispatch_policies import DEFAULT, POLICIES
 from sglang.srt.inferlet.driver import Facts
 from sglang.srt.inferlet.held_space import SpaceCommand
+from sglang.srt.inferlet.inferlet_session import InferletSession
 from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
-from sglang.srt.inferlet.program_session import ProgramSession
 from sglang.srt.inferlet.served import RunFollower, RunParts, Served
 from sglang.srt.inferlet.traits import SUPERTRAITS, traits_of
 
@@ -38,14 +38,14 @@ class Controller:
         )
         self.runnable = 0
         self._queues = itertools.count()
-        self._sessions: set[ProgramSession] = set()
+        self._sessions: set[InferletSession] = set()
         self._numbers = itertools.count(1)
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
 
     def open(
         self, arguments: Sequence[str], rights: Rights, limits: ProgramLimits, follower: RunFollower
-    ) -> ProgramSession:
+    ) -> InferletSession:
         """A session for a program that is about to start."""
         info = self.served.info
         facts = Facts(
@@ -59,7 +59,7 @@ class Controller:
             eos=list(info.eos),
             context_length=info.context_length,
         )
-        session = ProgramSession(self, RunParts(self.served, facts, rights, limits, follower))
+        session = InferletSession(self, RunParts(self.served, facts, rights, limits, follower))
         self._sessions.add(session)
         return session
 
@@ -124,7 +124,7 @@ class Controller:
         """Whether a queue has no command pending or in flight."""
         return self.dispatcher.quiet(queue)
 
-    def leave(self, session: ProgramSession) -> None:
+    def leave(self, session: InferletSession) -> None:
         """A session has stopped."""
         self._sessions.discard(session)
         now = time.monotonic()

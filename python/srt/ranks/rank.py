@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from sglang.srt.config import Config
-from sglang.srt.core import logs
 from sglang.srt.core.batch import Batch
-from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.version import __version__
 from sglang.srt.core.workers import Mask
 from sglang.srt.ranks.batch_frames import batch_of
@@ -53,6 +51,8 @@ from sglang.srt.ranks.rank_messages import (
     decode_message,
     encode_message,
 )
+from sglang.srt.system import logs
+from sglang.srt.system.processes import when_orphaned
 
 if TYPE_CHECKING:
     from sgl_kernel.meeting import Meeting
@@ -209,10 +209,11 @@ class Rank:
 
     def _compute(self, batch: Batch) -> None:
         epoch, failed, began = self.start.epoch, "", time.perf_counter()
+        masks = _RankMasks(self.link, batch, self.samples)
         self._take_ids(batch)
         self.forward.batch = batch.id
         try:
-            finish = self.worker.launch(batch, _RankMasks(self.link, batch, self.samples))
+            finish = self.worker.launch(batch, masks)
         except ValueError as error:  # the batch is bad, for every rank of the stage
             failed = str(error)
             self.runner.drawn = None
@@ -228,7 +229,8 @@ class Rank:
         else:
             result = finish()
             if self.stage:
-                own = time.perf_counter() - began - self.states_link.waited
+                waited = self.states_link.waited + masks.waited
+                own = time.perf_counter() - began - waited
                 result.stages = (*self.states_link.seconds, own)
             self.link.send(Outcome(epoch, result))
 
@@ -258,20 +260,25 @@ class Rank:
 
 
 class _RankMasks:
-    """The masks of a batch, which come behind it; none on ranks that do not sample."""
+    """The masks of a batch, which come behind it; none on ranks that do not sample.
+
+    ``waited``: seconds until they had come.
+    """
 
     def __init__(self, link: PlannerLink, batch: Batch, samples: bool) -> None:
         self._link, self._id = link, batch.id
         self._wanted = samples and has_masks(batch)
         self._made: list[Mask] | None = None
+        self.waited = 0.0
 
     def make(self) -> list[Mask]:
         if self._made is None:
-            self._made = []
+            self._made, began = [], time.perf_counter()
             while self._wanted:
                 message = self._link.wait_for(PlanMasks)
                 if message.id == self._id:
                     self._made, self._wanted = message.masks, False
+            self.waited = time.perf_counter() - began
         return self._made
 
 

@@ -50,8 +50,10 @@ def engine_wide(verb: Verb, session: int, offset: float) -> Verb:
         return replace(verb, context=context, child=base | _own(verb.child))
     if isinstance(verb, Advance):
         arrived = verb.arrived + offset if verb.arrived > 0 else 0.0
-        request = base | _own(verb.request)
-        return replace(verb, context=context, request=request, arrived=max(arrived, 0.0))
+        request, hint = base | _own(verb.request), verb.hint
+        if hint is not None and hint.program:  # two fronts may name theirs alike
+            hint = replace(hint, program=f"{session}/{hint.program}")
+        return replace(verb, context=context, request=request, arrived=max(arrived, 0.0), hint=hint)
     return replace(verb, context=context)
 
 

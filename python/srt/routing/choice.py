@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
+from sglang.srt.routing.application_memory import ApplicationMemory
 from sglang.srt.routing.engines import Engines
 from sglang.srt.routing.meta_tree import Holder, Step, held_blocks
 from sglang.srt.routing.prompt import RoutedPrompt, tokens_at
@@ -31,6 +32,7 @@ class Choice:
         home: the engine with the prompt's parked context, or its conversation; None: unknown.
         pace: mean seconds a token of all engines.
         now: seconds.
+        applications: what the policy ``application`` remembers.
     """
 
     prompt: RoutedPrompt
@@ -42,6 +44,7 @@ class Choice:
     random: Random
     pace: float
     now: float
+    applications: ApplicationMemory
 
     # -- engines ---------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from sglang.srt.routing.application_policy import placed_call
 from sglang.srt.routing.choice import Choice
 from sglang.srt.routing.routed_engine import RoutedEngine
 
@@ -105,6 +106,11 @@ def round_robin(choice: Choice) -> RoutedEngine:
             return engine
 
 
+def application(choice: Choice) -> RoutedEngine:
+    """Parrot's Algorithm 1 for a call of an application, ``predicted`` for other requests."""
+    return placed_call(choice) or predicted(choice)
+
+
 def _load(choice: Choice, engine: RoutedEngine) -> float:
     return engine.load
 
@@ -134,4 +140,5 @@ POLICIES: dict[str, Policy] = {
     "cache-aware": cache_aware,
     "affinity": affinity,
     "product": product,
+    "application": application,
 }

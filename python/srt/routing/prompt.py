@@ -11,9 +11,11 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from sglang.srt.core.call_hints import CallHint, PrefixHash
 from sglang.srt.core.ints import Ints
 
 FINE, COARSE = 64, 512  # tokens of a block
@@ -34,6 +36,8 @@ class RoutedPrompt:
         home: name of the engine that holds the parked context of which the prompt goes on, "" for
             none.
         new_tokens: most tokens that may be generated; 0: unknown.
+        hint: facts about the application that it is a call of.
+        prefixes: beginnings that end at a variable, the shortest first.
     """
 
     tokens: Ints
@@ -42,6 +46,8 @@ class RoutedPrompt:
     affinity: str = ""
     home: str = ""
     new_tokens: int = 0
+    hint: CallHint | None = None
+    prefixes: Sequence[PrefixHash] = ()
 
     def path(self) -> PrefixPath:
         """Hash the blocks. Linear in the tokens: 10 to 15 microseconds for 2,000 of them."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
+from sglang.srt.core.call_hints import PrefixHash
 from sglang.srt.routing.meta_tree import Holder
 from sglang.srt.routing.prompt import PrefixPath
 from sglang.srt.routing.work_rate import Averages, WorkRate
@@ -24,10 +26,13 @@ class Ticket:
             from the first token on, ``sent`` is the moment of that.
         use: number of the tree's use.
         state: the engine that counts the request, None where none does.
+        prefixes: beginnings of the prompt that end at a variable.
+        sensitive: whether its own latency counts.
     """
 
     __slots__ = (
-        "ahead", "cached", "engine", "expected", "length", "path", "sent", "state", "use", "weight",
+        "ahead", "cached", "engine", "expected", "length", "path", "prefixes", "sensitive", "sent",
+        "state", "use", "weight",
     )  # fmt: skip
 
     def __init__(self, state: RoutedEngine, path: PrefixPath, length: int, cached: int) -> None:
@@ -38,6 +43,8 @@ class Ticket:
         self.cached = cached
         self.ahead = self.weight = self.use = 0
         self.sent = self.expected = 0.0
+        self.prefixes: Sequence[PrefixHash] = ()
+        self.sensitive = False
 
     @property
     def work(self) -> int:
@@ -57,11 +64,12 @@ class RoutedEngine:
         live: tokens of memory that the requests need beyond what was cached.
         free_at: predicted moment when the pending tokens will be computed.
         adapters: those that it has had, the last used last.
+        sensitive: number of requests whose own latency counts.
     """
 
     __slots__ = (
-        "adapters", "cache", "free_at", "live", "name", "pending", "rate", "running", "slots",
-        "waiting",
+        "adapters", "cache", "free_at", "live", "name", "pending", "rate", "running", "sensitive",
+        "slots", "waiting",
     )  # fmt: skip
 
     def __init__(self, name: str, capacity_tokens: int, slots: int) -> None:
@@ -74,7 +82,7 @@ class RoutedEngine:
         self.cache = Holder(capacity_tokens)
         self.rate = WorkRate()
         self.waiting: dict[Ticket, None] = {}
-        self.running = self.pending = self.live = 0
+        self.running = self.pending = self.live = self.sensitive = 0
         self.free_at = 0.0
         self.adapters: OrderedDict[str, None] = OrderedDict()
 
@@ -110,6 +118,7 @@ class RoutedEngine:
         self.waiting[ticket] = None
         self.pending += ticket.work
         self.live += ticket.weight
+        self.sensitive += ticket.sensitive
         self.free_at = max(self.free_at, now) + ticket.work * rate
 
     def begin(self, ticket: Ticket, now: float, cached: int, averages: Averages) -> None:
@@ -130,6 +139,7 @@ class RoutedEngine:
         else:
             self.running -= 1
         self.live -= ticket.weight
+        self.sensitive -= ticket.sensitive
         ticket.state = None
 
     def use_adapter(self, name: str) -> None:

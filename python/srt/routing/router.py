@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from random import Random
 
+from sglang.srt.routing.application_memory import ApplicationMemory
+from sglang.srt.routing.call_placement import is_sensitive
 from sglang.srt.routing.choice import Choice
 from sglang.srt.routing.engines import Engines
 from sglang.srt.routing.meta_tree import MetaTree
@@ -46,6 +48,7 @@ class Router:
         self.policy = POLICIES[policy]
         self.tree = MetaTree(most_nodes)
         self.engines = Engines()
+        self.applications = ApplicationMemory()
         self._random = Random(seed)
         self._reports: dict[str, PrefixReports] = {}
         self._affinities: OrderedDict[str, str] = OrderedDict()
@@ -73,14 +76,8 @@ class Router:
         engine = self._engine(name)
         self.engines.remove(engine)
         self.tree.forget(engine.cache)
+        self.applications.forget(name)
         del self._reports[name]
-
-    def forget(self, name: str) -> None:
-        """Begin anew with an engine that was restarted: its cache is empty, nothing runs there.
-        Raises KeyError where there is none."""
-        engine = self._engine(name)
-        self.remove(name)
-        self.add(name, engine.cache.capacity, engine.slots)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -101,6 +98,7 @@ class Router:
             prompt=prompt, steps=self.tree.match(path), present=self.tree.present(path),
             engines=self.engines, allowed=allowed, home=self._home(prompt, allowed),
             random=self._random, pace=self.engines.averages.per_token, now=now,
+            applications=self.applications,
         )  # fmt: skip
         engine = self.policy(choice)
         return self._send(choice, path, engine)
@@ -134,6 +132,7 @@ class Router:
             self.tree.extend(ticket.path, engine.cache, tail + generated_tokens)
         else:
             self.engines.waiting -= 1
+            self.applications.failed(ticket.prefixes, ticket.engine)
             self.tree.retract(ticket.path, engine.cache, blocks_in(ticket.cached), ticket.use)
 
     def holder(self, prompt: RoutedPrompt, allowed: Collection[str]) -> str:
@@ -200,6 +199,7 @@ class Router:
     def _send(self, choice: Choice, path: PrefixPath, engine: RoutedEngine) -> Ticket:
         prompt, length = choice.prompt, len(choice.prompt.tokens)
         ticket = Ticket(engine, path, length, choice.matched(engine))
+        ticket.prefixes, ticket.sensitive = prompt.prefixes, is_sensitive(prompt.hint)
         generated = int(self.engines.averages.generated) + 1
         ticket.weight = ticket.work + min(prompt.new_tokens or generated, generated)
         engine.send(ticket, choice.now, self.engines.averages)

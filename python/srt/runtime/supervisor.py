@@ -45,6 +45,14 @@ _MAY_CHANGE = ("attention", "graph_rows", "fallbacks")
 GRACE = 1.0  # for an answer that is there and not read yet: this process may have been stopped too
 
 
+class EngineAbsent(EngineLost):
+    """There is no engine yet, and one may come."""
+
+
+class AnotherEngine(EngineLost):
+    """The engine that came in place of a lost one differs from it."""
+
+
 class EngineHandle(Protocol):
     """An engine of this machine (``EngineProcess``) or of another one (``RemoteEngine``)."""
 
@@ -186,7 +194,7 @@ class Supervisor(OneEngine):
         info = await self._load(self._config)
         if changed := difference(self.info, info, self.may_differ):
             self._engine.kill()
-            raise EngineLost(f"it is another one now: {changed}")
+            raise AnotherEngine(f"it is another one now: {changed}")
         self.client = self._engine.client
         self.restarts += 1
         self.changed(self)

@@ -47,6 +47,29 @@ class LineFit:
 
 
 @dataclass(slots=True)
+class PassTimes:
+    """Milliseconds of passes by what they hold and compute, for latency targets.
+
+    Attributes:
+        decode: of a pass that generates one token for each request, by the tokens of KV held.
+        prompt: that a prompt token adds to such a pass.
+        passes: number of measured passes of the first kind.
+    """
+
+    decode: LineFit = field(default_factory=lambda: LineFit(0.0, 0.0))
+    prompt: float = 0.05
+    passes: int = 0
+
+    def add(self, held: int, prompt: int, ms: float) -> None:
+        """Learn from a pass that computed ``prompt`` tokens of prompts."""
+        if not prompt:
+            self.passes += 1
+            self.decode.add(held, ms)
+        elif self.passes:
+            self.prompt += 0.1 * (max(ms - self.decode.at(held), 0.0) / prompt - self.prompt)
+
+
+@dataclass(slots=True)
 class Costs:
     """Milliseconds of passes and of copies.
 

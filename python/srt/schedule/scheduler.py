@@ -19,6 +19,10 @@ A policy is a function over a view, chosen by name (``ORDERS``). The cache-aware
 visits the radix tree depth first, so every edge is computed once). They would let a request without
 a cached prefix wait for ever. So ``order`` puts a request first once too many later arrivals have
 overtaken it.
+
+Two orders know programs (``core/call_hints``): under ``app`` the calls of an application keep its
+position, and under ``attained`` programs that were served least go first. Under every order a
+latency-sensitive request holds others back (``schedule/capacity``).
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from sglang.srt.schedule.scheduler_view import Item, PassDecision, View
 
 # The growth of a request counts up to here: few that may fill a whole long context do so.
 EXPECTED = 4096
+NUMBER_BITS = 40  # low bits of ``Item.arrival``; above them is its moment (``core/request``)
 Order = Callable[[Sequence[Item], View], list[Item]]
 
 
@@ -148,12 +153,17 @@ def _admit(
     alone = not view.running
     if not alone and pages(int(view.reserve * growth), view.page_size) > available:
         return  # not even a request that needs no page fits: the order need not be known
+    capacity = view.capacity
     for item in order(policy, view, max_overtakes):
         if slots <= 0 or not budget.open:
             break
         found = view.match(item.id)
         work = item.work - found.tokens
         need = found.pins + pages(work, view.page_size)
+        if capacity is not None and not capacity.admits(item.hint, need * view.page_size):
+            if item.overtaken >= max_overtakes:
+                break
+            continue
         growth += min(item.growth, EXPECTED)
         spare = 0 if alone else pages(int(view.reserve * growth), view.page_size)
         if need + spare > available:
@@ -166,6 +176,8 @@ def _admit(
         slots -= 1
         alone = False
         rows.append((item.id, count))
+        if capacity is not None:
+            capacity.join(item.hint, need * view.page_size)
 
 
 def pages(tokens: int, page_size: int) -> int:
@@ -218,14 +230,35 @@ def dfs_weight(items: Sequence[Item], view: View) -> list[Item]:
     return sorted(items, key=key)
 
 
+def app(items: Sequence[Item], view: View) -> list[Item]:
+    """Order by the arrival of the application; within one the calls with most stages behind them
+    first, then by arrival (Parrot, Algorithm 1, line 1)."""
+    return sorted(
+        items,
+        key=lambda item: (item.arrival >> NUMBER_BITS, -_stage(item), item.arrival),
+    )
+
+
+def _stage(item: Item) -> int:
+    return item.hint.stage if item.hint is not None else -1
+
+
+def attained(items: Sequence[Item], view: View) -> list[Item]:
+    """Order by the level of the program's attained service, the lowest first; equals by matched
+    prefix, then by arrival."""
+    return sorted(items, key=lambda item: (item.level, -_matched(item, view), item.arrival))
+
+
 ORDERS: dict[str, Order] = {
     "lpm": lpm,
     "dfs-weight": dfs_weight,
     "fcfs": fcfs,
     "random": shuffled,
     "priority": priority,
+    "app": app,
+    "attained": attained,
 }
-AGING = ("lpm", "dfs-weight", "random")
+AGING = ("lpm", "dfs-weight", "random", "app", "attained")
 
 
 def order(policy: str, view: View, max_overtakes: int) -> list[Item]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from sglang.srt.core.call_hints import CallHint
+from sglang.srt.schedule.capacity import Capacity
 from sglang.srt.schedule.prefill_budget import PrefillBudget
 
 
@@ -31,6 +33,8 @@ class Item(NamedTuple):
         growth: tokens it may generate after that.
         room: tokens that fit into the pages it holds.
         fixed: whether the planned pass has it already: it gets no row and is no victim.
+        hint: facts about the application that it is a call of.
+        level: of its program's attained service, under the order ``attained``.
     """
 
     id: int
@@ -41,6 +45,8 @@ class Item(NamedTuple):
     priority: int = 0
     overtaken: int = 0
     fixed: bool = False
+    hint: CallHint | None = None
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class View:
         match: cached prefix of a waiting request, by id.
         exclusive: pages that retracting a running request would free, by id.
         start: position of a running request's next token, by id.
+        capacity: for further requests; None where no request has a hint.
     """
 
     step: int
@@ -70,6 +77,7 @@ class View:
     match: Callable[[int], Matched]
     exclusive: Callable[[int], int]
     start: Callable[[int], int]
+    capacity: Capacity | None = None
 
 
 @dataclass(frozen=True, slots=True)

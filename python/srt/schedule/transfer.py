@@ -11,6 +11,8 @@ copying it delays only its own. So a request waits for its copies where that is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from sglang.srt.schedule.costs import Costs
 
 CHEAP = 0.25  # part of the time of computing in which copying is worth waiting for in any case
@@ -29,6 +31,8 @@ class TransferBudget:
 
     Attributes:
         tokens: those that the pass computes, as far as is known.
+        awaited: tokens in host memory that its requests wait for, behind what it copies.
+        backlog: the same of the pass before.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class TransferBudget:
     ) -> None:
         self._costs, self.tokens, self._sampling = costs, tokens, sampling
         self._page_size, self._most = page_size, most
-        self._stored = self._loaded = 0
+        self._stored = self._loaded = self.awaited = self.backlog = 0
 
     @property
     def storable(self) -> int:
@@ -52,8 +56,31 @@ class TransferBudget:
     def cheap(self) -> bool:
         """Whether waiting for the copy of a token delays its request by less than computing the
         token delays all that the pass samples for."""
+        return self._sooner(1, 1)
+
+    def loads(self, count: int, others: int) -> int:
+        """Note that a request, which was to compute ``count`` tokens, loads what host memory has of
+        it; ``others``: tokens that it lacks. Return the tokens that it computes at least: a shorter
+        pass gives the copies less time."""
+        if self.cheap:  # ``transfer_of`` has counted none
+            return 0
+        sure = min(others, count)
+        self.computes(sure - count)
+        return sure
+
+    def waits(self, tokens: int) -> bool:
+        """Whether a request computes nothing until ``tokens`` more tokens are copied, behind those
+        of the requests that wait before it. Never where the pass copies nothing."""
+        waits = tokens > 0 < self._loaded and self._sooner(self.awaited + tokens, tokens)
+        if waits:
+            self.awaited += tokens
+        return waits
+
+    def _sooner(self, copied: int, computed: int) -> bool:
+        """Whether copying some tokens costs less time than computing others."""
         costs = self._costs
-        return costs.copy.b < max(CHEAP, self._sampling) * costs.forward.b
+        delayed = max(CHEAP, self._sampling)
+        return copied * costs.copy.b < computed * delayed * costs.forward.b
 
     def store(self, pages: int) -> None:
         """Note copies to host memory."""
@@ -73,3 +100,25 @@ class TransferBudget:
         whole = self._costs.copyable(self.tokens)
         share = min(int(SHARE * whole), self._most)
         return max(min(share - used, whole - self._stored - self._loaded), 0)
+
+
+def transfer_of(
+    costs: Costs, decided: Sequence[tuple[int, int]], host_tokens: Callable[[int], int],
+    page_size: int, most: int, backlog: int,
+) -> TransferBudget:  # fmt: skip
+    """Return the budget of a pass.
+
+    Args:
+        decided: (request, tokens that the pass is to compute). Where waiting for copies is cheap,
+            those of a prompt that host memory has more of do not count, so that copies out do not
+            take the time that the prompt will not need.
+        host_tokens: tokens that host memory has of a request's next ones.
+        page_size, most, backlog: as of ``TransferBudget``.
+    """
+    counts = [count for _, count in decided]
+    transfer = TransferBudget(costs, sum(counts), page_size, most, counts.count(1))
+    transfer.backlog = backlog
+    if transfer.cheap:
+        waiting = (count for number, count in decided if count > 1 and host_tokens(number))
+        transfer.computes(-sum(waiting))
+    return transfer

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 
 from helpers.paths import ROOT
+from sglang.backend.engine import inferlet_command
 from sglang.srt.commands import (
     drain_command,
     engine_command,
     explain_command,
+    sandbox_command,
     schema_command,
     workers_command,
 )
@@ -91,18 +95,26 @@ def test_named_tests_exist() -> None:
     assert missing == []
 
 
+def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The flags of a parser and of its actions, without dashes."""
+    yield from (name.removeprefix("--") for name in parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from flags_of(inner)
+
+
 def test_named_flags_exist() -> None:
     names = [*Config().settings(), *FLAGS, *MEANS, *SPELLINGS]
     known = {name.replace("_", "-") for name in names} | FOREIGN
-    known |= {"limit", "after", "output"}  # flags of actions of `sglang inferlet`
     commands = (
-        doctor_command, drain_command, engine_command, explain_command, schema_command,
-        trace_command, workers_command,
+        doctor_command, drain_command, engine_command, explain_command, inferlet_command,
+        sandbox_command, schema_command, trace_command, workers_command,
     )  # fmt: skip
     for command in commands:
         parser = Parser()
         command.add_parser_arguments(parser)
-        known |= {name.removeprefix("--") for name in parser._option_string_actions}
+        known |= set(flags_of(parser))
     for source in [*(ROOT / "benchmark").rglob("*.py"), *(ROOT / "tools").glob("*.py")]:
         flags = re.findall(r'"--([a-z][a-z-]+)"', source.read_text(encoding="utf-8"))
         known |= {*flags, *(f"no-{flag}" for flag in flags)}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import sglang as sgl
+from sglang.compiler import compile
 from sglang.ir.graph import Graph
 from sglang.ir.graph_steps import (
     Argument,
@@ -22,7 +23,6 @@ from sglang.ir.nodes import ConstantText, Fork, Gen, Image, SeparateReasoning, S
 from sglang.ir.params import GenParams
 from sglang.ir.prompt_media import Media
 from sglang.ir.source_location import Location
-from sglang.program import compile
 
 
 @sgl.function

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sglang.srt.engine.client import Client
     from sglang.srt.inferlet.controller import Controller
     from sglang.srt.inferlet.driver import CallAnswer, Facts
+    from sglang.srt.inferlet.inferlet_session import InferletSession
     from sglang.srt.inferlet.program_limits import Rights
-    from sglang.srt.inferlet.program_session import ProgramSession
     from sglang.srt.tokenizer import Tokenizer
 
 Main = Callable[[Ctx], Awaitable[Any]]
@@ -64,7 +64,7 @@ class Inferlet:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._session: ProgramSession | None = None
+        self._session: InferletSession | None = None
         self._future: Future[Any] = Future()
         self._news = threading.Condition()
         self.messages: list[str | bytes] = []
@@ -101,13 +101,13 @@ class Inferlet:
     def _open(
         self, controller: Controller, main: Main, arguments: Sequence[str], rights: Any
     ) -> None:
+        from sglang.srt.inferlet.inferlet_run import InferletRun
         from sglang.srt.inferlet.program_limits import ProgramLimits
-        from sglang.srt.inferlet.program_run import ProgramRun
         from sglang.srt.inferlet.served import RunFollower
 
         follower = RunFollower(self._message, self.lines.append, self._end)
         session = self._session = controller.open(arguments, rights, ProgramLimits(), follower)
-        ProgramRun(controller, session, TrustedDriver(main, session.parts.facts)).start()
+        InferletRun(controller, session, TrustedDriver(main, session.parts.facts)).start()
 
     def _put(self, message: str | bytes) -> None:
         if self._session is not None:

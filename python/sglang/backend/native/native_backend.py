@@ -82,10 +82,10 @@ class NativeBackend(Backend):
                 return end.value  # type: ignore[no-any-return]
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        return _completions(self._asked(_body(prompt, params)), params)
+        return completions_of(self._asked(_body(prompt, params)), params)
 
     async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        return _completions(await self._aasked(_body(prompt, params)), params)
+        return completions_of(await self._aasked(_body(prompt, params)), params)
 
     def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
         body = {**_body(prompt, params), **STREAMED}
@@ -188,7 +188,8 @@ def _looks_ahead(params: GenParams) -> bool:
     return params.max_new_tokens == 0 and bool(wanted)
 
 
-def _completions(answer: Any, params: GenParams) -> list[Completion]:
+def completions_of(answer: Any, params: GenParams) -> list[Completion]:
+    """Return the completions of an answer of ``/generate``. Raise BackendError."""
     answers = answer if isinstance(answer, list) else [answer]
     return [_completion(item, params) for item in answers]
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sglang.srt.core.import_root import IMPORT_ROOT
+from sglang.srt.system.import_root import IMPORT_ROOT
 
 MODULE = "sglang.srt.inferlet.host.compile_child"
 

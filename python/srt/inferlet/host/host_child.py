@@ -25,7 +25,6 @@ from typing import Any
 
 import msgspec
 import zmq
-from sglang.srt.core.processes import when_orphaned
 from sglang.srt.inferlet.host.guest_lane import GuestLane
 from sglang.srt.inferlet.host.host_messages import (
     EXIT,
@@ -43,6 +42,7 @@ from sglang.srt.inferlet.host.host_messages import (
     encode,
 )
 from sglang.srt.inferlet.host.residency import Residency
+from sglang.srt.system.processes import when_orphaned
 
 log = logging.getLogger("sglang.srt.inferlet")
 TICK_SECONDS = 0.002

@@ -18,8 +18,6 @@ import sys
 from collections.abc import Callable
 
 import msgspec
-from sglang.srt.core.import_root import IMPORT_ROOT
-from sglang.srt.core.processes import socket_directory
 from sglang.srt.engine.wire import Wire
 from sglang.srt.inferlet.host.host_messages import (
     EXIT,
@@ -40,6 +38,8 @@ from sglang.srt.inferlet.host.host_messages import (
     encode,
 )
 from sglang.srt.inferlet.host.run_log import RunLog
+from sglang.srt.system.import_root import IMPORT_ROOT
+from sglang.srt.system.processes import socket_directory
 
 log = logging.getLogger("sglang.srt.inferlet")
 WATCH_SECONDS = 0.1

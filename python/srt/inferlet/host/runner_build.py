@@ -16,8 +16,8 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from sglang.srt.core.import_root import IMPORT_ROOT
 from sglang.srt.inferlet.host.compiling import precompile
+from sglang.srt.system.import_root import IMPORT_ROOT
 
 WIT = Path(__file__).parents[2] / "assets" / "inferlet" / "program.wit"
 BUILD_SECONDS = 600

@@ -14,10 +14,10 @@ import msgspec
 from sglang.srt.inferlet.controller import Controller
 from sglang.srt.inferlet.host.host_messages import GuestImage
 from sglang.srt.inferlet.host.host_process import HostProcess, HostRun
+from sglang.srt.inferlet.inferlet_run import InferletRun
+from sglang.srt.inferlet.inferlet_session import InferletSession
 from sglang.srt.inferlet.leases import Leases
 from sglang.srt.inferlet.program_limits import Rights
-from sglang.srt.inferlet.program_run import ProgramRun
-from sglang.srt.inferlet.program_session import ProgramSession
 from sglang.srt.inferlet.sandbox.run_limits import RunLimits
 from sglang.srt.inferlet.sandbox.run_record import RunRecord
 from sglang.srt.inferlet.sandbox.sandbox_driver import SandboxDriver
@@ -67,7 +67,7 @@ class ProgramSandbox:
         self._controller, self._host, self.uploads = controller, host, uploads
         self._runner, self._most = runner, most
         self._runs: dict[str, RunRecord] = {}
-        self._sessions: dict[str, ProgramSession] = {}
+        self._sessions: dict[str, InferletSession] = {}
         self._counts = dict.fromkeys(("launched", "failed", "turns", "cpu"), 0.0)
 
     def launch(self, order: RunOrder) -> RunRecord:
@@ -98,7 +98,7 @@ class ProgramSandbox:
         self._runs[record.id], self._sessions[record.id] = record, session
         self._counts["launched"] += 1
         record.emit("started", run=record.id, inferlet=record.program)
-        ProgramRun(self._controller(), session, SandboxDriver(self._host, run)).start()
+        InferletRun(self._controller(), session, SandboxDriver(self._host, run)).start()
         return record
 
     def get(self, owner: str, run: str) -> RunRecord:
@@ -156,7 +156,7 @@ class ProgramSandbox:
         for run in ended[: max(0, len(ended) - KEPT + 1)]:
             del self._runs[run]
 
-    def _image(self, order: RunOrder, session: ProgramSession) -> GuestImage:
+    def _image(self, order: RunOrder, session: InferletSession) -> GuestImage:
         program = order.program
         arguments = msgspec.json.encode(session.parts.facts).decode()
         seed = order.seed or secrets.token_bytes(16)
@@ -167,7 +167,7 @@ class ProgramSandbox:
     def _ended(
         self,
         record: RunRecord,
-        session: ProgramSession,
+        session: InferletSession,
         run: HostRun,
         wall: asyncio.TimerHandle,
         error: str,

@@ -56,7 +56,8 @@ from sglang.srt.requests.completion.grouped_reading import GroupedReading
 from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Assembler, Finish, Output, PromptLogprobs
 from sglang.srt.requests.completion.readout import Reading
-from sglang.srt.requests.completion.serving_engines import OneEngine, ServingEngines, merged
+from sglang.srt.requests.completion.resume_order import ResumeOrder
+from sglang.srt.requests.completion.serving_engines import ServingEngines, engines_of, merged
 from sglang.srt.requests.completion.whole_choices import ScoredChoice, pick, score
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
@@ -87,13 +88,12 @@ class Completer:
             engines: a Client: its engine alone.
             seed: what the seeds of generations without one are made of, with their order.
         """
-        self.engines: ServingEngines = (
-            OneEngine(engines) if isinstance(engines, Client) else engines
-        )
+        self.engines: ServingEngines = engines_of(engines)
         self.tokenizer = tokenizer
         self._seed, self._generations = seed, 0
         self.encoder = Encoder(tokenizer, tokenized_bytes)
         self.max_resumes: int | None = None
+        self._resume_order = ResumeOrder()
         self.runs: set[_CompletionRun | Reading] = set()
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
@@ -164,7 +164,7 @@ class Completer:
 
     def succession(self, request: CompletionRequest) -> EngineSuccession:
         """The engine for a new request."""
-        return EngineSuccession(self.engines, request, self.max_resumes)
+        return EngineSuccession(self.engines, request, self._resume_order, self.max_resumes)
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
         """Canonical ids of texts as they are written behind another; for a thread beside the loop.
@@ -248,12 +248,13 @@ class _CompletionRun:
 
     def _opening(self) -> tuple[EngineContext, list[Verb]]:
         """The context of the prompt, and the verb that gives it the prompt."""
-        resumed = self.request.resumed
+        request, resumed = self.request, self.request.resumed
         parked = None if resumed is None else resumed.take(self._engine.client)
         context = self._engine.new_context(parked)
         if resumed is None or parked is None:
-            return context, [self.request.opening(context.number)]
-        return context, [Append(parked, self.request.prompt[resumed.length :].tobytes())]
+            return context, [request.opening(context.number, request.generated)]
+        new = (request.prompt + request.generated)[resumed.length :]
+        return context, [Append(parked, new.tobytes())]
 
     async def _branches(self) -> AsyncGenerator[Output, None]:
         """Compute the prompt first, then the completions that share it."""
@@ -359,6 +360,7 @@ class _CompletionRun:
             output, text, self._tokenizer.token_bytes, self._enders, not sampling.no_stop_trim,
             None if shared is None else shared.stats,
         )  # fmt: skip
+        assembler.begin_behind(self.request.generated)
         while True:
             goal = self._goal(sampling, score_from, len(output.tokens))
             try:
@@ -483,9 +485,9 @@ class _CompletionRun:
         self, context: EngineContext, goal: Goal, before: Sequence[Verb], close: bool
     ) -> AsyncGenerator[list[Event], None]:
         """Events of one request (``EngineSuccession.advance``)."""
-        arrived = 0.0 if self.request.resumed is None else self.request.resumed.arrived
-        number, priority = context.client.new_id(), self.request.priority
-        advance = Advance(context.number, number, goal, priority, close, arrived)
+        request, number = self.request, context.client.new_id()
+        facts = (request.priority, close, request.waiting_since, request.hint)
+        advance = Advance(context.number, number, goal, *facts)
         return self._engine.advance(context, before, advance, self._unknown)
 
     def abort(self) -> None:

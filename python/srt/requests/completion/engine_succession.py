@@ -2,7 +2,8 @@
 
 A request that was accepted goes on with another engine, or with the one that is started in place of
 a lost one, from the tokens that have come (``Generate.generated``). Its client waits and reads the
-same text. It may be the request itself that makes engines fail, so it goes on a few times only.
+same text. It may be the request itself that makes engines fail, so it goes on a few times only, and
+some wait for others (``resume_order``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.client import Client, EngineLost, Inbox
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.readout import refused
+from sglang.srt.requests.completion.resume_order import LostEngines, ResumeOrder
 from sglang.srt.requests.completion.serving_engines import Assignment, EngineLeft, ServingEngines
 
 log = logging.getLogger("sglang.server")
@@ -36,22 +38,26 @@ class EngineSuccession:
 
     Attributes:
         client: of the engine that serves the request.
-        losses: engines that were lost meanwhile.
         aborted: nothing is to be computed any more.
     """
 
     def __init__(
-        self, engines: ServingEngines, request: CompletionRequest, most: int | None = None
+        self,
+        engines: ServingEngines,
+        request: CompletionRequest,
+        order: ResumeOrder,
+        most: int | None = None,
     ) -> None:
         """Choose the request's engine.
 
         Args:
+            order: of all requests that go on with other engines.
             most: times that the request may go on with another engine; None: there is no other.
         """
         self._engines, self._request = engines, request
         self._assignment = engines.assign(request)
-        self.losses, self.aborted = 0, False
-        self._most = most if self.client.lost is None else None
+        self.aborted, self._order = False, order
+        self._lost = LostEngines(most if self.client.lost is None else None)
         self._begun, self._generated = False, 0  # on this engine
         self._open: set[EngineContext] = set()  # contexts that an engine may still hold
         self._inboxes: set[Inbox] = set()
@@ -95,7 +101,7 @@ class EngineSuccession:
                 continue
             if len(events) > 1:
                 yield events[:-1]
-            if last.code == "lost" and self._most is not None:
+            if last.code == "lost" and self._lost.most is not None:
                 raise EngineLost(last.message)
             raise refused(last)
 
@@ -106,6 +112,7 @@ class EngineSuccession:
                 self._generated += len(event.tokens)
             if not self._begun and isinstance(event, (Tokens, Done)) and event.stats is not None:
                 self._begun = True
+                self._order.answers(self)
                 self._assignment.begun(event.stats)
 
     # -- engines ---------------------------------------------------------------------------------
@@ -119,17 +126,11 @@ class EngineSuccession:
         async with self._replacing:
             if self.client is not client or self.aborted:
                 return
-            if self._most is None:
-                raise error
-            self.losses += not isinstance(error, EngineLeft)
-            if self.losses > self._most:
-                raise EngineLost(
-                    f"{error}; the request has been in {self.losses} engines that were lost, and "
-                    f"may go on {self._most} times (--max-resumes)"
-                )
+            self._lost.count(error, self._begun)
+            suspect = not self._begun and not isinstance(error, EngineLeft)
             self._leave()
             began = time.monotonic()
-            self._waiting = asyncio.ensure_future(self._engines.reassign(self._request, client))
+            self._waiting = asyncio.ensure_future(self._next(client, suspect))
             try:
                 await asyncio.wait({self._waiting})
                 if self.aborted:
@@ -142,6 +143,11 @@ class EngineSuccession:
             waited = time.monotonic() - began
             name = self._request.rid
             log.warning("request %s goes on with another engine after %.1f s", name, waited)
+
+    async def _next(self, client: Client, suspect: bool) -> Assignment:
+        """The assignment to another engine than ``client``'s, in this request's turn."""
+        async with self._order.turn(self, suspect):
+            return await self._engines.reassign(self._request, client)
 
     def _give_up_waiting(self) -> None:
         """Stop waiting for an engine. The assignment to one that came meanwhile, and
@@ -172,6 +178,7 @@ class EngineSuccession:
         self._leave()
 
     def _leave(self) -> None:
+        self._order.answers(self)
         self._assignment.ended(self._generated)
 
     def _close_contexts(self) -> None:

@@ -34,45 +34,48 @@ class GroupedReading:
     async def read(self, assign: Callable[[CompletionRequest], EngineSuccession]) -> list[Done]:
         """The result of each prompt. Raises RequestError, also where one was aborted, and
         EngineLost. However it ends, nothing of it is left in an engine."""
-        groups: dict[Client, tuple[EngineSuccession, list[int]]] = {}
+        groups: dict[Client, tuple[list[EngineSuccession], list[int]]] = {}
         found: dict[int, Done] = {}
         try:
             for index, request in enumerate(self.requests):
                 engine = assign(request)
-                first, indexes = groups.setdefault(engine.client, (engine, []))
+                engines, indexes = groups.setdefault(engine.client, ([], []))
+                engines.append(engine)
                 indexes.append(index)
-                if first is not engine:
-                    engine.close()
-            streams = [self._group(engine, indexes) for engine, indexes in groups.values()]
+            streams = [self._group(engines, indexes) for engines, indexes in groups.values()]
             if streams:
                 async with aclosing(merge(streams)) as merged:
                     async for _, dones in merged:
                         found.update(dones)
         finally:
-            for engine, _ in groups.values():
-                engine.close()
+            for engines, _ in groups.values():
+                _close(engines)
         return [found[index] for index in range(len(self.requests))]
 
     async def _group(
-        self, engine: EngineSuccession, indexes: Sequence[int]
+        self, engines: list[EngineSuccession], indexes: Sequence[int]
     ) -> AsyncGenerator[dict[int, Done], None]:
         dones = None
         while dones is None:
-            dones = await self._attempt(engine, [self.requests[index] for index in indexes])
+            dones = await self._attempt(engines, [self.requests[index] for index in indexes])
         yield dict(zip(indexes, dones))
 
     async def _attempt(
-        self, engine: EngineSuccession, requests: Sequence[CompletionRequest]
+        self, engines: list[EngineSuccession], requests: Sequence[CompletionRequest]
     ) -> list[Done] | None:
-        """The results; None where the engine was lost and another one is to read them."""
-        client = engine.client
+        """The results; None where the engine was lost and another one is to read them. Each prompt
+        counts there; the first of ``engines`` stands for all where the engine is lost."""
+        engine, client = engines[0], engines[0].client
         readings = [Reading(client, request, self.goal) for request in requests]
         self.runs.update(readings)
         try:
             dones = await read_all(readings)
-            engine.note(dones)
+            for each, done in zip(engines, dones):
+                each.note([done])
             return dones
         except EngineLost as lost:
+            _close(engines[1:])
+            del engines[1:]
             await engine.replace(client, lost)
             if any(reading.aborted for reading in readings):
                 raise RequestError("The request was aborted.", "rid") from lost
@@ -81,3 +84,8 @@ class GroupedReading:
             for reading in readings:
                 reading.close()
             self.runs.difference_update(readings)
+
+
+def _close(engines: Sequence[EngineSuccession]) -> None:
+    for engine in engines:
+        engine.close()

@@ -62,12 +62,14 @@ class Reading:
         request, number = self.request, self._client.new_id()
         self._inbox = self._client.submit(
             number,
-            [
-                request.opening(self._context),
-                Advance(self._context, number, self._goal, request.priority, close=True),
-            ],
+            [request.opening(self._context), self._advance(number)],
             request.rid,
         )
+
+    def _advance(self, number: int) -> Advance:
+        request = self.request
+        since, hint = request.waiting_since, request.hint
+        return Advance(self._context, number, self._goal, request.priority, True, since, hint)
 
     async def done(self) -> Done:
         """The terminal event. Raises RequestError and EngineLost."""

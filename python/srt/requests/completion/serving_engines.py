@@ -161,6 +161,11 @@ class OneEngine:
         return {"0": await self.client.control(op, limit)}
 
 
+def engines_of(engines: ServingEngines | Client) -> ServingEngines:
+    """The same engines; of a client its engine alone."""
+    return OneEngine(engines) if isinstance(engines, Client) else engines
+
+
 def merged(replies: Mapping[str, Reply]) -> Reply:
     """Several engines' answers as one: numbers are added, other data is the first engine's. It is
     refused where an engine refused it."""

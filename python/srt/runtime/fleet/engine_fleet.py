@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.messages import Reply
 from sglang.srt.core.request_stats import RequestStats
@@ -139,13 +138,7 @@ class Fleet:
 
     @property
     def info(self) -> EngineInfo:
-        """The first engine's, with the smallest KV cache of all."""
-        infos = [engine.info for engine in self.members.engines.values()]
-        capacity = min(info.capacity for info in infos)
-        first = infos[0]
-        if first.capacity == capacity:
-            return first
-        return msgspec.structs.replace(first, capacity=capacity)
+        return self.members.info
 
     @property
     def clients(self) -> Sequence[Client]:
@@ -270,7 +263,10 @@ class Fleet:
 def _prompt(request: CompletionRequest, home: str = "") -> RoutedPrompt:
     new = request.sampling.max_new_tokens
     program = request.program
-    return RoutedPrompt(request.prompt, request.namespace, request.adapter, program, home, new)
+    return RoutedPrompt(
+        request.prompt, request.namespace, request.adapter, program, home, new, request.hint,
+        request.prefixes,
+    )  # fmt: skip
 
 
 def _no_connection(address: str) -> Supervisor:

@@ -1,5 +1,6 @@
 """Members: the engines of a fleet, each kept alive by its supervisor.
 
+(absent)    nothing answers at its address yet
 serving     it takes requests
 lost        it is being started again
 leaving     it takes none any more; its requests may finish, else they go on elsewhere
@@ -12,15 +13,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 from sglang.srt.core.clock import Clock
 from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.process import Started
 from sglang.srt.requests.completion.serving_engines import EngineLeft
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.supervisor import Supervisor, difference
+from sglang.srt.runtime.supervisor import EngineAbsent, Supervisor, difference
 
 log = logging.getLogger("sglang.server")
 LOOK_SECONDS = 0.05  # between two looks at the requests of an engine that leaves
+ABSENT_SECONDS = 2.0  # between two attempts to reach an engine that was not there at the start
 
 
 class Members:
@@ -36,6 +40,8 @@ class Members:
         self.engines = {engine.name: engine for engine in engines}
         self.changed: Callable[[Supervisor], None] = _ignore
         self.gone: Callable[[str], None] = _ignore
+        self._absent: list[Supervisor] = []
+        self._info: EngineInfo | None = None
         self._leaving: set[str] = set()
         self._kept: dict[str, asyncio.Task[None]] = {}
         self._over: asyncio.Future[EngineLost] | None = None
@@ -70,11 +76,20 @@ class Members:
         lost = (engine.client.lost for engine in self.engines.values())
         return next(filter(None, lost), EngineLost("there is no engine"))
 
+    @property
+    def info(self) -> EngineInfo:
+        """The first engine's, with the smallest KV cache of all."""
+        if self._info is None:
+            infos = [engine.info for engine in self.engines.values()]
+            capacity = min(info.capacity for info in infos)
+            self._info = msgspec.structs.replace(infos[0], capacity=capacity)
+        return self._info
+
     async def start(self, started: Mapping[str, Started]) -> None:
-        """Load all engines at once. Raises EngineLost, where one is not like the others too, and
-        OSError."""
+        """Load all engines at once; those that are not there yet join later. Raises EngineLost,
+        where one is not like the others, or none is there, and OSError."""
         loads = [
-            asyncio.ensure_future(engine.start(started.get(name)))
+            asyncio.ensure_future(self._load(engine, started.get(name)))
             for name, engine in self.engines.items()
         ]
         try:
@@ -83,20 +98,36 @@ class Members:
             for load in loads:
                 load.cancel()
             await asyncio.gather(*loads, return_exceptions=True)
-        first, *others = self.engines.values()
-        for other in others:
-            if changed := difference(first.info, other.info, ("capacity",)):
-                raise EngineLost(f"engine {other.name} is not like engine {first.name}: {changed}")
+        for other in self.engines.values():
+            if changed := self._unlike(other):
+                raise EngineLost(f"engine {other.name} is not like the others: {changed}")
+
+    async def _load(self, engine: Supervisor, started: Started | None) -> None:
+        """Start an engine, or put it aside. Raises EngineLost and OSError."""
+        try:
+            await engine.start(started)
+        except EngineAbsent as error:
+            del self.engines[engine.name]
+            if not self.engines:
+                raise
+            log.warning("%s; it gets requests once it answers", error)
+            self._absent.append(engine)
+
+    def _unlike(self, engine: Supervisor) -> str:
+        """The facts that an engine has not in common with the first."""
+        first = next(iter(self.engines.values()))
+        return difference(first.info, engine.info, ("capacity",))
 
     async def run(self) -> EngineLost:
         """Keep every engine; return why the last one could not be kept."""
         self._over = asyncio.get_running_loop().create_future()
         for engine in list(self.engines.values()):
             self._keep(engine)
+        coming = [asyncio.create_task(self._come(engine)) for engine in self._absent]
         try:
             return await self._over
         finally:
-            tasks = list(self._kept.values())
+            tasks = [*self._kept.values(), *coming]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -115,10 +146,9 @@ class Members:
         others."""
         if engine.name in self.engines:
             raise RequestError(f"There is an engine {engine.name!r} already.", "url")
-        first = next(iter(self.engines.values()))
-        if changed := difference(first.info, engine.info, ("capacity",)):
+        if changed := self._unlike(engine):
             raise RequestError(f"The engine is not like the others: {changed}.", "url")
-        self.engines[engine.name] = engine
+        self.engines[engine.name], self._info = engine, None
         self.changed(engine)
         self._keep(engine)
         self._tell()
@@ -148,6 +178,7 @@ class Members:
             engine.client.fail(EngineLeft(f"engine {name} has left"))
             await engine.stop()
             del self.engines[name]
+            self._info = None
             self._leaving.discard(name)
         return moved
 
@@ -165,6 +196,22 @@ class Members:
         if self._over is not None:
             self._kept[engine.name] = asyncio.create_task(self._keeping(engine))
 
+    async def _come(self, engine: Supervisor) -> None:
+        """Wait for an engine that was not there at the start, and take it."""
+        while True:
+            await asyncio.sleep(ABSENT_SECONDS)
+            try:
+                await engine.start()
+                self.join(engine)
+                log.warning("engine %s is there, and joins", engine.name)
+                return
+            except EngineAbsent:
+                continue
+            except (EngineLost, OSError, RequestError) as error:
+                log.error("engine %s is given up: %s", engine.name, error)
+                await engine.stop()
+                return
+
     async def _keeping(self, engine: Supervisor) -> None:
         try:
             lost = await engine.run()
@@ -179,6 +226,7 @@ class Members:
         self._tell()
 
     def _changed(self, engine: Supervisor) -> None:
+        self._info = None
         if engine.name not in self._leaving:
             self.changed(engine)
         self._tell()

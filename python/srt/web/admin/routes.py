@@ -96,6 +96,7 @@ async def metrics(state: ServerState, request: Request) -> Response:
     state.metrics.set_counts(
         state.runtime.parked.counts(),
         {} if programs is None else programs.counts(),
+        state.programs.counts(),
         {} if inferlets is None else inferlets.counts(),
     )
     return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -77,7 +77,7 @@ class InferletList(msgspec.Struct):
     data: list[InferletObject]
 
 
-class InferletRun(msgspec.Struct):
+class InferletRunReply(msgspec.Struct):
     """A run of a program. ``events``: how many it has."""
 
     id: str
@@ -92,7 +92,7 @@ class InferletRun(msgspec.Struct):
 
 class InferletRuns(msgspec.Struct):
     object: Literal["list"]
-    data: list[InferletRun]
+    data: list[InferletRunReply]
 
 
 class InferletGone(msgspec.Struct):

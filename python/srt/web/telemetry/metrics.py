@@ -55,6 +55,21 @@ _INFERLETS = {
 }
 
 
+# The same of programs sent whole, by the name in ``ProgramService.counts``.
+_SUBMITTED = {
+    "sessions": ("num_program_sessions", "open sessions of programs"),
+    "alive": ("num_submitted_programs", "submitted programs that run"),
+    "variables": ("num_semantic_variables", "semantic variables in open sessions"),
+    "value_bytes": ("semantic_value_bytes", "bytes of their values and of events"),
+    "calling": ("num_program_calls", "calls of submitted programs at the engine"),
+    "waiting": ("num_program_calls_waiting", "calls that wait for their tenant's slots"),
+    "submitted": ("submitted_programs_total", "programs submitted"),
+    "calls": ("submitted_program_calls_total", "calls that they made"),
+    "ahead": ("program_prompts_ahead_total", "prompts computed ahead of their calls"),
+    "ahead_tokens": ("program_ahead_tokens_total", "tokens of these"),
+}
+
+
 class ReadCounts:
     """Gauges and counters whose values are kept elsewhere; a counter's name ends with _total."""
 
@@ -122,6 +137,7 @@ class Metrics:
         self._parked = ReadCounts(families, _PARKED)
         self._programs = ReadCounts(families, _PROGRAMS)
         self._inferlets = ReadCounts(families, _INFERLETS)
+        self._submitted = ReadCounts(families, _SUBMITTED)
 
     @contextmanager
     def watch(self, request: CompletionRequest) -> Iterator[RequestWatch]:
@@ -195,12 +211,14 @@ class Metrics:
         self,
         parked: Mapping[str, float],
         programs: Mapping[str, float],
+        submitted: Mapping[str, float],
         inferlets: Mapping[str, float],
     ) -> None:
-        """Take the counts of parked contexts, of the gate and of the sandbox, {} where there is
-        none. All outlive the engine."""
+        """Take the counts of parked contexts, of the gate, of programs sent whole and of the
+        sandbox; {} where there is no gate or sandbox. All outlive the engine."""
         self._parked.set(parked)
         self._programs.set(programs)
+        self._submitted.set(submitted)
         self._inferlets.set(inferlets)
 
     def render(self) -> bytes:
@@ -223,11 +241,11 @@ class RequestWatch:
 
     def update(self, output: Output) -> None:
         metrics, now = self._metrics, time.monotonic()
-        count, last = self._seen.get(output.index, (0, self._start))
+        count, last = self._seen.get(output.index, (len(self._request.generated), self._start))
         fresh = output.completion_tokens - count
         if fresh > 0:
             metrics.draw(fresh)
-            if count == 0:
+            if output.index not in self._seen:
                 metrics.first.observe(now - self._start)
                 self._record.first = self._record.first or now
             else:

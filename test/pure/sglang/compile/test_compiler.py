@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import sglang as sgl
+from sglang.compiler import CompiledProgram, compile, load
 from sglang.ir.graph import Graph
-from sglang.program import CompiledProgram, compile, load
 
 PYTHON = Path(sgl.__file__).parents[1]
 
@@ -59,7 +59,7 @@ def test_a_saved_program_runs_without_its_source(tmp_path: Path) -> None:
     compile(ask).save(path)
     code = (
         "import sglang as sgl, sys\n"
-        "from sglang.program import load\n"
+        "from sglang.compiler import load\n"
         "program = load(sys.argv[1], sgl.Mock(['42']))\n"
         "print(program.__name__, program.run('Six times seven?')['x'])\n"
     )

@@ -10,10 +10,10 @@ import sglang as sgl
 from helpers.programs import VALUES, Recorder, program_of, programs
 from hypothesis import given, settings
 from sglang.compile.code_movement import constants_first, pieces_of, reorder
+from sglang.compiler import CompiledProgram, compile
 from sglang.ir.graph import Graph
 from sglang.ir.graph_passes import fold, prune
 from sglang.ir.graph_steps import MAIN
-from sglang.program import CompiledProgram, compile
 
 few = settings(max_examples=100, deadline=None)
 

@@ -7,12 +7,12 @@ import inspect
 import pytest
 import sglang as sgl
 from sglang.compile.tracer import trace
+from sglang.compiler import compile
 from sglang.errors import TraceError, UnknownVariable
 from sglang.ir.graph import Graph
 from sglang.ir.graph_steps import MAIN, REQUIRED, Argument, Call, OpenArgument, Variable
 from sglang.ir.nodes import ConstantText, Gen, SetVariable
 from sglang.ir.params import GenParams
-from sglang.program import compile
 from sglang.run.live_nodes import Later
 
 

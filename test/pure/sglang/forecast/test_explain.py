@@ -13,8 +13,8 @@ from helpers.programs import VALUES, program_of, programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.backend.base import Choose, Commit, Complete
+from sglang.compiler import compile
 from sglang.errors import SglangError
-from sglang.program import compile
 
 
 class Sent(sgl.Mock):

@@ -6,13 +6,13 @@ import pytest
 import sglang as sgl
 from sglang.compile.code_movement import constants_first, pieces_of, propose_with, refusal, reorder
 from sglang.compile.tracer import trace
+from sglang.compiler import CompiledProgram, compile
 from sglang.ir import graph_passes as passes
 from sglang.ir.chat_template import TEMPLATES
 from sglang.ir.graph import Graph
 from sglang.ir.graph_passes import fold, prune
 from sglang.ir.graph_steps import MAIN, Argument
 from sglang.ir.nodes import ConstantText, Gen
-from sglang.program import CompiledProgram, compile
 
 
 def traced(function) -> Graph:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sglang.srt.config import (
+    ApplicationsConfig,
     Config,
     EdgeConfig,
     GrammarConfig,
@@ -34,7 +35,7 @@ from sglang.srt.config.command_line import ELSEWHERE, Parser, keys_from_environm
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
     MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig, ParallelConfig,
-    ProgramGateConfig, RoutingConfig, KvEventsConfig, InferletsConfig,
+    ProgramGateConfig, RoutingConfig, KvEventsConfig, ApplicationsConfig, InferletsConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
@@ -142,6 +143,7 @@ def test_a_section_is_frozen() -> None:
         ("chunked_prefill_size", 0, "at least 1, or -1"),
         ("chunked_prefill_size", -2, "at least 1, or -1"),
         ("max_overtakes", -1, "0 or more"),
+        ("latency_target_ms", 0.0, "above 0"),
         ("random_seed", 2**63, "a whole number of 64 bits"),
         ("port", 65536, "in [0, 65535]"),
         ("stream_interval", 0, "at least 1"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core import messages as m
 from sglang.srt.core import space_messages as sm
+from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.ints import ints
 from sglang.srt.core.request_stats import CacheMiss, RequestStats
 
@@ -34,6 +35,7 @@ VERBS: list[Any] = [
     m.Advance(1, 13, m.Score(4, 2, (1,))),
     m.Advance(1, 14, m.Distribution(8, (0,))),
     m.Advance(1, 15, m.Embed("mean")),
+    m.Advance(1, 18, m.Fill(), arrived=3.5, hint=CallHint("app", "latency", 40.0, 0.0, 2, 1)),
     m.Close(1),
     m.Control(15, "flush"),
     m.LoadAdapter(16, "poet", "adapters/poet", True),
@@ -78,6 +80,26 @@ def test_verbs_and_events_round_trip() -> None:
     assert m.decode_verbs(m.encode(VERBS)) == VERBS
     assert m.decode_events(m.encode(EVENTS)) == EVENTS
     assert m.decode_verbs(m.encode([])) == []
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        CallHint(kind="urgent"),  # type: ignore[arg-type]
+        CallHint("p" * 513),
+        CallHint(tpot_ms=-1.0),
+        CallHint(ttft_ms=float("nan")),
+        CallHint(ttft_ms=float("inf")),
+    ],
+)
+def test_a_hint_out_of_bounds_makes_a_frame_malformed(hint: CallHint) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        m.decode_verbs(m.encode([m.Advance(1, 8, m.Fill(), hint=hint)]))
+
+
+def test_a_request_without_a_hint_is_as_long_as_before() -> None:
+    (fields,) = msgspec.msgpack.decode(m.encode([m.Advance(1, 8, m.Fill())]))
+    assert fields == {"type": "advance", "context": 1, "request": 8, "goal": {"type": "fill"}}
 
 
 def test_the_examples_cover_every_kind() -> None:

@@ -36,6 +36,7 @@ from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
 from sglang.srt.schedule import scheduler
+from sglang.srt.schedule.capacity import Capacity
 
 WITHIN = HISTORIES
 
@@ -419,6 +420,25 @@ MUTATIONS = {
     ],
     "the pages of claims are counted twice": [
         Mutation(Parked, "end", "_ -= _", drop),
+    ],
+    "a task group counts by its members": [
+        Mutation(Capacity, "admits", "_ == _ or _ != _", always),
+    ],
+    "a target is ignored": [
+        Mutation(Capacity, "admits", "_ <= _", always),
+    ],
+    "the laxest target of a group counts": [
+        Mutation(Capacity, "join", "min(A, B)", become("max(target, targets.get(group, target))")),
+    ],
+    "what is held for a target is passed for ever": [
+        Mutation(scheduler, "_admit", "if _.overtaken >= _: ...", drop),
+    ],
+    "a hint is lost when its request is retracted": [
+        Mutation(Planner, "retract", "_.stats.retractions += 1",
+                 before("request.scheduling.hint = None")),
+    ],
+    "an application's calls do not keep its place": [
+        Mutation(scheduler, "app", "_.arrival >> _", constant(0)),
     ],
     "all drafts have the log-probability of the first": [
         Mutation(collect, "emit", "[X.logprob for _ in _]", become("samples[0]")),

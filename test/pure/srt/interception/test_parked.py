@@ -25,6 +25,7 @@ from sglang.srt.core.messages import (
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.interception.park_policies import RETENTION
+from sglang.srt.schedule.costs import LineFit
 
 GOAL = Generate(SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True))
 
@@ -49,6 +50,15 @@ class Desk:
         done = self.run()
         assert len(done) == len(contexts)
         return done
+
+    def compute_beside(self, *contexts: int) -> None:
+        """Compute contexts while another one runs."""
+        left = set(contexts)
+        for number in contexts:
+            tokens = ints([number % 90] * 9 + [1])
+            self.engine.handle([Open(number, tokens.tobytes()), Advance(number, number, GOAL)])
+        while left:
+            left -= {event.request for event in self.engine.step() if isinstance(event, Done)}
 
     def run(self) -> list[Done]:
         events: list[Event] = []
@@ -165,6 +175,44 @@ def test_swapped_kv_is_loaded_and_not_computed() -> None:
     desk.engine.handle([Append(1, more), Advance(1, 5, GOAL, close=True)])
     (done,) = desk.run()
     assert done.stats.loaded_tokens > 0
+
+
+def test_a_swap_in_parts_frees_nothing_before_the_last_part() -> None:
+    desk = Desk("min-waste", host=100)
+    desk.compute(1)
+    desk.engine.planner.movable = 4
+    desk.engine.planner.costs.forward = LineFit(0.0, 50.0)
+    goal = Generate(SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True))
+    desk.engine.handle([Open(2, ints([2] * 10).tobytes()), Advance(2, 2, goal, close=True)])
+    desk.engine.step()
+    desk.engine.handle([Park(1, expected=500.0)])
+    seen = set()
+    while desk.engine.busy:
+        desk.engine.step()
+        copied = min(desk.engine.store.counts["stored_tokens"], 10)
+        seen.add((copied, desk.cached(1)))
+    assert seen == {(4, 10), (8, 10), (10, 0)}
+
+
+def test_copies_out_leave_the_time_of_prompts_that_wait_for_copies() -> None:
+    """A pass takes a millisecond a token, and a copy half of one. The tokens of a prompt that waits
+    give other copies no time."""
+    desk = Desk("eager", capacity=100, host=300)
+    desk.compute(1)
+    goal = Generate(SamplingParams(max_new_tokens=60, temperature=0.0, ignore_eos=True))
+    desk.engine.handle([Open(90, ints([80] * 10).tobytes()), Advance(90, 90, goal, close=True)])
+    desk.compute_beside(2, 3, 4, 5, 6, 7, 8, 9)
+    assert desk.cached(1) == 0
+    desk.engine.handle([Park(number, expected=9.0) for number in (7, 8, 9)])
+    desk.engine.planner.costs.forward = LineFit(2.0, 1.0)
+    desk.engine.planner.costs.copy = LineFit(0.0, 0.5)
+    desk.engine.handle([Append(1, ints([7, 8]).tobytes()), Advance(1, 100, GOAL, close=True)])
+    first = len(desk.worker.moves)
+    (done,) = (event for event in desk.run() if event.request == 100)
+    assert done.stats.loaded_tokens == 10
+    for moves, rows in list(zip(desk.worker.moves, desk.worker.batches))[first:]:
+        copied = len(moves.stores) + len(moves.loads) if moves is not None else 0
+        assert 0.5 * copied <= 2.0 + sum(count for _, count in rows)
 
 
 def test_a_claim_ends_with_the_pause() -> None:

@@ -12,6 +12,7 @@ from helpers.remote_child import expected_text, facts_of, make_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
     Advance,
@@ -198,6 +199,16 @@ def test_arrivals_are_told_on_this_machines_clock(bench: Bench) -> None:
     (found,) = bench.fronts.verbs()
     assert isinstance(found, Advance)
     assert found.arrived == pytest.approx(1050.0)
+
+
+def test_programs_of_two_fronts_have_two_names(bench: Bench) -> None:
+    for identity in (A, B):
+        bench.join(identity)
+        _, advance = generate(1, 2, [4])
+        bench.send(identity, msgspec.structs.replace(advance, hint=CallHint("app", group=3)))
+    hints = [verb.hint for verb in bench.fronts.verbs() if isinstance(verb, Advance)]
+    assert len({hint.program for hint in hints if hint}) == 2
+    assert [hint.group for hint in hints if hint] == [3, 3]
 
 
 def test_contexts_beyond_the_limit_are_busy() -> None:

@@ -183,12 +183,6 @@ class Routing(RuleBasedStateMachine):
         else:
             self.router.remove(name)
 
-    @rule(name=st.sampled_from(NAMES[:4]))
-    def forget(self, name: str) -> None:
-        if self.router.engines.get(name) is not None:
-            self.router.forget(name)
-            assert self.router.engines.get(name).load == 0
-
     @rule(identity=st.integers(1, 3), tail=st.integers(1, 3), blocks=st.integers(0, 4))
     def choose(self, identity: int, tail: int, blocks: int) -> None:
         if len(self.router.engines):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -13,13 +13,15 @@ from helpers.text_worker import text_engine
 from helpers.toy_tokenizer import byte_level
 from sglang.ir.constraint import Constraint
 from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Distribution, Embed
-from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.core.messages import Advance, Distribution, Embed, Verb
+from sglang.srt.engine.client import Client, EngineLost, Inbox
 from sglang.srt.engine.local import LocalEngine
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest, Logprobs
 from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.completion.resume_order import MORE
 from sglang.srt.requests.completion.serving_engines import Assignment, OneEngine
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
@@ -187,15 +189,55 @@ def test_readings_are_read_again(goal: Embed | Distribution, tokenizer: Tokenize
     play(tokenizer, body)
 
 
-@pytest.mark.parametrize(("most", "cuts"), [(0, [3]), (1, [3, 20]), (2, [3, 20, 30])])
-def test_a_request_survives_so_many_engines(
-    most: int, cuts: list[int], tokenizer: Tokenizer
+HINT = CallHint("app", "latency", tpot_ms=40.0, group=2, stage=1)
+
+
+@pytest.mark.parametrize("case", ["one", "several", "choices", "readings"])
+def test_every_goal_carries_the_hint(
+    case: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also those of forks and choices, and on the next engine."""
+    request = CompletionRequest(
+        PROMPT, SamplingParams(seed=3, **LONG), logprobs=Logprobs(start=2),
+        hint=HINT, arrived=12.5,
+    )  # fmt: skip
+    if case == "several":
+        request = replace(request, sampling=replace(request.sampling, n=3))
+    if case == "choices":
+        constraint = Constraint("choices", '["yes", "no"]')
+        sampling = SamplingParams(max_new_tokens=8, constraint=constraint)
+        request = replace(request, sampling=sampling, score_choices=True)
+    sent: list[Advance] = []
+    submit = Client.submit
+
+    def recorded(self: Client, request: int, verbs: Sequence[Verb], name: str = "") -> Inbox:
+        sent.extend(verb for verb in verbs if isinstance(verb, Advance))
+        return submit(self, request, verbs, name)
+
+    monkeypatch.setattr(Client, "submit", recorded)
+
+    async def body(engines: Engines) -> None:
+        if case == "readings":
+            await engines.completer().read([request, request], Embed())
+        else:
+            await outputs(engines.completer(), request, [0 if case == "choices" else 5], engines)
+            assert len(engines.started) == 2, "no engine was lost"
+
+    play(tokenizer, body)
+    assert len(sent) >= {"one": 2, "several": 7, "choices": 4, "readings": 2}[case]
+    assert {(verb.hint, verb.arrived) for verb in sent} == {(HINT, 12.5)}
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_a_request_survives_so_many_engines(most: int, tokenizer: Tokenizer) -> None:
+    """The request begins to answer in each of them."""
     request = CompletionRequest(PROMPT, SamplingParams(seed=3, **LONG))
+    survived = most + MORE if most else 0
+    cuts = [3, 12, 21, 30, 39][: survived + 1]
 
     async def body(engines: Engines) -> None:
         whole = await outputs(engines.completer(), request, [], engines)
-        assert await outputs(engines.completer(most), request, cuts[:most], engines) == whole
+        assert await outputs(engines.completer(most), request, cuts[:survived], engines) == whole
         completion = engines.completer(most)
         with pytest.raises(EngineLost, match=rf"may go on {most} times \(--max-resumes\)"):
             await outputs(completion, request, cuts, engines)

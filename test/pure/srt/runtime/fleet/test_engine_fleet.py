@@ -18,6 +18,7 @@ from helpers.fake_worker import fake_info
 from helpers.toy_tokenizer import byte_level
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
+from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Embed
 from sglang.srt.engine import process
 from sglang.srt.engine.client import EngineLost
@@ -136,6 +137,32 @@ def test_requests_survive_the_loss_of_engines(
     run(test)
 
 
+def test_a_request_that_kills_its_engine_kills_two(
+    tokenizer: Tokenizer,
+    children: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All others finish, those that wait for their turn on the same engine too."""
+    poison = 300
+    monkeypatch.setenv("ENGINE_CHILD_POISON", str(poison))
+
+    async def test() -> None:
+        asked = requests(tokenizer, 40, 120)
+        async with serving(tokenizer) as (fleet, completer):
+            whole = await texts(completer, asked)
+            task = asyncio.create_task(texts(completer, asked))
+            await until(lambda: completer.pending >= 40)
+            with pytest.raises(EngineLost, match=r"in 2 engines that were lost.*--max-resumes"):
+                await completer.generate(CompletionRequest(ints([poison] * 8), rid="poison"))
+            assert await task == whole
+            assert sum(child.poll() is not None for child in children) == 2
+            assert len(children) >= 3
+            assert fleet.pending == 0
+            assert fleet.router.engines.waiting == 0
+
+    run(test)
+
+
 def test_prompts_go_where_their_beginning_is_cached(tokenizer: Tokenizer) -> None:
     async def test() -> None:
         async with serving(tokenizer) as (fleet, completer):
@@ -193,7 +220,8 @@ def test_the_last_engine_that_is_given_up_ends_the_fleet(
         async with serving(tokenizer, max_engine_restarts=0) as (fleet, completer):
             fleet_ends = asyncio.ensure_future(until(lambda: fleet.lost is not None))
             children[0].kill()
-            await until(lambda: fleet.members.serving() == ["1"])
+            await until(lambda: list(fleet.members._kept) == ["1"])
+            assert fleet.members.serving() == ["1"]
             assert fleet.lost is None
             with pytest.raises(RequestError, match="'1' is the only one"):
                 await fleet.leave("1", 0.0)
@@ -219,7 +247,12 @@ def test_readings_are_shared_out(tokenizer: Tokenizer) -> None:
                 CompletionRequest(tokenizer.encode(f"number {index}"), SamplingParams())
                 for index in range(8)
             ]
-            found = await completer.read(asked, Embed())
+            reading = asyncio.ensure_future(completer.read(asked, Embed()))
+            while not fleet.router.engines.waiting:
+                await asyncio.sleep(0)
+            assert fleet.router.engines.waiting == 8, "each prompt counts as a request"
+            found = await reading
+            assert fleet.router.engines.waiting == 0
             assert [done.stats.prompt_tokens for done in found] == [len(r.prompt) for r in asked]
             assert fleet.routed == {"0": 4, "1": 4}
             replies = await completer.control_each("stats")
@@ -243,7 +276,7 @@ def test_engines_must_be_alike() -> None:
 
     run(lambda: start(graph_rows=8))
     with pytest.raises(
-        EngineLost, match="engine 1 is not like engine 0: purpose is embed, was generate"
+        EngineLost, match="engine 1 is not like the others: purpose is embed, was generate"
     ):
         run(lambda: start(purpose="embed"))
 

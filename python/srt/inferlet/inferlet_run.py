@@ -1,4 +1,4 @@
-"""ProgramRun: the turns of a program, and the answers that each next one gets."""
+"""InferletRun: the turns of a program, and the answers that each next one gets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Awaitable
 
 from sglang.srt.inferlet.controller import Controller
 from sglang.srt.inferlet.driver import CallAnswer, Driver, ProgramEnded, Turn
-from sglang.srt.inferlet.program_session import ProgramSession
+from sglang.srt.inferlet.inferlet_session import InferletSession
 
 
-class ProgramRun:
+class InferletRun:
     """One program that runs. It counts as runnable from the moment an answer is handed to it until
     its next turn is over.
 
@@ -20,7 +20,7 @@ class ProgramRun:
     awaitable is awaited by a task.
     """
 
-    def __init__(self, controller: Controller, session: ProgramSession, driver: Driver) -> None:
+    def __init__(self, controller: Controller, session: InferletSession, driver: Driver) -> None:
         self._controller, self._session, self._driver = controller, session, driver
         self._answers: list[CallAnswer] = []
         self._busy = False

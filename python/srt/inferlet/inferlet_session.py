@@ -1,4 +1,4 @@
-"""ProgramSession: one run of a program: its calls get their meaning, its turns their answers."""
+"""InferletSession: one run of a program: its calls get their meaning, its turns their answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Commands(Protocol):
     def leave(self, session: Any) -> None: ...
 
 
-class ProgramSession:
+class InferletSession:
     """One run. Every method belongs to the event loop of the controller."""
 
     def __init__(self, commands: Commands, parts: RunParts) -> None:

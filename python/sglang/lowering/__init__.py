@@ -1,0 +1,1 @@
+"""Lowering: a program's graph as a submission, which a server runs whole."""

@@ -1,0 +1,84 @@
+"""ServerSession: a session of a runtime that runs programs, and the calls that need it."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol, runtime_checkable
+
+from sglang.backend.base import Backend
+from sglang.backend.loop_thread import LoopThread
+from sglang.errors import Unsupported
+
+LOOP = LoopThread()
+"""Event loop of all submissions of this process."""
+
+
+@runtime_checkable
+class ProgramTransport(Protocol):
+    """A runtime that runs whole programs. Paths and bodies are those of its HTTP interface."""
+
+    async def program_call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a POST. Raise BackendError."""
+
+    def program_events(
+        self, path: str, body: dict[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the events that a POST is answered with. Raise BackendError."""
+
+
+def service_of(backend: Backend) -> ProgramTransport:
+    """Return ``backend``. Raise Unsupported where it runs no programs."""
+    if isinstance(backend, ProgramTransport):
+        return backend
+    raise Unsupported(
+        f"the {backend.name} backend runs no programs on a server; use "
+        "sglang.RuntimeEndpoint('http://HOST:PORT'), or run without on='server'"
+    )
+
+
+class ServerSession:
+    """A session of a runtime, opened when it is first used. Variables of one session can be
+    arguments of its other submissions.
+
+    Args:
+        backend: a runtime of ours. Raises Unsupported for any other backend.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.service = service_of(backend)
+        self._opening: asyncio.Task[str] | None = None
+
+    async def id(self) -> str:
+        """The session's id; opens it. Raises BackendError."""
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+        try:
+            return await asyncio.shield(self._opening)
+        except Exception:
+            self._opening = None  # the next submission tries again
+            raise
+
+    async def _open(self) -> str:
+        return str((await self.service.program_call("/v1/session", {}))["session_id"])
+
+    def forget(self) -> None:
+        """Open another one with the next submission: the server knows this one no more."""
+        self._opening = None
+
+    async def call(self, path: str, **body: Any) -> dict[str, Any]:
+        """A call about something of this session. Raises BackendError."""
+        return await self.service.program_call(path, {**body, "session_id": await self.id()})
+
+
+_SESSIONS: weakref.WeakKeyDictionary[Backend, ServerSession] = weakref.WeakKeyDictionary()
+
+
+def session_of(backend: Backend) -> ServerSession:
+    """Return the session of this process's submissions to ``backend``. Raise Unsupported."""
+    found = _SESSIONS.get(backend)
+    if found is None:
+        found = _SESSIONS[backend] = ServerSession(backend)
+    return found

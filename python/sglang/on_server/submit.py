@@ -1,0 +1,83 @@
+"""Submit: a program and its arguments to a server that runs it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sglang.ir.graph import Graph
+from sglang.ir.params import GenParams
+from sglang.lowering.lower import lower
+from sglang.on_server.answered_backend import AnsweredBackend
+from sglang.on_server.answers import Answers
+from sglang.on_server.server_session import LOOP, ServerSession, session_of
+from sglang.on_server.submitted import Submitted, criteria_by_name
+from sglang.on_server.traced_call import traced_call
+from sglang.run.live_nodes import Promised, Tools
+from sglang.state import Program
+from sglang.views.timeline.tracing import NO_TRACE, Opened
+
+Compile = Callable[[Graph, Tools], Program]
+
+
+@dataclass(frozen=True)
+class SubmittedCall:
+    """A program and what it is called with. ``params``: complete."""
+
+    program: Program
+    args: Sequence[Any]
+    arguments: Mapping[str, Any]
+    params: GenParams
+
+
+def submit(
+    call: SubmittedCall,
+    backend: Any,
+    compile: Compile,
+    *,
+    criteria: Any = None,
+    session: ServerSession | None = None,
+    stream: bool = False,
+    trace: Opened = NO_TRACE,
+) -> Submitted:
+    """Send a program to the server of ``backend`` and return at once.
+
+    Args:
+        backend: a runtime; None: the session's, or that of an argument which is a future.
+        compile: makes a program of a graph, which replays the results.
+        criteria: what is wanted, of all variables or by name; as of ``VariableFuture.get``.
+        stream: have texts sent as they grow, from the beginning.
+
+    Raises:
+        TraceError: the program's flow needs a value that only a run knows.
+        ProgramError: a step can only be run by the client.
+        Unsupported: the backend is no runtime of ours.
+        ValueError: the criteria make no sense.
+    """
+    program = call.program
+    graph, tools, arguments = traced_call(program, call.args, call.arguments)
+    session = session or _session(program, backend, arguments)
+    lowered = lower(graph, arguments, session.backend, call.params)
+    wishes = criteria_by_name(criteria)
+    for name in wishes:
+        if name != "*" and name not in lowered.names:
+            known = sorted(lowered.names)
+            raise ValueError(f"criteria name {name!r}; the program makes {known}")
+    answers = Answers()
+    submitted = Submitted(lowered, session, answers, wishes, stream)
+    answered = AnsweredBackend(session.backend, answers, lowered.calls, submitted.set_tool)
+    replay = compile(graph, tools)
+    state = replay.new_state(answered, call.params, stream=True, loop=LOOP.loop, trace=trace)
+    submitted.start(state, partial(replay.astart, state, (), arguments))
+    return submitted
+
+
+def _session(program: Program, backend: Any, arguments: Mapping[str, Any]) -> ServerSession:
+    """The session of the futures among the arguments, or the backend's own."""
+    promises = [value for value in arguments.values() if isinstance(value, Promised)]
+    if promises and backend is None:
+        found: ServerSession = promises[0].program.session  # type: ignore[attr-defined]
+        return found
+    return session_of(program.resolved(backend))

@@ -1,0 +1,67 @@
+"""Submittable: the ways of a program to a server that runs it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang.ir.graph import Graph
+from sglang.ir.params import GenParams, params_and_arguments
+from sglang.run.live_nodes import Tools
+from sglang.state import Program
+
+if TYPE_CHECKING:
+    from sglang.on_server.server_session import ServerSession
+    from sglang.on_server.submitted import Submitted
+
+
+class Submittable:
+    """Base of programs."""
+
+    arg_names: list[str]
+
+    def _of_graph(self, graph: Graph, tools: Tools) -> Program:
+        """Return a program that runs ``graph``."""
+        raise NotImplementedError
+
+    def _verify_options(self, **options: Any) -> None:
+        """Raise TypeError for a given option that is also the name of an argument."""
+        raise NotImplementedError
+
+    def submit(
+        self,
+        *args: Any,
+        backend: Any = None,
+        criteria: Any = None,
+        session: ServerSession | None = None,
+        stream: bool = False,
+        **kwargs: Any,
+    ) -> Submitted:
+        """Have a runtime run the whole program; return at once.
+
+        ``f["x"]`` is the future of variable x, and may be an argument of another ``submit`` to the
+        same runtime. ``criteria``: "latency", "throughput", {"ttft_ms": n} or {"tpot_ms": n}, for
+        all variables or in a dict by name. ``stream``: the server sends texts as they grow from the
+        beginning. Other keyword arguments as in ``run``.
+
+        Raises:
+            TraceError: the program's flow needs a value that only a run knows.
+            ProgramError: a step can be run by the client alone.
+            Unsupported: the backend is no runtime of ours.
+        """
+        given = {"backend": backend, "criteria": criteria, "session": session}
+        self._verify_options(**given, stream=stream or None)
+        params, arguments = params_and_arguments(kwargs, self.arg_names)
+        options = {"criteria": criteria, "session": session, "stream": stream}
+        return self._submitted(args, arguments, params, backend, **options)
+
+    def _submitted(
+        self, args: Sequence[Any], arguments: Any, params: GenParams, backend: Any, **options: Any
+    ) -> Submitted:
+        from sglang.on_server.submit import SubmittedCall, submit
+
+        if (on := options.pop("on", "server")) != "server":
+            raise ValueError(f"on is {on!r}; give 'server', or leave it out to run here")
+        program: Any = self
+        call = SubmittedCall(program, args, arguments, params)
+        return submit(call, backend, self._of_graph, **options)

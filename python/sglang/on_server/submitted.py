@@ -1,0 +1,337 @@
+"""Submitted: a program that runs on a server, and the futures of its variables."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from sglang.errors import BackendError, ConnectionFailed, NotFound, SglangError, UnknownVariable
+from sglang.lowering.lower import Lowered
+from sglang.on_server.answers import Answers
+from sglang.on_server.server_session import LOOP, ServerSession
+from sglang.run.live_nodes import Promised
+from sglang.run.run_scope import in_loop
+from sglang.state import ProgramState
+
+T = TypeVar("T")
+RECONNECTIONS = 3  # connections that one submission may lose
+PAUSE_SECONDS = 0.2
+
+
+class VariableFuture(Promised):
+    """Variable ``name`` of a submitted program, or what becomes of it.
+
+    It may be an argument of another ``submit``, and then never comes to the client in between.
+    ``for text in future`` and ``async for`` yield the text as it is generated; ``await future`` is
+    the value.
+    """
+
+    def __init__(self, program: Submitted, name: str) -> None:
+        self.program, self.name = program, name
+        self.executor = program.replayed._executor
+
+    def get(self, criteria: Any = None, timeout: float | None = None) -> Any:
+        """Return the value, waiting for it.
+
+        Args:
+            criteria: "latency", "throughput", {"ttft_ms": n} or {"tpot_ms": n}, a wish about how
+                this variable is made, and all that it is made of. The strongest wish counts.
+            timeout: seconds to wait.
+
+        Raises:
+            ProgramError: the variable, or what it depends on, has failed; with the program's line.
+            TimeoutError: the value is not there in time.
+        """
+        if in_loop(LOOP.loop):
+            raise SglangError("reading would block the event loop of submissions; await the future")
+        return LOOP.run(self.aget, criteria, timeout)
+
+    async def aget(self, criteria: Any = None, timeout: float | None = None) -> Any:
+        """``get``, awaited."""
+        self.program.wish(self.name, criteria)
+        try:
+            return await asyncio.wait_for(self.program.replayed.aget(self.name), timeout)
+        except asyncio.TimeoutError:
+            raise TimeoutError(
+                f"variable {self.name!r} is not there after {timeout} s; the program is "
+                f"{self.program.state()}"
+            ) from None
+
+    def value(self) -> Any:
+        """The typed object, as of ``ProgramState.value``. Waits; raises."""
+        return self.program.replayed.value(self.name)
+
+    def set(self, value: Any) -> None:
+        """Give the variable of a tool whose function the client does not run. Raises
+        BackendError."""
+        LOOP.run(self.program.call, "/v1/set", self, {"value": value})
+
+    def cancel(self) -> None:
+        """Give this variable up, and what only it needs."""
+        LOOP.start(_quietly, self.program.call, "/v1/cancel", self, {})
+
+    async def id(self) -> str:
+        """The semantic variable's id on the server. Raises as the submission has failed."""
+        ids = await self.program.variables()
+        if self.name not in ids:
+            raise SglangError(
+                f"variable {self.name!r} stays with the client, as it holds what JSON cannot"
+            )
+        return ids[self.name]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.aget().__await__()
+
+    def __iter__(self) -> Iterator[str]:
+        self.program.stream()
+        return self.program.replayed.text_iter(self.name)
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        self.program.stream()
+        return self.program.replayed.text_async_iter(self.name)
+
+    def __format__(self, spec: str) -> str:
+        raise TypeError(
+            "a future cannot be formatted into a text; give it to submit as an argument, or use "
+            ".get()"
+        )
+
+    def __repr__(self) -> str:
+        return f"VariableFuture({self.name!r}, {self.program.state()})"
+
+
+class Submitted:
+    """A program that was sent to a server. ``f["x"]`` is the future of its variable.
+
+    Attributes:
+        session: where it runs; its futures are arguments of programs of the same session.
+        replayed: the state, as a run in this process would make it, growing as results arrive.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        session: ServerSession,
+        answers: Answers,
+        criteria: dict[str, Any],
+        growing: bool = False,
+    ) -> None:
+        self.session, self._lowered, self._answers = session, lowered, answers
+        self._criteria = criteria
+        self._accepted: asyncio.Future[dict[str, str]] = LOOP.loop.create_future()
+        self._submission_id = ""
+        self._growing, self._cancelled = growing, False
+        self._done: Future[None] = Future()
+        self.replayed: ProgramState
+
+    def __getitem__(self, name: str) -> VariableFuture:
+        """Raises UnknownVariable for a name that the program does not make."""
+        if name not in self._lowered.names:
+            known = sorted(self._lowered.names)
+            raise UnknownVariable(f"the program makes no variable {name!r}; it makes {known}")
+        return VariableFuture(self, name)
+
+    def start(self, state: ProgramState, replay: Callable[[], Awaitable[None]]) -> None:
+        """Send the program; ``replay`` runs it over ``state`` as its results arrive."""
+        self.replayed = state
+        LOOP.start(self._serve)
+        LOOP.start(self._replay, replay)
+
+    def state(self) -> str:
+        """ "waiting" to be accepted, "running", "done", "failed" or "cancelled"."""
+        if self._cancelled:
+            return "cancelled"
+        return self._answers.state
+
+    def result(self) -> ProgramState:
+        """Wait for the end and return the state, as ``run`` does; raise what it raises."""
+        try:
+            self._done.result()
+        except BaseException:
+            self.cancel()
+            raise
+        return self.replayed
+
+    async def aresult(self) -> ProgramState:
+        """``result``, awaited. Cancelling it cancels the program."""
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._done))
+        except BaseException:
+            self.cancel()
+            raise
+        return self.replayed
+
+    def __await__(self) -> Generator[Any, None, ProgramState]:
+        return self.aresult().__await__()
+
+    def cancel(self) -> None:
+        """End the program, here and on the server. What is complete stays readable."""
+        if self._done.done():
+            return
+        self._cancelled = True
+        self.replayed.cancel()
+
+    # On the event loop of submissions
+
+    async def variables(self) -> dict[str, str]:
+        """Ids of the variables on the server, by name. Raises what the submission failed with."""
+        if in_loop(LOOP.loop):
+            return await asyncio.shield(self._accepted)
+        return await asyncio.wrap_future(LOOP.start(self.variables))
+
+    async def call(self, path: str, future: VariableFuture, body: dict[str, Any]) -> dict[str, Any]:
+        """A call about one variable. Raises BackendError."""
+        return await self.session.call(path, semantic_var_id=await future.id(), **body)
+
+    def wish(self, name: str, criteria: Any) -> None:
+        """Tell the server what is wanted of a variable; nothing is waited for."""
+        if criteria is None:
+            return
+        body = {"criteria": criteria_of(criteria)}
+        if not self._answers.ended:
+            LOOP.start(_quietly, self.call, "/v1/get", self[name], body)
+
+    def stream(self) -> None:
+        """Have the server send texts as they grow, from now on."""
+        if not self._growing and not self._answers.ended:
+            self._growing = True
+            LOOP.start(_quietly, self._follow, True)
+
+    async def set_tool(self, step: int, text: str | None) -> None:
+        """Tell the server the text of a tool at a step, or that it failed. Raises BackendError."""
+        ids, name = await self.variables(), self._lowered.tools[step]
+        id = ids[f"{step}.{name}"]
+        if text is None:
+            await _quietly(self.session.call, "/v1/cancel", semantic_var_id=id)
+        else:
+            await self.session.call("/v1/set", semantic_var_id=id, value=text)
+
+    async def _serve(self) -> None:
+        """Send the submission and take its events, over several connections where one is lost."""
+        try:
+            await self._submit()
+            for _ in range(RECONNECTIONS):
+                if self._answers.ended:
+                    return
+                await asyncio.sleep(PAUSE_SECONDS)
+                with suppress(ConnectionFailed):
+                    await self._follow(self._growing)
+            lost = "the connection to the server was lost, and the program's results with it"
+            self._answers.fail(ConnectionFailed(lost))
+        except BaseException as error:
+            self._answers.fail(error)
+            if not self._accepted.done():
+                self._accepted.set_exception(error)
+                self._accepted.exception()  # marks it as read
+            if not isinstance(error, Exception):
+                raise
+
+    async def _submit(self) -> None:
+        """Raises what the server refuses the submission with."""
+        key = uuid.uuid4().hex
+        promised = {n: {"var": await p.id()} for n, p in self._promises().items()}
+        submission = self._lowered.submission
+        graph = {**submission, "arguments": {**submission["arguments"], **promised}}
+        for attempt in range(RECONNECTIONS):
+            body = {"graph": graph, "session_id": await self.session.id(), "stream": True,
+                    "idempotency_key": key, "criteria": self._criteria,
+                    "grown": self._growing}  # fmt: skip
+            try:
+                return await self._take("/v1/submit", body)
+            except ConnectionFailed:
+                if self._accepted.done():
+                    return  # goes on with its events
+                if attempt == RECONNECTIONS - 1:
+                    raise
+            except NotFound:
+                if promised or attempt:
+                    raise
+                self.session.forget()  # the session has expired
+
+    def _promises(self) -> dict[str, VariableFuture]:
+        """Raises SglangError for a variable of another session."""
+        found: dict[str, VariableFuture] = {}
+        for name, promise in self._lowered.promised.items():
+            assert isinstance(promise, VariableFuture)
+            if promise.program.session is not self.session:
+                raise SglangError(
+                    f"argument {name!r} is a variable of another session; submit both programs to "
+                    "the same backend, or with the same session="
+                )
+            found[name] = promise
+        return found
+
+    async def _follow(self, grown: bool) -> None:
+        await self.variables()
+        body = {"submission_id": self._submission_id, "stream": True, "grown": grown,
+                "session_id": await self.session.id()}  # fmt: skip
+        await self._take("/v1/get", body)
+
+    async def _take(self, path: str, body: dict[str, Any]) -> None:
+        """Take the events that a request is answered with."""
+        async with aclosing(self.session.service.program_events(path, body)) as events:
+            async for event in events:
+                if "event" in event:
+                    self._answers.take(event)
+                elif not self._accepted.done():
+                    self._submission_id = event["submission_id"]
+                    self._answers.accept()
+                    self._accepted.set_result(event["variables"])
+
+    async def _replay(self, replay: Callable[[], Awaitable[None]]) -> None:
+        """Run the program over the results. Where it ends before them, they are not wanted."""
+        executor = self.replayed._executor
+        error: BaseException | None = None
+        try:
+            await replay()
+            await self._answers.end()
+        except BaseException as failure:
+            error = failure
+            executor.fail(failure, None)
+            if not self._answers.ended:
+                await asyncio.shield(_quietly(self._give_up))
+            if not isinstance(failure, Exception):
+                raise
+        finally:
+            executor.close()
+            if error is None:
+                self._done.set_result(None)
+            else:
+                self._done.set_exception(error)
+
+    async def _give_up(self) -> None:
+        await self.variables()
+        await self.session.call("/v1/cancel", submission_id=self._submission_id)
+
+
+async def _quietly(function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> None:
+    """Call a function whose failure the program's own results will show."""
+    with suppress(BackendError):
+        await function(*args, **kwargs)
+
+
+def criteria_of(value: Any) -> Any:
+    """Return criteria as they are sent. Raise ValueError for other values."""
+    if value in ("latency", "throughput"):
+        return value
+    if isinstance(value, dict) and value and set(value) <= {"ttft_ms", "tpot_ms"}:
+        numbers = [v for v in value.values() if type(v) in (int, float) and v > 0]
+        if len(numbers) == len(value):
+            return value
+    raise ValueError(
+        f"criteria is {value!r:.60}; give 'latency', 'throughput', {{'ttft_ms': n}} or "
+        "{'tpot_ms': n}, with milliseconds above 0"
+    )
+
+
+def criteria_by_name(value: Any) -> dict[str, Any]:
+    """Return criteria by the name of a variable, "*" for the whole program. Raise ValueError."""
+    if value is None:
+        return {}
+    if isinstance(value, dict) and value and not set(value) <= {"ttft_ms", "tpot_ms"}:
+        return {str(name): criteria_of(one) for name, one in value.items()}
+    return {"*": criteria_of(value)}

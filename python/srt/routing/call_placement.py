@@ -1,0 +1,180 @@
+"""CallPlacement: engines for the calls of applications (Parrot, section 5.4, Algorithm 1).
+
+The functions are pure: a queue of calls, and views of engines, which they change with every call.
+An engine with a latency-sensitive call may hold few tokens, so that its passes stay short. Sending
+such a call to an engine that serves throughput loses the difference; sending it where one runs
+already loses nothing. ``FindEngine``, whose details the paper leaves out, takes the engine where
+the capacity lost and the prefix missed are least together, both in tokens, of those with room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sglang.srt.core.call_hints import CallHint, PrefixHash
+from sglang.srt.routing.prefix_store import PrefixStore
+
+
+class QueuedCall(NamedTuple):
+    """A call that waits for an engine.
+
+    Attributes:
+        id: number; arrival: sort key of its application.
+        tokens: of its prompt and of the answer that is expected.
+        prefixes: beginnings that end at a variable, the shortest first.
+    """
+
+    id: int
+    arrival: float
+    tokens: int
+    prefixes: Sequence[PrefixHash] = ()
+    hint: CallHint | None = None
+
+    @property
+    def group(self) -> tuple[str, int] | None:
+        """Key of its task group, None where it is in none."""
+        hint = self.hint
+        return None if hint is None or hint.group < 0 else (hint.program, hint.group)
+
+    @property
+    def sensitive(self) -> bool:
+        """Whether its own latency counts."""
+        return is_sensitive(self.hint)
+
+
+@dataclass(slots=True)
+class EngineView:
+    """An engine as a placement sees it.
+
+    Attributes:
+        capacity: tokens that it may hold; latency_tokens: while a latency-sensitive call runs.
+        load: tokens that it holds, shared ones once.
+        sensitive: whether a latency-sensitive call runs there.
+    """
+
+    name: str
+    capacity: int
+    latency_tokens: int
+    load: int = 0
+    sensitive: bool = False
+
+    def limit(self, sensitive: bool) -> int:
+        """Return the tokens it may hold with another call."""
+        return self.latency_tokens if sensitive or self.sensitive else self.capacity
+
+
+@dataclass(slots=True)
+class CallPlacement:
+    """Engines and prefixes, and the calls placed so far.
+
+    Attributes:
+        store: engines that hold prefixes.
+        placed: engines by call id, in the order of placement.
+    """
+
+    engines: Sequence[EngineView]
+    store: PrefixStore
+    placed: dict[int, str] = field(default_factory=dict)
+
+    def schedule(self, queue: Collection[QueuedCall]) -> Mapping[int, str]:
+        """Choose an engine for each call. Return the engines by call id, without calls that fit no
+        engine: they wait.
+
+        The lines are Algorithm 1's. A task group, or sharers, that fit no engine together are
+        placed one by one, so that they do not wait for ever.
+        """
+        waiting = {call.id: call for call in sorted(queue, key=topological)}  # 1
+        for call in list(waiting.values()):  # 2
+            if call.id not in waiting:
+                continue
+            sharers, holders = self.shared_prefix(call, waiting.values())  # 3
+            found: Sequence[QueuedCall] = ()
+            if call.group is not None:  # 4
+                group = [other for other in waiting.values() if other.group == call.group]
+                found = self.find_engine(group)  # 5
+            elif len(sharers) > 1:  # 6
+                found = self.find_engine(sharers)  # 7
+            elif holders:  # 8
+                found = self.find_engine([call], holders)  # 9
+            if not found:  # 10
+                found = self.find_engine([call])  # 11
+            for each in found:  # 12
+                del waiting[each.id]
+        return self.placed
+
+    def shared_prefix(
+        self, call: QueuedCall, queue: Collection[QueuedCall]
+    ) -> tuple[list[QueuedCall], Mapping[str, int]]:
+        """FindSharedPrefix: the queued calls that share the longest prefix which any shares, and
+        engines with a context that has one, with its tokens. No member of a task group is among
+        the calls: groups go as a whole."""
+        for prefix in reversed(call.prefixes):
+            sharers = [
+                other for other in queue if other.group is None and prefix in other.prefixes
+            ]  # fmt: skip
+            if len(sharers) > 1:
+                return sharers, self.store.held(call.prefixes)
+        return [call], self.store.held(call.prefixes)
+
+    def find_engine(
+        self, calls: Sequence[QueuedCall], among: Collection[str] | None = None
+    ) -> Sequence[QueuedCall]:
+        """FindEngine: send the calls to the one engine of least cost that has room for all.
+
+        Args:
+            among: names of the engines that may be chosen; None: all.
+
+        Returns the calls, none where no engine has room.
+        """
+        best, least = None, (0, 0)
+        sensitive = any(call.sensitive for call in calls)
+        for engine in self.engines:
+            if among is not None and engine.name not in among:
+                continue
+            need = missed(calls, engine.name, self.store)
+            if engine.load + need > engine.limit(sensitive):
+                continue
+            cost = capacity_lost(engine, sensitive) + need, engine.load
+            if best is None or cost < least:
+                best, least = engine, cost
+        if best is None:
+            return ()
+        best.load += missed(calls, best.name, self.store)
+        best.sensitive = best.sensitive or sensitive
+        for call in calls:
+            self.store.add(call.prefixes, best.name)
+            self.placed[call.id] = best.name
+        return calls
+
+
+def is_sensitive(hint: CallHint | None) -> bool:
+    """Whether a call's own latency counts. That of a member of a task group does not."""
+    if hint is None or hint.group >= 0:
+        return False
+    return hint.kind == "latency" or hint.tpot_ms > 0
+
+
+def topological(call: QueuedCall) -> tuple[float, int, int]:
+    """Sort key: application by application, and within one the calls with most stages behind
+    them first."""
+    return call.arrival, -call.hint.stage if call.hint is not None else 1, call.id
+
+
+def capacity_lost(engine: EngineView, sensitive: bool) -> int:
+    """Return the tokens by which further calls shrink what the engine may hold."""
+    return engine.limit(False) - engine.limit(sensitive)
+
+
+def missed(calls: Sequence[QueuedCall], engine: str, store: PrefixStore) -> int:
+    """Return the tokens that the calls add to an engine: those behind the longest prefix that it
+    holds, or that an earlier one of the calls brings."""
+    brought: set[int] = set()
+    total = 0
+    for call in calls:
+        held = store.held(call.prefixes).get(engine, 0)
+        ours = max((p.tokens for p in call.prefixes if p.digest in brought), default=0)
+        total += max(call.tokens - max(held, ours), 0)
+        brought.update(prefix.digest for prefix in call.prefixes)
+    return total
