@@ -6,8 +6,10 @@ import base64
 import hashlib
 import json
 import os
+import runpy
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import sglang as sgl
 
 pytest.importorskip("wasmtime", reason="the extra [inferlet] is not installed")
 pytest.importorskip("componentize_py", reason="the extra [inferlet] is not installed")
@@ -23,6 +26,7 @@ from helpers.launched import Server, best_model
 from helpers.paths import ROOT
 from sglang.srt.cli import main as command
 from sglang.srt.inferlet.host.runner_build import runner
+from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
 pytestmark = pytest.mark.timeout(300)  # the runner may have to be built
 MODULE = ROOT / "examples" / "inferlets" / "wasm" / "completion.wasm"
@@ -30,6 +34,7 @@ KEYS = [
     {"name": "ann", "key": "ann", "inferlets": {"store": True}},
     {"name": "bob", "key": "bob", "inferlets": {}},
     {"name": "eve", "key": "eve"},
+    {"name": "root", "key": "root", "admin": True},
 ]
 Events = list[dict[str, Any]]
 
@@ -39,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("inferlets")
     (directory / "keys").write_text(json.dumps(KEYS))
     runner()
-    flags = ["--enable-inferlets", "--max-total-tokens", "8192", "--inferlet-max-runs", "20"]
+    flags = ["--enable-inferlets", "--max-total-tokens", "16384", "--inferlet-max-runs", "20"]
     flags += ["--api-keys-file", str(directory / "keys"), *best_model(directory)]
     started = Server(flags)
     try:
@@ -91,6 +96,40 @@ def events(ann: httpx.Client, run: str, after: int = -1) -> Events:
 def error_of(reply: httpx.Response, status: int) -> str:
     assert reply.status_code == status, reply.text
     return str(reply.json()["error"]["message"])
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[sgl.Engine]:
+    made = sgl.Engine(max_total_tokens=16384)
+    yield made
+    made.shutdown()
+
+
+SENTENCE = "The weather report says that tomorrow will be a fine day for walking along the river,"
+REPEATS = '{"a": 1, "b": 2, "c": 3,'
+# Techniques of the paper that need no other server, with their arguments.
+TECHNIQUES = {
+    "text_completion": [SENTENCE, "12"], "prefix_caching": ["a name", SENTENCE, " and the", "6"],
+    "beam_search": [SENTENCE, "2", "8"], "ngram_speculation": [REPEATS, "24"],
+    "jacobi_decoding": [REPEATS, "24", "6"], "attention_sink": [], "windowed_attention": [],
+    "hierarchical_attention": [], "modular_caching": [], "ebnf_decoding": [],
+    "output_validation": [], "watermarking": [], "tree_of_thought": [],
+    "recursion_of_thought": [], "graph_of_thought": [], "skeleton_of_thought": [],
+    "prefix_tree": [],
+}  # fmt: skip
+
+
+@pytest.mark.skipif(
+    not (EMBEDDED / "model.safetensors").is_file(), reason="the embedded model is missing"
+)
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_a_technique_gives_the_same_in_process_and_in_the_sandbox(
+    ann: httpx.Client, engine: sgl.Engine, name: str
+) -> None:
+    path = ROOT / "examples" / "inferlets" / f"{name}.py"
+    value = engine.inferlet(runpy.run_path(str(path))["main"], *TECHNIQUES[name]).result(60)
+    found = events(ann, start(ann, path.read_text(), arguments=TECHNIQUES[name]))
+    assert found[-2].get("value") == json.loads(json.dumps(value)), found[-2]
 
 
 TALK = """
@@ -253,7 +292,7 @@ async def main(ctx):
 
 def test_a_stream_beside_a_spinning_program_goes_on(ann: httpx.Client) -> None:
     spin = "async def main(ctx):\n    while True: pass"
-    runs = [start(ann, spin, turn_cpu=1.5) for _ in range(2)]
+    runs = [start(ann, spin, turn_cpu=0.5) for _ in range(2)]
     body = {"text": "Hello", "sampling_params": {"max_new_tokens": 32, "temperature": 0}}
     assert ann.post("/generate", json=body).json()["meta_info"]["completion_tokens"] == 32
     for run in runs:
@@ -286,6 +325,24 @@ def test_the_command_line_puts_launches_and_kills(
     assert "There is no run" in capsys.readouterr().err
 
 
+def test_metrics_count_runs(server: Server, ann: httpx.Client) -> None:
+    def numbers() -> dict[str, float]:
+        with client(server, "root") as root:
+            lines = root.get("/metrics").text.splitlines()
+        pairs = [line.rpartition(" ") for line in lines if "inferlet" in line and line[0] != "#"]
+        return {name.partition("{")[0].removeprefix("sglang:"): float(v) for name, _, v in pairs}
+
+    before = numbers()
+    events(ann, start(ann, "async def main(ctx):\n    1 / 0"))
+    events(ann, start(ann, "async def main(ctx):\n    await ctx.now()"))
+    after = numbers()
+    change = {name: after[name] - before[name] for name in after}
+    assert change["inferlet_runs_total"] == 2
+    assert change["inferlet_failures_total"] == 1
+    assert change["inferlet_turns_total"] == 3
+    assert change["num_inferlet_runs"] == 0
+
+
 def test_a_client_that_goes_away_ends_no_run(ann: httpx.Client) -> None:
     source = "async def main(ctx):\n    ctx.send('hi')\n    return await ctx.receive()\n"
     path = f"/v1/inferlets/{put(ann, source)}/runs"
@@ -298,3 +355,30 @@ def test_a_client_that_goes_away_ends_no_run(ann: httpx.Client) -> None:
     ann.post(f"/v1/runs/{run}/messages", json={"text": "later"})
     reader.join(30)
     assert done[0][0]["value"] == "later"
+
+
+def test_the_death_of_the_engine_ends_runs_that_hold_pages(
+    server: Server, ann: httpx.Client
+) -> None:
+    source = """
+from sglang.inferlet import Context
+async def main(ctx):
+    text = await Context(ctx).fill("Hello there")
+    ctx.send("going")
+    while True:
+        await text.generate_until(max_tokens=4)
+"""
+    run = start(ann, source)
+    with ann.stream("GET", f"/v1/runs/{run}?stream=true") as reply:
+        next(line for line in reply.iter_lines() if '"going"' in line)
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    [killed] = [one for one in children if any("engine.process" in w for w in one.cmdline())]
+    killed.kill()
+    found = events(ann, run)
+    assert [event["type"] for event in found] == ["started", "message", "error", "usage"]
+    assert "the engine process" in found[2]["message"]
+    # A lease waits for the next engine, as any request does.
+    lease = 'async def main(ctx):\n    return await ctx.generate("Hello", max_new_tokens=4)\n'
+    while (reply := ann.post(f"/v1/inferlets/{put(ann, lease)}/runs")).status_code == 503:
+        time.sleep(0.2)
+    assert events(ann, reply.json()["id"])[-2]["value"]["finish"]["length"] == 4

@@ -22,12 +22,13 @@ class Deadline:
         self._lock = threading.Lock()  # a turn that ends is not interrupted, nor is the next one
         self.now = _thread_clock()
         self._at: float | None = None
+        self._run = 0
         self.passed = False
 
-    def begin(self, at: float) -> None:
-        """The thread enters a guest, which may compute until its clock shows ``at``."""
+    def begin(self, run: int, at: float) -> None:
+        """The thread enters the guest of a run, which may compute until its clock shows ``at``."""
         with self._lock:
-            self._at, self.passed = at, False
+            self._run, self._at, self.passed = run, at, False
 
     def end(self) -> None:
         """The thread has left the guest."""
@@ -38,8 +39,17 @@ class Deadline:
         """Interrupt the guest where its time is up."""
         with self._lock:
             if self._at is not None and self.now() > self._at:
-                self._at, self.passed = None, True
-                self._engine.increment_epoch()
+                self._interrupt()
+
+    def expire(self, run: int) -> None:
+        """Interrupt the guest now, where it is that of this run."""
+        with self._lock:
+            if self._at is not None and self._run == run:
+                self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._at, self.passed = None, True
+        self._engine.increment_epoch()
 
 
 def _thread_clock() -> Callable[[], float]:

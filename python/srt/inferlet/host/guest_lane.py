@@ -25,6 +25,7 @@ from sglang.srt.inferlet.host.residency import (
 from wasmtime import Module, WasmtimeError
 from wasmtime.component import Component, Linker
 
+ABORTED = "`unreachable`"  # in the text of such a trap
 MOST_PROGRAMS = 64  # kept loaded by a lane
 
 
@@ -66,9 +67,10 @@ class GuestLane:
         self._jobs.put(Job(resident, answers))
 
     def drop(self, resident: Residency) -> None:
-        """Forget a run once the turn that it is in has ended. An ended run's jobs do nothing but
-        free its memory."""
+        """End a run, also inside of a turn. An ended run's jobs do nothing but free its memory."""
         resident.ended = True
+        if self.deadline is not None:
+            self.deadline.expire(resident.run)
         self.put(resident, "")
 
     def stop(self) -> None:
@@ -139,7 +141,7 @@ class GuestLane:
         assert deadline is not None
         seconds = resident.begins()
         resident.entered = deadline.now()
-        deadline.begin(resident.entered + seconds)
+        deadline.begin(resident.run, resident.entered + seconds)
 
     def _leave(self, resident: Residency) -> float:
         """Seconds of processor time since ``_enter``."""
@@ -177,6 +179,8 @@ class GuestLane:
                 "the interpreter has ended by a fatal error, as it does where no memory is left; "
                 f"memory is {limits.memory} bytes"
             )
+        if ABORTED in cause and resident.launch.guest.component:
+            cause += f"; Python aborts where no memory is left, and memory is {limits.memory} bytes"
         return "trap", cause
 
     def _fail(self, resident: Residency, code: str, message: str) -> None:
@@ -243,7 +247,9 @@ class GuestLane:
         if resident.rebuilding:
             return resident.launch.log[resident.logged].answers
         self._done += 1  # the job before this one
+        self._mark(0)
         job = self._jobs.get()
+        self._mark(resident.run)
         if job is None or resident.ended:
             if job is None:
                 self.stop()

@@ -47,6 +47,8 @@ START_SECONDS = 30.0
 MOST_STARTS = 5  # hosts that die one after the other without an answer
 SECRETS = ("SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY", "HF_TOKEN")  # variables a host does not get
 MODULE = "sglang.srt.inferlet.host.host_child"
+GIVE_BACK = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "65536"}
+"""Settings of glibc by which memory of runs that have ended goes back to the system."""
 
 
 class GuestEnded(Exception):
@@ -162,6 +164,11 @@ class HostProcess:
         """Runs that have not ended."""
         return len(self._runs)
 
+    def working(self) -> set[int]:
+        """Numbers of the runs that the host computes a turn of, or did when it died."""
+        data = (self._directory / MARKS).read_bytes()
+        return {number for (number,) in MARK.iter_unpack(data) if number}
+
     async def start(self) -> str:
         """Start the host and wait for it; the version of wasmtime. Raises OSError."""
         self._spawn()
@@ -211,7 +218,7 @@ class HostProcess:
         self._child = subprocess.Popen(
             [sys.executable, "-m", MODULE, str(self._directory), *map(str, numbers)],
             stdin=subprocess.DEVNULL,
-            env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**GIVE_BACK, **kept, "PYTHONPATH": os.pathsep.join(paths)},
         )
         self._wire = Wire(f"ipc://{self._directory / SOCKET}", self._take)
 
@@ -290,7 +297,7 @@ class HostProcess:
             failures += 1
             if failures > MOST_STARTS:
                 return self._give_up(code)
-            suspects = self._working()
+            suspects = self.working()
             self._remove()
             self._spawn()
             self.restarts += 1
@@ -305,11 +312,6 @@ class HostProcess:
             run.fail("host_lost", "the host has died twice while it worked on this program's turn")
         elif run.turns or run.due:
             self._rebuild(run)
-
-    def _working(self) -> set[int]:
-        """Runs that the dead host's lanes were working on."""
-        data = (self._directory / MARKS).read_bytes()
-        return {number for (number,) in MARK.iter_unpack(data) if number}
 
     def _give_up(self, code: int) -> None:
         if not self._first.done():

@@ -68,6 +68,7 @@ class ProgramSandbox:
         self._runner, self._most = runner, most
         self._runs: dict[str, RunRecord] = {}
         self._sessions: dict[str, InferletSession] = {}
+        self._counts = dict.fromkeys(("launched", "failed", "turns", "cpu"), 0.0)
 
     def launch(self, order: RunOrder) -> RunRecord:
         """Start a run. Raises RequestError where the tenant has too many, or no runner is there."""
@@ -95,6 +96,7 @@ class ProgramSandbox:
         record.stop = session.stop
         follower.end = lambda error: self._ended(record, session, run, wall, error)
         self._runs[record.id], self._sessions[record.id] = record, session
+        self._counts["launched"] += 1
         record.emit("started", run=record.id, inferlet=record.program)
         InferletRun(self._controller(), session, SandboxDriver(self._host, run)).start()
         return record
@@ -129,6 +131,12 @@ class ProgramSandbox:
             session.stop("the run was ended by its client")
         self._runs.pop(record.id, None)
         return record
+
+    def counts(self) -> dict[str, float]:
+        """Numbers of runs and of their turns, and seconds of their processor time."""
+        return {
+            **self._counts, "running": len(self._sessions), "restarts": self._host.restarts,
+        }  # fmt: skip
 
     def close(self) -> None:
         """End all runs, and remove the programs' files."""
@@ -166,6 +174,9 @@ class ProgramSandbox:
     ) -> None:
         wall.cancel()
         self._sessions.pop(record.id, None)
+        self._counts["failed"] += bool(error)
+        self._counts["turns"] += run.turns
+        self._counts["cpu"] += run.cpu
         outcome = session.parts.outcome
         if not error:
             record.emit("result", value=outcome.value)

@@ -92,11 +92,12 @@ async def metrics(state: ServerState, request: Request) -> Response:
         log.warning("metrics: %s", error.message)
     info, loaded = state.runtime.info, state.runtime.adapters.known
     state.metrics.gateway.read(info.page_size, info.capacity, info.max_loras_per_batch, loaded)
-    programs = state.runtime.programs
+    programs, inferlets = state.runtime.programs, state.inferlets
     state.metrics.set_counts(
         state.runtime.parked.counts(),
         {} if programs is None else programs.counts(),
         state.programs.counts(),
+        {} if inferlets is None else inferlets.counts(),
     )
     return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

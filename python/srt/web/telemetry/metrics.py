@@ -44,6 +44,16 @@ _PROGRAMS = {
     "seconds": ("program_gate_seconds_total", "seconds that they waited there"),
 }
 
+# The same of programs in the sandbox, by the name in ``ProgramSandbox.counts``.
+_INFERLETS = {
+    "running": ("num_inferlet_runs", "runs of uploaded programs that have not ended"),
+    "launched": ("inferlet_runs_total", "runs that were started"),
+    "failed": ("inferlet_failures_total", "runs that have ended with an error"),
+    "turns": ("inferlet_turns_total", "turns of runs that have ended"),
+    "cpu": ("inferlet_cpu_seconds_total", "processor time of runs that have ended"),
+    "restarts": ("inferlet_host_restarts_total", "sandboxes started in place of lost ones"),
+}
+
 
 # The same of programs sent whole, by the name in ``ProgramService.counts``.
 _SUBMITTED = {
@@ -126,6 +136,7 @@ class Metrics:
         self._tool_seconds = family(Counter, "tool_seconds_total", "seconds of them", "tool")
         self._parked = ReadCounts(families, _PARKED)
         self._programs = ReadCounts(families, _PROGRAMS)
+        self._inferlets = ReadCounts(families, _INFERLETS)
         self._submitted = ReadCounts(families, _SUBMITTED)
 
     @contextmanager
@@ -201,12 +212,14 @@ class Metrics:
         parked: Mapping[str, float],
         programs: Mapping[str, float],
         submitted: Mapping[str, float],
+        inferlets: Mapping[str, float],
     ) -> None:
-        """Take the counts of parked contexts, those of the gate, {} where there is none, and those
-        of programs sent whole. They outlive the engine."""
+        """Take the counts of parked contexts, of the gate, of programs sent whole and of the
+        sandbox; {} where there is no gate or sandbox. All outlive the engine."""
         self._parked.set(parked)
         self._programs.set(programs)
         self._submitted.set(submitted)
+        self._inferlets.set(inferlets)
 
     def render(self) -> bytes:
         """Prometheus text format."""

@@ -187,7 +187,8 @@ def test_a_run_that_kills_its_host_twice_is_ended(bench: GuestBench, tmp_path: P
         turn = asyncio.ensure_future(run.turn(None))
         for _ in range(2):
             before = bench.host.restarts
-            await asyncio.sleep(1.0)  # until the host works on it
+            while run.number not in bench.host.working():
+                await asyncio.sleep(0.02)
             os.kill(bench.host.pid, signal.SIGKILL)
             while bench.host.restarts == before:
                 await asyncio.sleep(0.02)
@@ -195,6 +196,31 @@ def test_a_run_that_kills_its_host_twice_is_ended(bench: GuestBench, tmp_path: P
 
     with pytest.raises(GuestEnded, match="died twice while it worked on this program"):
         bench.run(play())
+
+
+def test_a_spinning_run_is_ended_by_its_caller(bench: GuestBench, tmp_path: Path) -> None:
+    image = module(tmp_path / "spin.wasm", text("i32.const 0", "(loop br 0) i64.const 0"))
+    runs = [bench.launch(image, GuestLimits(turn_cpu=1000)) for _ in range(4)]  # on two lanes
+
+    async def play() -> None:
+        turns = [asyncio.ensure_future(run.turn(None)) for run in runs]
+        await asyncio.sleep(0.3)
+        for run in runs:
+            bench.host.end(run)
+        await asyncio.gather(*turns, return_exceptions=True)
+
+    bench.run(play())
+    other = bench.launch(module(tmp_path / "other.wasm", said("[]")))
+    assert bench.run(other.turn(None)) == "[]"
+    bench.host.end(other)
+
+
+def test_the_newest_run_gives_way_where_memory_is_short(tmp_path: Path) -> None:
+    bench = GuestBench(lanes=1, memory=1)  # any host uses more
+    image = module(tmp_path / "spin.wasm", text("i32.const 0", "(loop br 0) i64.const 0"))
+    found, told = bench.ending(image, GuestLimits(turn_cpu=1000))
+    assert (found, "more than 1 bytes" in told) == ("host_memory", True)
+    bench.close()
 
 
 REFUSED = {

@@ -21,6 +21,7 @@ from sglang.srt.inferlet.host.host_process import GuestEnded
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LIMITS = GuestLimits(turn_cpu=0.5, calls=1000, calls_bytes=1 << 20)
 SLOW = GuestLimits(turn_cpu=20.0)  # memory is used up first
+FULL = "memory is 67108864 bytes"
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +126,9 @@ ENDED = {
     ),
     "a huge answer": (BODY + "return 'x' * (2 << 20)", "calls_bytes", "calls_bytes is 1048576"),
     "many calls": (BODY + "for _ in range(5000): ctx.send('')", "calls", "calls is 1000"),
-    "a log flood": (BODY + "while True: print('x' * 1000)", "memory", "memory is 67108864 bytes"),
+    "a log flood": (BODY + "while True: print('x' * 1000)", "memory or trap", FULL),
     "a million calls": (
-        BODY + "for _ in range(10**6): ctx.send('x' * 50)", "memory", "memory is 67108864 bytes",
+        BODY + "for _ in range(10**6): ctx.send('x' * 50)", "memory or trap", FULL,
     ),
     "a hard exit": (BODY + "import os; os._exit(0)", "trap", "wasi:cli/exit"),
     "an abort": (BODY + "import os; os.abort()", "trap", "unreachable"),
@@ -146,9 +147,10 @@ def test_a_hostile_program_ends_alone(bench: GuestBench, name: str) -> None:
     source, code, message = ENDED[name]
     beside = bench.launch(python(BODY + "while True: await ctx.receive()"))
     bench.run(beside.turn(None))
-    limits = SLOW if code == "memory" else LIMITS
+    limits = SLOW if "memory" in code else LIMITS
     found, told = bench.ending(python(source), limits)
-    assert (found, message in told) == (code, True), told
+    assert found in code.split(" or "), told
+    assert message in told
     [call] = json.loads(bench.run(beside.turn('[{"id":1,"value":""}]')))
     assert call == {"call": "receive", "id": 2}
     assert bench.host.restarts == 0
