@@ -56,8 +56,8 @@ RINGS = {
     "language proper": (5000, [f"sglang.{name}" for name in LANGUAGE]),
 }
 
-# The part of the language that the runtime may import: data that both speak of.
-SHARED = "sglang.ir"
+# The parts of the language that the runtime may import: data and meaning that both share.
+SHARED = ("sglang.ir.", "sglang.semantics.")
 
 # Model files describe one architecture each, in that architecture's own words.
 MODELS = "sglang.srt.models."
@@ -72,12 +72,16 @@ BOTH_RIGHT = {
     "native": {"sglang.backend.native", "sglang.srt.web.native"},
     # The backend that calls the engine in this process; the engine.
     "engine": {"sglang.backend.engine", "sglang.srt.engine"},
+    # The library that programs import; the control layer that they call.
+    "inferlet": {"sglang.inferlet", "sglang.srt.inferlet"},
     # Many items of one program; many rows of one forward pass.
     "batch": {"sglang.batch", "sglang.srt.core.batch"},
     # Messages between processes; Anthropic's API of that name.
     "messages": {"sglang.srt.core.messages", "sglang.srt.web.anthropic.messages"},
     # Experts for tokens; engines for requests.
     "routing": {"sglang.srt.layers.routing", "sglang.srt.routing"},
+    # Submitted programs: their plain data; their runs; their routes.
+    "programs": {"sglang.srt.programs", "sglang.srt.runtime.programs", "sglang.srt.web.programs"},
     # A package and its main module.
     "tokenizer": {"sglang.srt.tokenizer", "sglang.srt.tokenizer.tokenizer"},
 }
@@ -389,7 +393,7 @@ def measure_modules(modules: Mapping[str, Module]) -> Structure:
         for name in sorted(runtime)
         for other in sorted(every[name] - set(runtime))
         if name in imported  # else an entry point, which stands above both
-        if not modules[name].alias and not f"{other}.".startswith(f"{SHARED}.")
+        if not modules[name].alias and not f"{other}.".startswith(SHARED)
     ]
     own = [f"{name}." for name, module in modules.items() if not module.alias]
     names = [

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         system_begin,
         system_end,
         tool,
+        transforms,
         user,
         user_begin,
         user_end,
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "sglang.api": (
         "function", "gen", "gen_int", "gen_string", "select", "image", "video",
-        "separate_reasoning", "tool",
+        "separate_reasoning", "tool", "transforms",
         "system", "system_begin", "system_end", "user", "user_begin", "user_end",
         "assistant", "assistant_begin", "assistant_end",
         "set_default_backend", "flush_cache", "get_server_info", "inspect_history",

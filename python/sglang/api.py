@@ -29,7 +29,9 @@ from sglang.ir.prompt_media import medium
 from sglang.program import SglFunction
 from sglang.run.live_nodes import BoundTool
 from sglang.run.run_scope import resolve_backend
-from sglang.semantics import reasoning
+from sglang.semantics import reasoning, transform_words
+
+transforms = transform_words
 
 
 @overload

@@ -27,6 +27,7 @@ from sglang.run.api_speculation import Speculation
 from sglang.run.forks import append_side_by_side, record_join
 from sglang.run.run_scope import Usage
 from sglang.run.stream_executor import StreamExecutor
+from sglang.semantics.transform_words import TransformedValue
 from sglang.views.timeline.trace import Trace
 from sglang.views.timeline.tracing import NO_TRACE, Opened
 
@@ -120,7 +121,9 @@ class ProgramState:
         return self._executor.value(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._executor.submit(SetVariable(name, value), caller())
+        transformed = isinstance(value, TransformedValue)
+        node = value.node(name) if transformed else SetVariable(name, value)
+        self._executor.submit(node, caller())
 
     def __contains__(self, name: str) -> bool:
         """Whether the variable exists or is being made; does not wait."""

@@ -110,7 +110,9 @@ static void append(Team& team, const Pass& pass, const Heads& heads, const Rotar
     if (unit / units != token) {
       token = unit / units;
       position = pass.positions[token];
-      slot = slot_of(pass, row_of(pass, token), position);
+      // The slot is found by the token's index in its row: positions only rotate.
+      const int64_t row = row_of(pass, token);
+      slot = slot_of(pass, row, pass.starts[row] + token - pass.firsts[row]);
     }
     float* x = qkv + token * ld + head * dim;
     const float* gain = head < heads.q ? rotary.q_gain : rotary.k_gain;

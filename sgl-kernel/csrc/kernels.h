@@ -143,8 +143,9 @@ struct Experts {
 
 // ---- one pass: where its rows lie ------------------------------------------------------------
 
-// As srt/attention/base.Layout. Row r has counts[r] new tokens at positions starts[r]..., which lie
-// at firsts[r]... among all tokens of the pass; its page table is pages[tables[r]..tables[r + 1]).
+// As srt/attention/attention_protocol.Layout. Row r has counts[r] new tokens, which see starts[r]
+// before them and lie at firsts[r]... among all tokens of the pass; its page table is
+// pages[tables[r]..tables[r + 1]). q and k are rotated by ``positions``, whatever the rows see.
 struct Pass {
   int64_t rows, tokens, page_size;
   const int32_t *ids, *positions;                    // [tokens]

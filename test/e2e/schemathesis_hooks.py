@@ -20,6 +20,8 @@ LANGUAGES = {
 }  # fmt: skip
 # Items of a conversation: which may follow which, and refer to which.
 CONVERSATIONS = {"messages", "input", "previous_response_id", "session_params"}
+# Programs: what a graph's steps and variables refer to, and what was opened before.
+PROGRAMS = {"graph", "session_id", "semantic_var_id", "submission_id", "criteria"}
 # Facts of the served model: its adapters, labels, vectors, draft model, vocabulary.
 MODEL = {"model", "lora_name", "lora_path", "speculation", "dimensions"}
 BETWEEN_FIELDS = re.compile(
@@ -32,7 +34,7 @@ BETWEEN_FIELDS = re.compile(
     re.VERBOSE,
 )
 NO_INTEGER = re.compile("got `float`|list of token ids|mixes texts, token ids")
-BEYOND = LANGUAGES | CONVERSATIONS | MODEL
+BEYOND = LANGUAGES | CONVERSATIONS | PROGRAMS | MODEL
 FIRST_WORD = re.compile(r"\w*")
 
 

@@ -47,7 +47,7 @@ def told(client: Client) -> dict[str, Any]:
 # Features that the embedded model lacks: labels and adapters.
 REFUSED = {
     "/classify": 400, "/load_lora_adapter": 400, "/unload_lora_adapter": 404, "/workers": 400,
-    "/workers/leave": 404,
+    "/workers/leave": 404, "/get": 404, "/set": 404, "/cancel": 404,  # no session is open
 }  # fmt: skip
 
 

@@ -17,7 +17,6 @@ import pytest
 from helpers.launched import PYTHON, best_model
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
-from sglang.srt.core.import_root import IMPORT_ROOT
 from sglang.srt.engine.client import Client
 from sglang.srt.launchers.engines_on_ray import flags_of
 from sglang.srt.launchers.placement import EngineResources
@@ -28,6 +27,7 @@ from sglang.srt.remote.remote_engine import RemoteEngine
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.serving_engines import Assignment, OneEngine
+from sglang.srt.system.import_root import IMPORT_ROOT
 from sglang.srt.tokenizer import Tokenizer
 
 pytest.importorskip("ray", reason="make test-ray installs it")

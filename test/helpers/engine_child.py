@@ -25,7 +25,6 @@ from helpers.text_worker import TextWorker
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch
 from sglang.srt.core.messages import Reply
-from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.progress import Progress
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.engine.engine_core import EngineCore
@@ -34,6 +33,7 @@ from sglang.srt.engine.info import EngineInfo
 from sglang.srt.engine.process import leave, map_progress, read_vocab, run_to_end
 from sglang.srt.engine.socket import SocketChannel
 from sglang.srt.grammar.stop_watch import Patterns
+from sglang.srt.system.processes import when_orphaned
 
 PASS_SECONDS = 0.002
 

@@ -30,7 +30,16 @@ from sglang.ir.graph_steps import (
     Variable,
     rebuild,
 )
-from sglang.ir.nodes import Fork, Gen, Image, Node, SeparateReasoning, SetVariable, node_of
+from sglang.ir.nodes import (
+    Fork,
+    Gen,
+    Image,
+    NamedVariable,
+    Node,
+    SeparateReasoning,
+    SetVariable,
+    node_of,
+)
 from sglang.ir.params import DEFAULTS, GenParams, TypedSchema, given
 from sglang.ir.source_location import Location, caller
 from sglang.run.live_nodes import BoundTool, Later, StartForks, Tools
@@ -184,7 +193,10 @@ class StepRecorder:
                 self.values[atom.name] = atom.value
 
     def _unbound(self, leaf: Any) -> Any:
-        """Return a tool without its function, which is kept beside the graph."""
+        """Return a tool without its function, which is kept beside the graph, and the value of a
+        named variable."""
+        if isinstance(leaf, NamedVariable):
+            return self.value(leaf.name)
         if not isinstance(leaf, BoundTool):
             return leaf
         name = leaf.tool.tool

@@ -195,6 +195,8 @@ def declared(kind: type, defaults: Mapping[str, Any]) -> dict[str, Parameter]:
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if (annotated := _annotated(hint)) is not None:
             own, bounds, *words = get_args(annotated)
+            if not words:
+                continue  # constraints of msgspec's own
             found[name] = Parameter(name, own, bounds or Bounds(), defaults.get(name), *words)
     return found
 

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from sglang.ir.nodes import Image, Node, RunTool, SeparateReasoning, SetVariable, node_of
+from sglang.ir.nodes import (
+    Image,
+    Node,
+    RunTool,
+    SeparateReasoning,
+    SetVariable,
+    Transformed,
+    node_of,
+)
 from sglang.ir.params import GenParams
 from sglang.ir.source_location import Location
 
@@ -118,7 +126,7 @@ def rebuild(value: Any, leaf: Callable[[Any], Any]) -> Any:
         return replace(value, value=rebuild(value.value, leaf))
     if isinstance(value, Image):
         return replace(value, source=rebuild(value.source, leaf))
-    if isinstance(value, RunTool):
+    if isinstance(value, (RunTool, Transformed)):
         return replace(value, of=rebuild(value.of, leaf))
     if isinstance(value, SeparateReasoning):
         parts = (node_of(rebuild(part, leaf)) for part in value.parts)

@@ -208,6 +208,26 @@ class SetVariable(Node):
 
 
 @dataclass(frozen=True)
+class NamedVariable:
+    """Stands for the variable ``name`` of the state that a node is appended to."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Transformed(Node):
+    """Variable ``name`` is the value ``of[0]`` after ``transforms``, which are as they are sent
+    (``semantics/transforms``)."""
+
+    name: str
+    of: tuple[Any, ...]
+    transforms: tuple[dict[str, Any], ...]
+
+    def names(self) -> Sequence[str]:
+        return (self.name,)
+
+
+@dataclass(frozen=True)
 class Flush(Node):
     """Ask for the gens of an open assistant turn that speculation has put off."""
 

@@ -34,6 +34,7 @@ OPS: dict[str, type[Node]] = {
     for op in (
         ir.ConstantText, ir.Gen, ir.Select, ir.Image, ir.SeparateReasoning, ir.RoleBegin,
         ir.RoleEnd, ir.ScopeBegin, ir.ScopeEnd, ir.SetVariable, ir.Fork, ir.RunTool,
+        ir.Transformed,
         Argument, Variable, GetForkItem, Call, Join,
     )
 }  # fmt: skip

@@ -24,6 +24,7 @@ from sglang.ir.nodes import (
     Flush,
     Gen,
     Image,
+    NamedVariable,
     Node,
     Parallel,
     RoleBegin,
@@ -33,6 +34,7 @@ from sglang.ir.nodes import (
     Select,
     SeparateReasoning,
     SetVariable,
+    Transformed,
 )
 from sglang.ir.params import GenParams, strings
 from sglang.ir.prompt_media import medium
@@ -42,9 +44,10 @@ from sglang.run.api_speculation import Pending, Speculation
 from sglang.run.live_nodes import BoundTool, StartForks
 from sglang.run.retry import answer_of, valid_completions
 from sglang.run.run_scope import Usage
-from sglang.run.stream import Stream, TextSegment, text_of
+from sglang.run.stream import Stream, TextSegment
 from sglang.run.typed import Typed
 from sglang.semantics import reasoning
+from sglang.semantics.transforms import text_of, transformed, transforms_of
 
 Steps: TypeAlias = Generator[Call | ToolInvocation, Any, None]
 NO_COST = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
@@ -326,11 +329,8 @@ class Interpreter:
 
     def _tool(self, node: BoundTool) -> Steps:
         stream, tool = self.stream, node.tool
-        if node.of is not None and node.of not in stream.variables:
-            raise SglangError(
-                f"tool {tool.tool!r} is given variable {node.of!r:.60}, which this state does not "
-                f"have; it has {sorted(stream.variables)}. A text is stored first: s['x'] = text"
-            )
+        if node.of is not None:
+            self._have(node.of, f"tool {tool.tool!r}")
         of = tool.of if node.of is None else (stream.variables[node.of],)
         texts = tuple(map(text_of, of))
         answer = yield ToolInvocation(self._prompt(self.defaults), tool, node.function, texts)
@@ -339,6 +339,15 @@ class Interpreter:
         meta = {"tool": tool.tool, "e2e_latency": answer.seconds}
         stream.segments.append(TextSegment("tool", start, len(stream.text), tool.name, meta))
         stream.define(tool.name, answer.text, meta)
+
+    def _have(self, name: str, what: str) -> None:
+        """Raise SglangError where ``what`` is given a variable that the state does not have."""
+        known = self.stream.variables
+        if name not in known:
+            raise SglangError(
+                f"{what} is given variable {name!r:.60}, which this state does not have; it has "
+                f"{sorted(known)}. A text is stored first: s['x'] = text"
+            )
 
     # Roles
 
@@ -384,6 +393,13 @@ class Interpreter:
     def _set(self, node: SetVariable) -> None:
         self.stream.define(node.name, node.value)
 
+    def _transform(self, node: Transformed) -> None:
+        (value,) = node.of
+        if isinstance(value, NamedVariable):
+            self._have(value.name, f"transform to {node.name!r}")
+            value = self.stream.variables[value.name]
+        self.stream.define(node.name, transformed(transforms_of(node.transforms), value))
+
     def _start_forks(self, node: StartForks) -> None:
         for child in node.children:
             child.start(self.stream.copy())
@@ -407,5 +423,6 @@ class Interpreter:
         ScopeBegin: _scope_begin,
         ScopeEnd: _scope_end,
         SetVariable: _set,
+        Transformed: _transform,
         StartForks: _start_forks,
     }

@@ -10,6 +10,7 @@ from sglang.backend.base import Prompt, Ranges
 from sglang.ir.prompt_media import Media
 from sglang.run.api_speculation import Leftover, Pending
 from sglang.run.typed import Typed
+from sglang.semantics.transforms import text_of
 
 Content = str | list[Any]
 
@@ -134,10 +135,3 @@ class Stream:
                 start = end
         parts.append(self.text[start:])
         return [part for part in parts if part != ""]
-
-
-def text_of(value: Any) -> str:
-    """Return a value as text; of several texts the first, which the program goes on with."""
-    if isinstance(value, list) and value and isinstance(value[0], str):
-        return value[0]
-    return value if isinstance(value, str) else str(value)

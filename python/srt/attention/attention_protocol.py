@@ -80,7 +80,7 @@ class Heads:
 class Layout:
     """Rows of one pass, as plain host arrays (int32).
 
-    Row ``r`` has ``counts[r]`` new tokens at positions ``starts[r]...``; its page table is
+    Row ``r`` has ``counts[r]`` new tokens, which see ``starts[r]`` before them; its page table is
     ``pages[tables[r] : tables[r + 1]]`` and covers ``starts[r] + counts[r]`` tokens. New tokens
     lie row after row in the flat dimension of ``T = counts.sum()``.
 
@@ -88,7 +88,8 @@ class Layout:
         starts, counts: shape [R].
         tables: shape [R + 1], offsets into ``pages``.
         pages: page numbers of all rows, concatenated.
-        positions: shape [T], position of each new token.
+        positions: shape [T], index of each new token among what its row sees: where its keys and
+            values lie. The positions that q and k are rotated by may be others.
     """
 
     starts: Int32Array

@@ -9,8 +9,8 @@ import sys
 from functools import partial
 
 from sglang.srt.config import Config, add_arguments, from_arguments
-from sglang.srt.core import logs
-from sglang.srt.core.processes import when_orphaned
+from sglang.srt.system import logs
+from sglang.srt.system.processes import when_orphaned
 
 SECTIONS = (
     "model", "parallel", "memory", "schedule", "grammar", "speculation", "lora", "media",

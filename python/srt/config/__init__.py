@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang.srt.config.applications_section import ApplicationsConfig
 from sglang.srt.config.kv_events_section import KvEventsConfig
 from sglang.srt.config.parallel_section import ParallelConfig
 from sglang.srt.config.program_gate_section import ProgramGateConfig
@@ -41,6 +42,7 @@ log = logging.getLogger("sglang.srt.config")
 
 __all__ = [
     "JSON_WHITESPACE",
+    "ApplicationsConfig",
     "Config",
     "EdgeConfig",
     "GrammarConfig",
@@ -98,6 +100,7 @@ class Config:
     operations: OperationsConfig = field(default_factory=OperationsConfig)
     toolbox: ToolboxConfig = field(default_factory=ToolboxConfig)
     programs: ProgramGateConfig = field(default_factory=ProgramGateConfig)
+    applications: ApplicationsConfig = field(default_factory=ApplicationsConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
 
@@ -208,6 +211,7 @@ class Config:
         self.media.verify()
         self.toolbox.verify()
         self.programs.verify()
+        self.applications.verify()
         self.routing.verify()
         self.kv_events.verify()
         self.lora.verify()

@@ -21,7 +21,9 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Floats, Ints, from_wire, ints, to_wire
 from sglang.srt.core.media_marks import MediaSpan
 
+WHOLE = -2  # ``Row.packed``: the whole vocabulary
 _NO_INTS, _NO_FLOATS = ints(), array("d")  # shared by all that have none; never changed
+LOOSE = -(1 << 40)  # ``Row.context`` of a row whose page table is used once
 NONE_ALLOWED = "no token can be sampled: mask, bias and forbidden tokens exclude all of them"
 
 
@@ -93,8 +95,10 @@ class Row(msgspec.Struct, omit_defaults=True):
     """New tokens of one context.
 
     Attributes:
-        context: id of the context, whose page table the worker keeps from pass to pass.
-        start: position of ``tokens[0]``; the KV of ``[0, start)`` is readable through the table.
+        context: id of the context, whose page table the worker keeps from pass to pass; ``LOOSE``:
+            ``pages`` are all that the row sees, and nothing is kept.
+        start: index of ``tokens[0]`` among what the row sees, and its position unless ``positions``
+            says another; the KV of ``[0, start)`` is readable through the table.
         tokens: ids to compute, at least one.
         pages: entries of the table from index ``kept`` on; those that the worker had there are
             forgotten. Less ``gap``, entry ``i`` of the table holds positions
@@ -117,6 +121,10 @@ class Row(msgspec.Struct, omit_defaults=True):
         pieces: of images and videos among the tokens, in order.
         places: positions of the tokens where a model's positions have three parts: all times, all
             heights, all widths, 3 * len(tokens); empty where all three are the position.
+        positions: of the rotary embedding; empty where they are ``start``, ``start + 1`` ... Keys
+            and values are found by ``start`` whatever they are.
+        packed: report the most likely tokens at the last position as arrays (``Drawn.ids``): so
+            many, or those of the whole vocabulary (``WHOLE``); 0: none.
     """
 
     context: int
@@ -136,6 +144,16 @@ class Row(msgspec.Struct, omit_defaults=True):
     every: bool = False
     pieces: Sequence[Piece] = ()
     places: Ints = _NO_INTS
+    positions: Ints = _NO_INTS
+    packed: int = 0
+
+
+class TokenCopies(msgspec.Struct):
+    """Keys and values of single tokens, copied within the device from slots to slots, one each.
+    Token ``i`` of page ``p`` has slot ``p * page_size + i``. All are read before any is written."""
+
+    sources: Ints
+    targets: Ints
 
 
 class PageMoves(msgspec.Struct, omit_defaults=True):
@@ -162,12 +180,14 @@ class Batch(msgspec.Struct, omit_defaults=True):
         id: grows by one a pass.
         dropped: contexts whose page tables the worker forgets before it reads the rows.
         moves: pages that are copied first.
+        copies: tokens that are copied next, before the rows are computed.
     """
 
     id: int
     rows: list[Row]
     dropped: Sequence[int] = ()
     moves: PageMoves | None = None
+    copies: TokenCopies | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -186,6 +206,8 @@ class Drawn(msgspec.Struct, omit_defaults=True):
         logprob: its log-probability, where ``sample.top >= 0``.
         top: most likely tokens, as many as ``sample.top`` or ``tip_top`` requested.
         probe: log-probabilities of ``Row.probe``.
+        ids, logprobs: of ``Row.packed``, int32 and float32, most likely first; of the whole
+            vocabulary there are no ids, and the log-probabilities are in their order.
         error: set where no token could be sampled.
         postponed: the mask was not made, since the budget of the pass for masks was spent.
     """
@@ -194,6 +216,8 @@ class Drawn(msgspec.Struct, omit_defaults=True):
     logprob: float = 0.0
     top: TopList = []
     probe: list[float] = []
+    ids: bytes = b""
+    logprobs: bytes = b""
     error: str = ""
     postponed: bool = False
 

@@ -23,6 +23,8 @@ a list of messages a frame. Contexts and requests are numbered by the client.
     Done       the request's one terminal event; the context is idle again
     Failed     the request's one terminal event; the context is idle again
     Reply      answer to a Control, LoadAdapter or UnloadAdapter
+
+Programs that hold KV pages have verbs and events of their own (``core/space_messages``).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.media_marks import Medias
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
+from sglang.srt.core.space_messages import SpaceEvent, SpaceVerb
 
 T = TypeVar("T")
 TopPairs: TypeAlias = list[tuple[int, float]]
@@ -59,7 +62,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
             and the constraint count from there. -1: it begins behind the context.
         generated: number of the context's last tokens that this generation has produced already,
             in an engine that was lost. They count against ``max_new_tokens``, and stops are
-            searched in their text too. ``since`` is then at or before the first of them.
+            searched in their text too; where they end it already, the request ends at once.
+            ``since`` is then at or before the first of them.
     """
 
     sampling: SamplingParams
@@ -232,6 +236,7 @@ Verb: TypeAlias = (
     | Control
     | LoadAdapter
     | UnloadAdapter
+    | SpaceVerb
 )
 
 
@@ -309,7 +314,7 @@ class Reply(msgspec.Struct, tag="reply", omit_defaults=True):
     data: dict[str, Any] = {}
 
 
-Event: TypeAlias = Tokens | PromptChunk | Done | Failed | Reply
+Event: TypeAlias = Tokens | PromptChunk | Done | Failed | Reply | SpaceEvent
 
 _encoder = msgspec.msgpack.Encoder()
 _verbs: msgspec.msgpack.Decoder[list[Verb]] = msgspec.msgpack.Decoder(list[Verb])

@@ -88,10 +88,10 @@ def _verify_since(goal: Generate, length: int) -> None:
     if not -1 <= goal.since <= length:
         raise ValueError(f"since is {goal.since}; it must be an index into {length} tokens, or -1")
     replayed = length - goal.since
-    if goal.generated and not 0 < goal.generated <= min(replayed, goal.sampling.max_new_tokens - 1):
+    if goal.generated and not 0 < goal.generated <= min(replayed, goal.sampling.max_new_tokens):
         raise ValueError(
             f"generated is {goal.generated}; it must be at most the {replayed} tokens from since="
-            f"{goal.since} on, and less than max_new_tokens, {goal.sampling.max_new_tokens}"
+            f"{goal.since} on, and of max_new_tokens, {goal.sampling.max_new_tokens}"
         )
     if goal.since >= 0 and goal.sampling.constraint is not None and replayed > MOST_REPLAYED:
         raise ValueError(

@@ -18,6 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from sglang.srt.core.messages import Control, Done, Event, Failed, Reply, Verb
+from sglang.srt.core.space_messages import SpaceEnded, SpaceEvent
 from sglang.srt.engine.info import EngineInfo
 
 log = logging.getLogger("sglang.srt.engine")
@@ -115,9 +116,10 @@ class Client:
         self._ids = itertools.count(1)
         self._inboxes: dict[int, Inbox] = {}
         self._replies: dict[int, asyncio.Future[Reply]] = {}
+        self._spaces: dict[int, Callable[[SpaceEvent], None]] = {}
 
     def new_id(self) -> int:
-        """A fresh number, for a context, a request or a control."""
+        """A fresh number, for a context, a request, a control or a space."""
         return next(self._ids)
 
     @property
@@ -178,6 +180,15 @@ class Client:
         finally:
             self._replies.pop(number, None)
 
+    def listen(self, space: int, listener: Callable[[SpaceEvent], None]) -> None:
+        """Hand the events of a space to ``listener``, on this loop, until ``unlisten`` or
+        SpaceEnded, which also tells that the engine is lost."""
+        self._spaces[space] = listener
+
+    def unlisten(self, space: int) -> None:
+        """Drop later events of a space."""
+        self._spaces.pop(space, None)
+
     def deliver(self, events: Sequence[Event]) -> None:
         """Called by the transport, on the client's loop."""
         for event in events:
@@ -185,6 +196,8 @@ class Client:
                 future = self._replies.get(event.id)
                 if future is not None and not future.done():
                     future.set_result(event)
+            elif isinstance(event, SpaceEvent):
+                self._hand_over(event)
             else:
                 inbox = self._inboxes.get(event.request)
                 if inbox is not None:
@@ -200,6 +213,16 @@ class Client:
         for future in self._replies.values():
             if not future.done():
                 future.set_exception(error.again())
+
+        for space in list(self._spaces):
+            self._hand_over(SpaceEnded(space, "lost", str(error)))
+
+    def _hand_over(self, event: SpaceEvent) -> None:
+        listener = self._spaces.get(event.space)
+        if isinstance(event, SpaceEnded):
+            self.unlisten(event.space)
+        if listener is not None:
+            listener(event)
 
     def forget(self, request: int) -> None:
         self._inboxes.pop(request, None)

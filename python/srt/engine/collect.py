@@ -62,31 +62,33 @@ class Collector:
         self._stats = stats
         self.searched = 0
 
-    def resumed(self, request: Request) -> Request:
-        """The request, with the text that it had in a lost engine (``Generate.generated``). Raises
-        ValueError where the text has a stop, or costs more to search than a step may."""
+    def resumed(self, request: Request) -> Done | None:
+        """Take the text that a request had in a lost engine (``Generate.generated``); return its
+        terminal event where the text ends there already. Raises ValueError where the text costs
+        more to search than a step may."""
         goal, generation, watch = request.spec.goal, request.generation, request.generation.watch
         if not isinstance(goal, Generate) or not goal.generated:
-            return request
+            return None
         generated = request.context.tokens[-goal.generated :]
         text = b"".join(self._bytes[token] for token in generated if token < len(self._bytes))
         generation.length = len(text)
-        if watch is None:
-            return request
-        if watch.cost * len(text) > STEP_SEARCH:
+        if watch is not None and watch.cost * len(text) > STEP_SEARCH:
             raise ValueError(
                 f"stop_regex would have to read {len(text)} bytes again, {watch.cost} operations "
                 f"each; at most {STEP_SEARCH} are done at once. Begin the generation anew"
             )
         try:
-            hit = watch.feed(text)
+            hit = None if watch is None else watch.feed(text)
         except TooMuchWork as error:
             raise ValueError(str(error)) from error
+        last = generated[-1]
+        if self._ends_text(goal, last):
+            return self.done(request, "stop", last, len(text) - len(self._bytes[last]))
         if hit is not None:
-            raise ValueError(
-                f"the generated tokens hold the stop {hit.matched!r}; nothing may follow it"
-            )
-        return request
+            return self.done(request, "stop", hit.matched, hit.cut)
+        if request.spec.limit < 1 and goal.sampling.constraint is None:  # else: ``begin``
+            return self.done(request, "length")
+        return None
 
     # -- one row ---------------------------------------------------------------------------------
 
@@ -141,6 +143,8 @@ class Collector:
             return []
         if matcher.finished:
             return [self.done(request, "stop")]
+        if request.spec.limit < 1:
+            return [self.done(request, "length")]
         more = self._jump(request, goal, budget)
         return [*emit(request), *more]
 
@@ -235,7 +239,7 @@ class Collector:
     ) -> Done | Failed | None:
         """Append a token whose first ``again`` bytes are in the text already. Return the terminal
         event where the text ends with it."""
-        generation, sampling, tokens = request.generation, goal.sampling, request.context.tokens
+        generation, tokens = request.generation, request.context.tokens
         known = request.spec.prompt + len(generation.tokens)
         if len(tokens) == known:
             tokens.append(token)
@@ -259,7 +263,7 @@ class Collector:
                 log.exception("the search for stops of request %d failed", request.id)
                 text = f"the search for stops failed: {type(error).__name__}: {error}"
                 return self._failure(request, text)
-        if token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos):
+        if self._ends_text(goal, token):
             return self.done(request, "stop", token, before)
         matcher = generation.matcher
         if matcher is not None and (end := self._advance_grammar(request, matcher, token)):
@@ -271,6 +275,10 @@ class Collector:
         if len(generation.tokens) >= request.spec.limit:
             return self.done(request, "length")
         return None
+
+    def _ends_text(self, goal: Generate, token: int) -> bool:
+        sampling = goal.sampling
+        return token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos)
 
     # -- grammars --------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ from sglang.srt.core.messages import (
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.progress import MESSAGES, NOWHERE, PASS, PLANNING, RESULTS, Progress
 from sglang.srt.core.request import Request
+from sglang.srt.core.space_messages import SpaceVerb
 from sglang.srt.engine import admission
 from sglang.srt.engine.adapter_registry import AdapterRegistry
 from sglang.srt.engine.admission import Compiling, Grammars
@@ -184,9 +185,10 @@ class EngineCore:
             if verb.length < 0:
                 raise ValueError(f"a context cannot be cut to {verb.length} tokens")
             self.store.truncate(self._idle(verb.context), verb.length)
-        else:
-            reply = self._control(verb)
-            events += [] if reply is None else [reply]
+        elif isinstance(verb, SpaceVerb):
+            raise ValueError("this engine serves no spaces")
+        elif reply := self._control(verb):
+            events.append(reply)
 
     def _idle(self, number: int) -> Context:
         context = self.store.contexts[number]
@@ -201,20 +203,16 @@ class EngineCore:
             self.stats.bad_verbs += 1  # an event would end the request that has this number
             return
         queued = len(self.waiting) + len(self._compiling) + len(self.disk)
-        limit = self.schedule.max_queued_requests
-        if queued >= limit:
-            message = (
-                f"{queued} requests are waiting and {limit} may (--max-queued-requests); "
-                "try again later"
-            )
-            events.append(Failed(verb.request, "busy", message))
+        if queued >= (limit := self.schedule.max_queued_requests):
+            reason = f"{queued} requests are waiting and {limit} may (--max-queued-requests)"
+            events.append(Failed(verb.request, "busy", f"{reason}; try again later"))
             self.stats.rejected += 1
-            self._close_refused(verb)
-            return
+            return self._close_refused(verb)
         try:
-            request = self._collector.resumed(self._request(verb, self._idle(verb.context)))
+            request = self._request(verb, self._idle(verb.context))
+            end = self._collector.resumed(request)
             constraint = admission.constraint_of(verb.goal)
-            if constraint is not None:
+            if constraint is not None and end is None:
                 self._compiling.put(request, constraint)
         except Exception:
             self._close_refused(verb)
@@ -223,7 +221,10 @@ class EngineCore:
         self.stats.received += 1
         self._requests[context.id] = request
         self.planner.parked.returned(context.id)
-        if constraint is None:
+        if end is not None:
+            events.append(end)
+            self._forget(request)
+        elif constraint is None:
             self.disk.put(request)
 
     def _compiled(self, events: list[Event]) -> None:

@@ -30,7 +30,8 @@ class PlannedPass:
         masks: of the batch's samples.
         parts: by request id.
         adapters: numbers of its requests' adapters.
-        loaded: ids of requests that it copies pages to.
+        loaded: requests that it copies pages to, or that wait for other requests' copies; by id,
+            whether they wait for more.
         waits: whether the next pass depends on what this one samples, so that it cannot be planned
             before the results. Never in a pipeline.
     """
@@ -39,7 +40,7 @@ class PlannedPass:
     masks: PassMasks
     parts: dict[int, PassPart] = field(default_factory=dict)
     adapters: set[int] = field(default_factory=set)
-    loaded: set[int] = field(default_factory=set)
+    loaded: dict[int, bool] = field(default_factory=dict)
     waits: bool = False
 
     @property

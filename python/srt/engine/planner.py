@@ -298,7 +298,8 @@ class Planner:
             self._transfer = TransferBudget(
                 self.costs, sum(counts), self.info.page_size, self.movable, counts.count(1)
             )
-            self.store.transfer = self._transfer
+            before, self.store.transfer = self.store.transfer, self._transfer
+            self._transfer.backlog = 0 if before is None else before.awaited
         if decided and self.parked and not self._acted:
             self._act(decided)
         proposed = self._proposed(decided)
@@ -325,7 +326,7 @@ class Planner:
                 count = work
             if work == 0:
                 self.filled.append(request)
-            if count == 0 or (number in planned.loaded and self._awaits_copies(request)):
+            if count == 0 or planned.loaded.get(number, False):
                 continue
             if context.namespace.adapter and not self._adapts(planned, context):
                 continue
@@ -467,11 +468,12 @@ class Planner:
         sure = 0 if self._transfer.cheap else min(context.work - had, count)
         self._transfer.computes(sure - count)
         loaded = self.store.load(context, min(request.match_limit, before + most))
-        if not loaded or not self._awaits_copies(request):
+        waits = self._transfer.waits(had - loaded)
+        if not waits:
             self._transfer.computes(min(count, context.work) - sure)
         self.stats.loaded_tokens += loaded
-        if loaded:
-            planned.loaded.add(request.id)
+        if loaded or waits:
+            planned.loaded[request.id] = waits
         if not request.stats.retractions:  # else it may have computed them itself
             request.stats.loaded_tokens += min(loaded, max(request.spec.prompt - before, 0))
             request.stats.disk_tokens += request.scheduling.disk_tokens(before, before + loaded)
@@ -482,11 +484,6 @@ class Planner:
         for number, request in self.running.items():
             if number not in planned.parts and request.context.work > 1:
                 self._found(request, self._load(request, 0, planned, self._unowed(())))
-
-    def _awaits_copies(self, request: Request) -> bool:
-        """Whether the request computes nothing until later passes have copied more."""
-        cheap = self._transfer is not None and self._transfer.cheap
-        return cheap and self.store.on_host(request.context, request.match_limit) > 0
 
     def _unowed(self, decided: Sequence[tuple[int, int]]) -> int:
         """Tokens for which there are pages that no row of the plan counts on."""

@@ -9,7 +9,7 @@ that there is none.
 A child that dies or is stopped is lost: its parent notices within ``WATCH_SECONDS``, or two times
 that, and every pending request ends with EngineLost. A child whose loop has been in one step for
 ``STALL_SECONDS``, forward passes not counted, has stalled: ``Client.stalled`` says where. A child
-ends when its parent does, at whatever stage (``core/processes``).
+ends when its parent does, at whatever stage (``system/processes``).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from sglang.srt.config import Config, EdgeConfig
-from sglang.srt.core import logs
 from sglang.srt.core.device_errors import DeviceLost
-from sglang.srt.core.import_root import IMPORT_ROOT
 from sglang.srt.core.messages import Reply, decode_events, encode
-from sglang.srt.core.processes import socket_directory, stopped_twice, when_orphaned
 from sglang.srt.core.progress import PASS, SIZE, STAGES, Progress
 from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
+from sglang.srt.system import logs
+from sglang.srt.system.import_root import IMPORT_ROOT
+from sglang.srt.system.processes import socket_directory, stopped_twice, when_orphaned
 
 if TYPE_CHECKING:
     from sglang.srt.engine.engine_core import EngineCore

@@ -11,10 +11,10 @@ import threading
 import time
 
 import msgspec
-from sglang.srt.core.import_root import IMPORT_ROOT
-from sglang.srt.core.processes import stopped_twice
 from sglang.srt.grammar.compile_plan import CompilePlan
 from sglang.srt.grammar.compile_worker import MAX_FRAME, MAX_PLAN, PlanRequest
+from sglang.srt.system.import_root import IMPORT_ROOT
+from sglang.srt.system.processes import stopped_twice
 
 STARTING = 3  # times its patience before a child that does not start is replaced
 LOOK = 0.5  # seconds between two looks at a child that does not answer

@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 from sglang.ir.constraint import Constraint
-from sglang.srt.core.processes import when_orphaned
 from sglang.srt.grammar.compile_plan import CompilePlan
+from sglang.srt.system.processes import when_orphaned
 
 Planner = Callable[[Constraint, str, str], CompilePlan]
 

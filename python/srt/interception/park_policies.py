@@ -7,7 +7,7 @@ with the KV now, and ``value`` which of it goes first where memory is short.
     preserve          it stays, and nothing else may use its memory while others can go on
     swap              it is copied to host memory at once, however long the copies take
     heuristic         one of the three, by the expected duration (InferCept's baseline H)
-    min-waste         the paper's: copied to host memory within the budget of a pass, the most
+    min-waste         the paper's: copied to host memory within the budget of the passes, the most
                       wasteful first; of the rest, what wastes less of staying and being discarded
     ttl               it stays for a fixed time, and nothing else may use its memory while others
                       can go on; then its claim ends
@@ -25,6 +25,7 @@ locked: a claim decides what goes first, and never whether a request may be admi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -45,13 +46,13 @@ class ParkedItem(NamedTuple):
     Attributes:
         id: of the context.
         tokens: those of its KV on the device that no other context needs.
-        copied: whether host memory was given a copy of them.
+        lacking: tokens of its path that host memory has no copy of, those of others' too.
         elapsed, remaining: seconds that the call has taken, and that it will probably still take.
     """
 
     id: int
     tokens: int
-    copied: bool
+    lacking: int
     elapsed: float
     remaining: float
 
@@ -66,6 +67,7 @@ class ParkingView:
         room: tokens that can be had before a claim gives way.
         taken: tokens that the planned pass takes.
         storable: tokens that the planned pass may copy to host memory; 0 without that tier.
+        awaited: tokens of host memory that running requests wait for.
     """
 
     costs: Costs
@@ -74,6 +76,7 @@ class ParkingView:
     room: int
     taken: int
     storable: int
+    awaited: int = 0
 
 
 @dataclass(slots=True)
@@ -82,7 +85,7 @@ class ParkingDecision:
 
     Attributes:
         discard: their KV is given up.
-        swap: it is copied to host memory and given up, if the pass may copy all of it.
+        swap: it is copied to host memory, as far as the pass may, and given up once it all is.
         copy: it is copied to host memory, as far as the pass may. One that is in ``discard`` too
             is copied first.
         release: their claims end: the least recently used goes first.
@@ -147,21 +150,38 @@ def heuristic(items: Items, view: ParkingView) -> ParkingDecision:
 
 
 def min_waste(items: Items, view: ParkingView) -> ParkingDecision:
-    """Copy the most wasteful ones within the budget; of the rest, give up those that waste less so
-    (InferCept, section 4.3, with equations 2, 4 and 5)."""
-    made, left, t_fwd = ParkingDecision(), view.storable, added(view.costs)
+    """Copy the most wasteful ones, within the budget of this pass and of the next ones; of the
+    rest, give up those that waste less so (InferCept, section 4.3, with equations 2, 4 and 5).
+
+    A context that one pass may not copy whole is copied in parts, and wastes its memory until the
+    last one is copied, and while it is loaded. It is copied where that is less than the waste of
+    keeping or computing it again.
+    """
+    made, ahead, t_fwd = ParkingDecision(), view.awaited, added(view.costs)
     kept, given_up, waiting = dict[int, float](), dict[int, float](), items()
     for item in waiting:
         n = chunks(item.tokens, view.chunk)
         kept[item.id] = waste_preserve(item.tokens, 1e3 * item.remaining)
         given_up[item.id] = waste_chunk_discard(item.tokens, view.others, n, t_fwd)
     for item in sorted(waiting, key=lambda i: -min(kept[i.id], given_up[i.id])):
-        if item.tokens <= left:
-            left -= item.tokens
+        if waste_copied(item, ahead, view) < min(kept[item.id], given_up[item.id]):
+            ahead += item.lacking
             made.swap.append(item.id)
         elif given_up[item.id] < kept[item.id]:
             made.discard.append(item.id)
     return made
+
+
+def waste_copied(item: ParkedItem, ahead: int, view: ParkingView) -> float:
+    """Token milliseconds that a context holds while it is copied, in passes as long as this one and
+    behind ``ahead`` tokens, and while it is loaded."""
+    held = item.tokens * view.costs.copy.b
+    if item.lacking:
+        if not view.storable:
+            return math.inf
+        passes = (ahead + item.lacking - 1) // view.storable
+        held += passes * view.costs.forward.at(view.taken)
+    return waste_preserve(item.tokens, held)
 
 
 def ttl(items: Items, view: ParkingView) -> ParkingDecision:
@@ -175,8 +195,8 @@ def eager(items: Items, view: ParkingView) -> ParkingDecision:
     for item in items() if left > 0 else ():
         if left <= 0:
             break
-        if not item.copied:
-            left -= item.tokens
+        if item.lacking:
+            left -= item.lacking
             made.copy.append(item.id)
     return made
 
@@ -193,15 +213,15 @@ def write_back(items: Items, view: ParkingView) -> ParkingDecision:
         if left <= 0 or room >= needed:
             break
         room += item.tokens
-        if not item.copied:
-            left -= item.tokens
+        if item.lacking:
+            left -= item.lacking
             made.copy.append(item.id)
     return made
 
 
 def priced_value(item: ParkedItem, costs: Costs) -> float:
     """Milliseconds saved by a token's KV, per second until they are."""
-    saved = min(costs.forward.b, costs.copy.b) if item.copied else costs.forward.b
+    saved = min(costs.forward.b, costs.copy.b) if not item.lacking else costs.forward.b
     return saved / max(item.remaining, SOON)
 
 

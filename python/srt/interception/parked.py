@@ -45,7 +45,7 @@ class PathClaim:
         ends: the deadline.
         pages: pages that only this context needed when that was last looked at.
         returned: whether the tool has answered.
-        copied: whether host memory was given a copy of all its KV, which it may have dropped since.
+        lacking: tokens of its path that host memory lacked when that was last looked at.
         remaining: predicted seconds left, as of moment ``predicted``.
     """
 
@@ -56,7 +56,7 @@ class PathClaim:
     ends: float
     pages: int = 0
     returned: bool = False
-    copied: bool = False
+    lacking: int = 0
     remaining: float = 0.0
     predicted: float = -math.inf
 
@@ -114,7 +114,7 @@ class Parked:
             return
         now = self._clock.now()
         claim = self._claims[context.id] = PathClaim(context, verb, node, now, now + verb.deadline)
-        claim.pages = self._exclusive(claim)
+        claim.pages, claim.lacking = self._exclusive(claim), self._store.lacking(node)
         self._held += claim.pages
         heapq.heappush(self._deadlines, (claim.ends, next(self._numbers), claim))
         self._ordered_at = -math.inf
@@ -182,13 +182,14 @@ class Parked:
         view = ParkingView(
             self._costs, others, chunk, max(self._store.available - self._held, 0) * size, taken,
             transfer.storable * size if transfer is not None else 0,
+            transfer.backlog if transfer is not None else 0,
         )  # fmt: skip
         made = self.policy.decide(self._items, view)
         for number in made.copy:
             self._copy(self._claims[number])
         for number in made.swap:
             self._copy(self._claims[number])
-            if self._claims[number].copied:
+            if not self._claims[number].lacking:
                 self._give_up(self._claims[number])
         for number in made.discard:
             self._give_up(self._claims[number])
@@ -206,7 +207,7 @@ class Parked:
         self._held += pages - claim.pages
         claim.pages = pages
         return ParkedItem(
-            claim.context.id, pages * self._store.page_size, claim.copied, now - claim.began,
+            claim.context.id, pages * self._store.page_size, claim.lacking, now - claim.began,
             self._remaining(claim, now),
         )  # fmt: skip
 
@@ -225,7 +226,8 @@ class Parked:
         """Have the planned pass copy the claim's path to host memory."""
         leaf = self._leaf(claim)
         if leaf is not None:
-            claim.copied = self._store.copy(leaf, unbounded=self.policy.synchronous)
+            self._store.copy(leaf, unbounded=self.policy.synchronous)
+            claim.lacking = self._store.lacking(leaf)
 
     def _give_up(self, claim: PathClaim) -> None:
         """Free the pages that only this context needs."""

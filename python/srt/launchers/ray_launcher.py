@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sglang.srt.core.import_root import IMPORT_ROOT
 from sglang.srt.launchers.placement import EngineResources, missing
+from sglang.srt.system.import_root import IMPORT_ROOT
 
 log = logging.getLogger("sglang.srt.launchers")
 PLACEMENT_SECONDS = 30.0

@@ -41,6 +41,10 @@ class Transfer(Protocol):
     def loadable(self) -> int: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def awaited(self) -> int: ...
+    @property
+    def backlog(self) -> int: ...
     def store(self, pages: int) -> None: ...
     def load(self, pages: int) -> None: ...
 
@@ -411,21 +415,25 @@ class Store:
         if transfer is not None and transfer.storable:
             self._copy(node, transfer.storable)
 
-    def copy(self, node: RadixNode, unbounded: bool = False) -> bool:
+    def copy(self, node: RadixNode, unbounded: bool = False) -> None:
         """Have the planned pass, which has no rows yet, copy the path to a leaf to host memory, as
-        far as its budget goes or ``unbounded``. Return whether host memory then has all of it."""
-        if self.host is None or self.transfer is None:
-            return False
-        tokens = self._copy(node, self.pool.size if unbounded else self.transfer.storable)
-        return self.host.match(tokens, len(tokens), self.tree.namespace(node)) == len(tokens)
+        far as its budget goes or ``unbounded``."""
+        if self.host is not None and self.transfer is not None:
+            self._copy(node, self.pool.size if unbounded else self.transfer.storable)
 
-    def _copy(self, node: RadixNode, most: int) -> Ints:
-        """Copy the path to a leaf, at most ``most`` pages of it. Return its tokens."""
+    def lacking(self, node: RadixNode) -> int:
+        """Return how many tokens of the path to a leaf host memory lacks."""
+        tokens, _ = self.tree.path(node)
+        if self.host is None:
+            return len(tokens)
+        return len(tokens) - self.host.match(tokens, len(tokens), self.tree.namespace(node))
+
+    def _copy(self, node: RadixNode, most: int) -> None:
+        """Copy the path to a leaf, at most ``most`` pages of it."""
         assert self.host is not None
         assert self.transfer is not None
         tokens, pages = self.tree.path(node)
         self.transfer.store(self.host.save(tokens, pages, self.tree.namespace(node), most))
-        return tokens
 
     def _node(self, context: Context) -> RadixNode:
         return cast(RadixNode, context.lock)

@@ -15,7 +15,6 @@ import time
 
 import msgspec
 from sglang.srt.config import Config
-from sglang.srt.core.processes import socket_directory
 from sglang.srt.ranks.links import InLink, OutLink, bracketed, reached_as
 from sglang.srt.ranks.rank_group import (
     BEAT_SECONDS,
@@ -38,6 +37,7 @@ from sglang.srt.ranks.rank_messages import (
     decode_message,
     encode_message,
 )
+from sglang.srt.system.processes import socket_directory
 
 log = logging.getLogger("sglang.srt.ranks")
 JOIN_SECONDS = 0.5  # between two attempts to find the planner

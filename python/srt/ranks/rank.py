@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from sglang.srt.config import Config
-from sglang.srt.core import logs
 from sglang.srt.core.batch import Batch
-from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.version import __version__
 from sglang.srt.core.workers import Mask
 from sglang.srt.ranks.batch_frames import batch_of
@@ -53,6 +51,8 @@ from sglang.srt.ranks.rank_messages import (
     decode_message,
     encode_message,
 )
+from sglang.srt.system import logs
+from sglang.srt.system.processes import when_orphaned
 
 if TYPE_CHECKING:
     from sgl_kernel.meeting import Meeting

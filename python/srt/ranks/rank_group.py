@@ -24,8 +24,6 @@ from pathlib import Path
 import msgspec
 from sglang.srt.config import Config, EdgeConfig, ServerConfig
 from sglang.srt.core.device_errors import DeviceLost
-from sglang.srt.core.import_root import IMPORT_ROOT
-from sglang.srt.core.processes import socket_directory, stopped_twice
 from sglang.srt.ranks.layout import RankLayout
 from sglang.srt.ranks.links import InLink, OutLink, bracketed, numeric
 from sglang.srt.ranks.rank_messages import (
@@ -40,6 +38,8 @@ from sglang.srt.ranks.rank_messages import (
     decode_message,
     encode_message,
 )
+from sglang.srt.system.import_root import IMPORT_ROOT
+from sglang.srt.system.processes import socket_directory, stopped_twice
 
 log = logging.getLogger("sglang.srt.ranks")
 WATCH_SECONDS = 0.25  # between two looks at the processes

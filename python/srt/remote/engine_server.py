@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sglang.srt.config import Config
-from sglang.srt.core.processes import socket_directory
 from sglang.srt.engine.admission import make_compiler
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import local_executor
@@ -39,6 +38,7 @@ from sglang.srt.remote.handshake import (
     messages_digest,
     vocabulary_digest,
 )
+from sglang.srt.system.processes import socket_directory
 from sglang.srt.tokenizer import Tokenizer
 
 log = logging.getLogger("sglang.srt.remote")

@@ -1,6 +1,6 @@
-"""Numbers of contexts, requests and controls: each front counts from 1, the engine needs one number
-for each. An engine-wide number is the session's and the front's, side by side, so there is no table
-and nothing to forget: a number of a session that is over belongs to no other one, ever.
+"""Numbers of contexts, requests, controls and spaces: each front counts from 1, the engine needs
+one number for each. An engine-wide number is the session's and the front's, side by side, so there
+is no table and nothing to forget: a number of a session that is over belongs to no other one, ever.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sglang.srt.core.messages import (
     UnloadAdapter,
     Verb,
 )
+from sglang.srt.core.space_messages import SpaceEvent, SpaceVerb
 
 BITS = 40  # bits of a front's number
 OWN = (1 << BITS) - 1
@@ -42,6 +43,8 @@ def engine_wide(verb: Verb, session: int, offset: float) -> Verb:
     replace, base = msgspec.structs.replace, session << BITS
     if isinstance(verb, Control | LoadAdapter | UnloadAdapter):
         return replace(verb, id=base | _own(verb.id))
+    if isinstance(verb, SpaceVerb):  # requests of a space need no numbers engine-wide
+        return replace(verb, space=base | _own(verb.space))
     context = base | _own(verb.context)
     if isinstance(verb, ForkContext):
         return replace(verb, context=context, child=base | _own(verb.child))
@@ -57,17 +60,25 @@ def engine_wide(verb: Verb, session: int, offset: float) -> Verb:
 def _own(number: int) -> int:
     if 0 < number <= OWN:
         return number
-    raise ValueError(f"number {number}; contexts, requests and controls have 1 to {OWN}")
+    raise ValueError(f"number {number}; contexts, requests, controls and spaces have 1 to {OWN}")
 
 
 def session_of_event(event: Event) -> int:
-    return (event.id if isinstance(event, Reply) else event.request) >> BITS
+    return _number_of(event) >> BITS
+
+
+def _number_of(event: Event) -> int:
+    if isinstance(event, SpaceEvent):
+        return event.space
+    return event.id if isinstance(event, Reply) else event.request
 
 
 def given_back(event: E) -> E:
     """The same event, now with its front's own number."""
     if isinstance(event, Reply):
         event.id &= OWN
+    elif isinstance(event, SpaceEvent):
+        return msgspec.structs.replace(event, space=event.space & OWN)
     else:
         event.request &= OWN
     return event

@@ -35,6 +35,7 @@ from sglang.srt.core.messages import (
     Verb,
     encode,
 )
+from sglang.srt.core.space_messages import CloseSpace, OpenSpace, SpaceEnded
 from sglang.srt.core.work import STEP_VERBS
 from sglang.srt.engine.loop import VerbCosts
 from sglang.srt.remote.front_numbers import (
@@ -107,6 +108,7 @@ class Front:
         sent: frames to it.
         opened: contexts that it may hold, at most; counted anew at the limit.
         denied: contexts that it opened beyond the limit.
+        spaces: open ones.
     """
 
     number: int
@@ -118,6 +120,7 @@ class Front:
     sent: int = 0
     opened: int = 0
     denied: set[int] = field(default_factory=set)
+    spaces: set[int] = field(default_factory=set)
 
 
 class Fronts:
@@ -143,7 +146,7 @@ class Fronts:
         self.counts = FrontCounts()
         self.outbox: list[tuple[bytes, bytes]] = []
         self._fronts: dict[bytes, Front] = {}
-        self._over: set[int] = set()  # sessions whose contexts are to be closed
+        self._over: dict[int, Front] = {}  # sessions whose contexts and spaces are to be closed
         self._paused: set[int] = set()  # sessions that have paused the engine
         self._turns: deque[Front] = deque()
 
@@ -252,14 +255,15 @@ class Fronts:
         return found
 
     def _closings(self) -> list[Verb]:
-        """Verbs that end the contexts and the pauses of sessions that are over."""
+        """Verbs that end the contexts, spaces and pauses of sessions that are over."""
         if not self._over:
             return []
         found: list[Verb] = [Close(n) for n in self._contexts if session_of(n) in self._over]
         self.counts.closed_contexts += len(found)
-        if self._paused and self._paused <= self._over:
+        if self._paused and self._paused <= self._over.keys():
             found.append(Control(0, "continue"))  # session 0 is no front: its Reply goes nowhere
-        self._paused -= self._over
+        self._paused -= self._over.keys()
+        found += [CloseSpace(space) for front in self._over.values() for space in front.spaces]
         self._over.clear()
         return found
 
@@ -272,6 +276,10 @@ class Fronts:
         if isinstance(verb, Close):
             front.denied.discard(verb.context)
             front.opened -= verb.context in self._contexts
+        elif isinstance(verb, OpenSpace):
+            front.spaces.add(verb.space)
+        elif isinstance(verb, CloseSpace):
+            front.spaces.discard(verb.space)
         elif isinstance(verb, Advance) and verb.context in front.denied:
             text = (
                 f"this server holds {self._limits.contexts} contexts in the engine, and no more "
@@ -317,6 +325,8 @@ class Fronts:
         for event in events:
             number = session_of_event(event)
             if number in by_number:
+                if isinstance(event, SpaceEnded):
+                    by_number[number].spaces.discard(event.space)
                 if isinstance(event, Reply):
                     event.data = self._shown(event.data, number)
                 sorted_out[number].append(given_back(event))
@@ -376,7 +386,7 @@ class Fronts:
     def _end(self, front: Front) -> None:
         del self._fronts[front.identity]
         self._turns.remove(front)
-        self._over.add(front.number)
+        self._over[front.number] = front
 
 
 def _renumbered(item: dict[str, Any]) -> dict[str, Any]:

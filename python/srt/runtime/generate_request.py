@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from sglang.ir.declaration import Bounds
 from sglang.ir.sampling import MAX_TOP_LOGPROBS
-from sglang.srt.core.ints import ints
+from sglang.srt.core.ints import Ints, ints
 from sglang.srt.requests import common_fields as fields
 from sglang.srt.requests.common_fields import NAME
 from sglang.srt.requests.completion.completer import EngineLost
@@ -52,6 +52,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         list[str | list[str]] | None,
         Bounds(words="a list of texts and of lists of texts"),
         "One prompt, in place of `text`; the texts of an inner list are side by side.",
+    ] = None
+    output_ids: Annotated[
+        list[Any] | None,
+        Bounds(words="a list of token ids, or of such lists"),
+        "Tokens that the text has already: the generation goes on behind them.",
     ] = None
     image_data: Annotated[Any, Bounds(words="images"), "One for each placeholder."] = None
     video_data: Annotated[Any, Bounds(words="videos"), "One for each placeholder."] = None
@@ -159,11 +164,12 @@ class GenerateCall(msgspec.Struct):
         """The same with the prompt of its session. Nothing may be awaited until it is run: the
         session has it by then. Raises RequestError."""
         [request, *others] = self.requests
-        more = request.segments or request.media or request.score_choices or self.states[0]
+        parts = (request.segments, request.media, request.generated)
+        more = any(parts) or request.score_choices or self.states[0]
         if others or not self.single or more:
             raise RequestError(
                 "A request of a session is one prompt of text or ids with n = 1, without media, "
-                "parts, choices_scoring and return_hidden_states; send others without "
+                "parts, choices_scoring, return_hidden_states and output_ids; send others without "
                 "session_params.",
                 "session_params",
             )
@@ -202,6 +208,7 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
     rids, settings = each("rid", ""), each("sampling_params", {})
     wanted = each("return_logprob", False)
     logprobs = logprobs_of(body, count)
+    given = await _given(runtime, body, count)
     salts, keys, paths = each("cache_salt"), each("extra_key"), each("lora_path")
     images = _sources(body, "image", count)
     videos = _sources(body, "video", count)
@@ -217,6 +224,7 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
             namespace_of(salts[i], keys[i]),
             score_choices=settings[i].get("choices_scoring") == "whole",
             adapter=runtime.adapters.of(lora_path=paths[i]) if paths[i] else "",
+            generated=given[i],
         )
         seen = bool(images or videos or body.session_params)
         request = await _read(runtime, body, prompt, request, None if seen else caller)
@@ -326,6 +334,19 @@ def _each(body: GenerateRequest, count: int, name: str, default: Any = None) -> 
 def _verify_count(value: list[Any], count: int, name: str) -> None:
     if len(value) != count:
         raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", name)
+
+
+async def _given(runtime: EngineRuntime, body: GenerateRequest, count: int) -> list[Ints]:
+    """The tokens that each text has already. Raises RequestError."""
+    value = body.output_ids
+    if not value:
+        return [ints()] * count
+    rows = value if isinstance(value[0], list) else [value]
+    _verify_count(rows, count, "output_ids")
+    for row in rows:
+        if not isinstance(row, list):
+            raise RequestError("output_ids has no list of token ids for each prompt.", "output_ids")
+    return [await runtime.prompt(row, "output_ids") for row in rows]
 
 
 def _probes(value: list[Any] | None, count: int) -> list[tuple[int, ...]]:

@@ -94,6 +94,7 @@ class LogprobWriter:
     ) -> None:
         self._decode = runtime.tokenizer.decode if with_text else None
         self._request, self._wanted = request, wanted
+        self._given = len(request.generated)  # without log-probabilities
         self._read = 0  # tokens before those in ``_tokens``
         self._tokens: Triples = []
         self._tops: list[Triples] = []
@@ -114,13 +115,14 @@ class LogprobWriter:
             meta.input_token_ids_logprobs = [None, *probes] if prompt.probes else []
 
     def output(self, meta: CompletionMeta, output: Output, fresh: bool = False) -> None:
-        """Set the fields of all generated tokens, or with ``fresh`` of those that are new since the
-        last call."""
+        """Set the fields of all generated tokens but those that the request gave, or with ``fresh``
+        of those that are new since the last call."""
         if fresh:
             self._read = self._read + len(self._tokens)
             self._tokens, self._tops, self._probes = [], [], []
         new = slice(self._read + len(self._tokens), None)
-        self._tokens += self._triples(zip(output.tokens[new], output.logprobs[new]))
+        tokens = output.tokens[self._given + new.start :]
+        self._tokens += self._triples(zip(tokens, output.logprobs[new]))
         self._tops += [self._triples(pairs) for pairs in output.tops[new]]
         self._probes += [self._probed(row) for row in output.probes[new]]
         meta.output_token_logprobs = self._tokens[:]

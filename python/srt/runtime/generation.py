@@ -7,7 +7,7 @@ further apart they are: ``TOKEN_BYTES``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -18,7 +18,7 @@ from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
-from sglang.srt.runtime.generate_request import GenerateRequest
+from sglang.srt.runtime.generate_request import GenerateCall, GenerateRequest
 from sglang.srt.runtime.generated import (
     CompletionMeta,
     EndedByAbort,
@@ -46,8 +46,14 @@ async def generate(
     Raises RequestError, and EngineLost where the engine died.
     """
     call = await read_call(runtime, body, caller)
-    results = await call.finish()
-    found = []
+    return await answered(call, await call.finish())
+
+
+async def answered(
+    call: GenerateCall, results: Sequence[Sequence[Output]]
+) -> Generated | list[Generated]:
+    """The completions of a call, whose finished outputs are ``results``."""
+    runtime, caller, found = call.runtime, call.caller, list[Generated]()
     for request, outputs, wanted in zip(call.requests, results, call.states):
         for output in outputs:
             shown = _show(request, output, call.received)

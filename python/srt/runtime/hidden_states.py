@@ -54,7 +54,16 @@ async def states_of(
     """
     prompt = request.prompt + ints(output.tokens[:-1])
     [done] = await runtime.read(
-        [replace(request, prompt=prompt, sampling=_NOTHING, logprobs=None, score_choices=False)],
+        [
+            replace(
+                request,
+                prompt=prompt,
+                sampling=_NOTHING,
+                logprobs=None,
+                score_choices=False,
+                generated=ints(),
+            )
+        ],
         Embed(EVERY),
         caller,
     )

@@ -45,7 +45,9 @@ from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
 
 # Fields that a resumed request may not have: what they say is the parked context's.
 _KEPT = ("lora_path", "cache_salt", "extra_key")
-_ALONE = ("parts", "image_data", "video_data", "session_params", "return_hidden_states")
+_ALONE = (
+    "parts", "image_data", "video_data", "session_params", "return_hidden_states", "output_ids",
+)  # fmt: skip
 # Fields that decide the answer: requests of one idempotency key have the same.
 _DECIDING = (
     "text", "input_ids", "sampling_params", "park", "return_logprob", "logprob_start_len",

@@ -29,6 +29,8 @@ class TransferBudget:
 
     Attributes:
         tokens: those that the pass computes, as far as is known.
+        awaited: tokens in host memory that its requests wait for, behind what it copies.
+        backlog: the same of the pass before.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class TransferBudget:
     ) -> None:
         self._costs, self.tokens, self._sampling = costs, tokens, sampling
         self._page_size, self._most = page_size, most
-        self._stored = self._loaded = 0
+        self._stored = self._loaded = self.awaited = self.backlog = 0
 
     @property
     def storable(self) -> int:
@@ -52,8 +54,21 @@ class TransferBudget:
     def cheap(self) -> bool:
         """Whether waiting for the copy of a token delays its request by less than computing the
         token delays all that the pass samples for."""
+        return self._sooner(1, 1)
+
+    def waits(self, tokens: int) -> bool:
+        """Whether a request computes nothing until ``tokens`` more tokens are copied, behind those
+        of the requests that wait before it. Never where the pass copies nothing."""
+        waits = tokens > 0 < self._loaded and self._sooner(self.awaited + tokens, tokens)
+        if waits:
+            self.awaited += tokens
+        return waits
+
+    def _sooner(self, copied: int, computed: int) -> bool:
+        """Whether copying some tokens costs less time than computing others."""
         costs = self._costs
-        return costs.copy.b < max(CHEAP, self._sampling) * costs.forward.b
+        delayed = max(CHEAP, self._sampling)
+        return copied * costs.copy.b < computed * delayed * costs.forward.b
 
     def store(self, pages: int) -> None:
         """Note copies to host memory."""

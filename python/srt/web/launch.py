@@ -26,8 +26,8 @@ from sglang.srt.config import Config, add_arguments, from_arguments
 from sglang.srt.config.command_line import Parser, keys_from_environment
 from sglang.srt.config.engine_configs import engine_configs
 from sglang.srt.config.listening import bind, tls_options
-from sglang.srt.core import logs
 from sglang.srt.engine.process import Started
+from sglang.srt.system import logs
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:

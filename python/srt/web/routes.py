@@ -8,6 +8,7 @@ from sglang.srt.runtime.classification import ClassifyRequest
 from sglang.srt.runtime.conversations.chat_request import ChatRequest
 from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.generated import Generated
+from sglang.srt.runtime.programs import program_bodies as bodies
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
 from sglang.srt.runtime.sessions import CloseSession, OpenSession
 from sglang.srt.runtime.vectors import Encoded, EncodeRequest
@@ -28,6 +29,7 @@ from sglang.srt.web.openapi import native_shapes as shapes
 from sglang.srt.web.openapi import openai_shapes as shapes_v1
 from sglang.srt.web.page import live_view as live
 from sglang.srt.web.page import page_files as page
+from sglang.srt.web.programs import routes as programs
 from sglang.srt.web.route import EVENTS, JSON, PAGE, TEXT, Handler, Route
 
 
@@ -107,6 +109,14 @@ ROUTES = (
     _post("/v1/responses/{id}/cancel", responses.cancel, None, shapes_v1.Response),
     _get("/v1/responses/{id}/input_items", responses.input_items, shapes_v1.Items,
          query=responses.ItemsQuery),
+    # Programs sent whole.
+    _post("/v1/session", programs.open_session, bodies.OpenProgramSession,
+          bodies.ProgramSessionReply, optional=True),
+    Route("DELETE", "/v1/session/{session_id}", programs.close_session, shapes.Status),
+    _post("/v1/submit", programs.submit, bodies.SubmitBody, bodies.SubmittedReply, **_STREAMED),
+    _post("/v1/get", programs.get_value, bodies.GetBody, bodies.ValueReply, **_STREAMED),
+    _post("/v1/set", programs.set_value, bodies.SetBody, shapes.Status),
+    _post("/v1/cancel", programs.cancel, bodies.CancelBody, bodies.CancelledReply),
     # Anthropic's.
     _post("/v1/messages", messages.messages, messages_body.MessagesBody, shapes_v1.MessageReply,
           **_STREAMED),

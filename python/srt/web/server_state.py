@@ -12,6 +12,7 @@ from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.engine_runtime import EngineRuntime, model_name_of
 from sglang.srt.runtime.explanations import Explanations
 from sglang.srt.runtime.fleet.engine_fleet import Fleet
+from sglang.srt.runtime.programs.program_service import program_service
 from sglang.srt.runtime.supervisor import Supervisor
 from sglang.srt.runtime.tenants import Tenants
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
@@ -31,6 +32,7 @@ class ServerState:
         fleet: the engines, None where they are not this server's to change.
         tracing: the destination of spans, if there is one.
         toolbox: the operator's tools, if there are any.
+        programs: those that clients submitted whole.
         responses: those of ``/v1/responses`` that may be retrieved again.
         open_requests: HTTP requests being answered, but for those that watch the server.
         drain: the end of them all.
@@ -43,6 +45,7 @@ class ServerState:
         self.runtime = EngineRuntime(
             config, completion, self.metrics, self.tenants, self.explanations
         )
+        self.programs = program_service(self.runtime, lambda: self.toolbox)
         self.responses = ResponseStore(config.server.response_store_bytes)
         self.fleet: Fleet | None = None
         self.tracing: Tracing | None = None

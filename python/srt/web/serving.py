@@ -15,13 +15,13 @@ from functools import partial
 import uvicorn
 from sglang.srt.config import Config
 from sglang.srt.config.listening import exposed, tls_options
-from sglang.srt.core.processes import when_orphaned
 from sglang.srt.core.version import __version__
 from sglang.srt.engine.process import Started
 from sglang.srt.runtime.fleet.engine_fleet import Fleet
 from sglang.srt.runtime.fleet.fleet_setup import completer_on, connector, fleet_of, supervisors
 from sglang.srt.runtime.fleet.members import Members
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
+from sglang.srt.system.processes import when_orphaned
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.connection.accept import allow_connections, calm
@@ -223,6 +223,7 @@ class _Server(uvicorn.Server):
         log.info("the server ends with its open requests; a second signal exits at once")
         self._state.drain.begin()
         await self._state.drain.over.wait()
+        self._state.programs.sessions.close_all()
         self._state.runtime.abort()  # responses in the background
         self.should_exit = True
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from sglang.srt.attention.attention_protocol import Int32Array, Layout
-from sglang.srt.core.batch import Batch, Row
+from sglang.srt.core.batch import LOOSE, Batch, Row
 from sglang.srt.layers.lora import Use
 from sglang.srt.parallel.staging import send_all
 from sglang.srt.worker.page_tables import PageTables, joined, outside
@@ -102,6 +102,8 @@ class InputReader:
         parts = positions
         if self.sections:
             parts = _places(batch, positions, firsts, self.context_length)
+        if own := [i for i, row in enumerate(rows) if row.positions]:
+            parts = _rotated(batch, parts, firsts, own, self.context_length)
         arrays = {"tokens": tokens, "positions": parts}
         if following.size:
             arrays["sources"] = sources[following]
@@ -114,7 +116,7 @@ class InputReader:
         sent = send_all(arrays, self.device)
         ids, places = sent["tokens"], sent["positions"]
         layout = Layout(starts, counts, offsets, pages, positions)
-        contexts = [row.context for row in rows if row.gap is None]
+        contexts = [row.context for row in rows if row.gap is None and row.context != LOOSE]
         if len(set(contexts)) < len(rows):
             contexts = []
         if drawn is None or not following.size:
@@ -127,6 +129,25 @@ class InputReader:
         }
         ids = ids.index_copy(0, sent["followers"], given) if "followers" in sent else given
         return Inputs(ids, places, firsts, layout, self.tables, contexts, followed=followed)
+
+
+def _rotated(
+    batch: Batch, parts: Int32Array, firsts: Int32Array, own: list[int], context_length: int
+) -> Int32Array:
+    """The positions [T] or [3, T], with the rows' ``own`` in their places."""
+    parts = parts.copy()
+    for i in own:
+        row, first = batch.rows[i], firsts[i]
+        if len(row.positions) != len(row.tokens):
+            raise ValueError(
+                f"batch {batch.id}: row {i} has {len(row.positions)} positions for "
+                f"{len(row.tokens)} tokens."
+            )
+        positions = np.frombuffer(row.positions, dtype=np.int32)
+        if outside(positions, context_length):
+            raise ValueError(f"batch {batch.id} has a position outside [0, {context_length}).")
+        parts[..., first : first + len(positions)] = positions
+    return parts
 
 
 def _places(

@@ -9,12 +9,15 @@ from __future__ import annotations
 import gc
 import logging
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 from sglang.srt.attention.attention_protocol import KVShape
 from sglang.srt.config import MemoryConfig
+from sglang.srt.core.batch import TokenCopies
 from sglang.srt.models.model_spec import ModelSpec
 from torch import Tensor
 
@@ -39,7 +42,7 @@ class KVPool:
         device: torch.device,
     ) -> None:
         """Raises MemoryError where the device cannot hold it."""
-        self.pages, self.page_size = pages, page_size
+        self.pages, self.page_size, self.shared = pages, page_size, kv.shared
         slots = pages * page_size + 1
 
         def pools(dim: int) -> list[Tensor]:
@@ -72,6 +75,16 @@ class KVPool:
     def capacity(self) -> int:
         """Tokens that fit."""
         return self.pages * self.page_size
+
+    def copy(self, copies: TokenCopies) -> None:
+        """Copy tokens within the pool. Raises ValueError for a slot that no page has."""
+        both = np.array([copies.sources, copies.targets], dtype=np.int64)
+        if both.size and (both.min() < 0 or both.max() >= self.capacity):
+            raise ValueError(f"a token is copied from or to a slot outside [0, {self.capacity}).")
+        sources, targets = torch.from_numpy(both).to(self.keys[0].device)
+        for pool in chain(self.keys, () if self.shared else self.values, *self.scales):
+            plain = pool.view(torch.uint8) if pool.dtype.itemsize == 1 else pool
+            plain.index_copy_(0, targets, plain.index_select(0, sources))
 
 
 def token_bytes(kv: KVShape, dtype: torch.dtype) -> int:

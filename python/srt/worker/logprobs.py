@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from sglang.srt.core.batch import TopList
+from sglang.srt.core.batch import WHOLE, TopList
 from torch import Tensor
 
 
@@ -24,6 +25,23 @@ def top_lists(logprobs: Tensor, wanted: Sequence[int]) -> list[TopList]:
         list(zip(i[: max(n, 0)], v[: max(n, 0)]))
         for n, v, i in zip(wanted, values.tolist(), ids.tolist())
     ]
+
+
+def packed_lists(logprobs: Tensor, wanted: Sequence[int]) -> list[tuple[bytes, bytes]]:
+    """Ids, int32, and log-probabilities, float32, of the ``wanted[i]`` most likely tokens of each
+    row, most likely first; where it is ``WHOLE`` no ids and all log-probabilities."""
+    most = min(max(wanted), logprobs.shape[1])
+    ids = values = np.zeros((len(wanted), 0), dtype=np.int32)
+    if most > 0:
+        top = logprobs.topk(most, dim=-1)
+        ids, values = top.indices.int().cpu().numpy(), top.values.float().cpu().numpy()
+    found = []
+    for i, count in enumerate(wanted):
+        if count == WHOLE:
+            found.append((b"", logprobs[i].float().cpu().numpy().tobytes()))
+        else:
+            found.append((ids[i, : max(count, 0)].tobytes(), values[i, : max(count, 0)].tobytes()))
+    return found
 
 
 def probe_lists(logprobs: Tensor, probes: Sequence[Sequence[int]]) -> list[list[float]]:

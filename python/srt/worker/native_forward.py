@@ -169,8 +169,8 @@ class Native(Layered):
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
         layout, embedded = inputs.layout, inputs.embedded
         work = paged.Pass(
-            inputs.tokens.numpy(), layout.positions, layout.starts, layout.counts, layout.tables,
-            layout.pages, self.page_size,
+            inputs.tokens.numpy(), inputs.positions.numpy(), layout.starts, layout.counts,
+            layout.tables, layout.pages, self.page_size,
             embedded and (embedded.at, embedded.states.float().contiguous()),
         )  # fmt: skip
         groups = None

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 from sglang.srt.attention.attention_protocol import Int32Array
-from sglang.srt.core.batch import Batch, Row
+from sglang.srt.core.batch import LOOSE, Batch, Row
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.worker.device_tables import DeviceTables
 
@@ -68,7 +68,9 @@ class PageTables:
     def _view(self, batch: Batch, index: int, row: Row, count: int) -> Ints:
         """The first ``count`` entries that the row sees, of its changed table."""
         table = self._tables.get(row.context)
-        if table is not None and row.kept == len(table):
+        if row.context == LOOSE:
+            table = row.pages
+        elif table is not None and row.kept == len(table):
             table.extend(row.pages)
         else:
             table = self._changed(batch, index, row)

@@ -43,7 +43,7 @@ class _Tip(NamedTuple):
 
     ``at``: its index among the pass's tokens. ``row``: the row whose last position it is, -1 for a
     check. ``top``: how many most likely tokens are wanted, -1 for no log-probability either.
-    ``error``: why its mask was not made, "" where it needs none.
+    ``error``: why its mask was not made, "" where it needs none. ``packed``: as ``Row.packed``.
     """
 
     at: int
@@ -53,10 +53,11 @@ class _Tip(NamedTuple):
     probe: tuple[int, ...]
     out: Drawn
     error: str = ""
+    packed: int = 0
 
     @property
     def reads(self) -> bool:
-        return self.top >= 0 or bool(self.probe)
+        return self.top >= 0 or bool(self.probe or self.packed)
 
 
 class _Job(NamedTuple):
@@ -94,7 +95,9 @@ class ModelRunner:
         launched before the outputs of the one before it are taken. Raises ValueError for a
         batch that cannot be computed; none of it is then."""
         self._later = []
-        if not batch.rows and batch.moves is not None:  # the batch only copied pages
+        if batch.copies is not None:
+            self.pool.copy(batch.copies)
+        if not batch.rows and (batch.moves or batch.copies):  # the batch only copied
             self.reader.tables.drop(batch.dropped)
             return partial(StepResult, batch.id, [])
         inputs = self.reader.read(batch, self.drawn)
@@ -174,6 +177,10 @@ class ModelRunner:
             readout.top_lists(logprobs, [tip.top for tip in reading]),
             readout.probe_lists(logprobs, [tip.probe for tip in reading]),
         )
+        if any(tip.packed for tip in reading):
+            arrays = readout.packed_lists(logprobs, [tip.packed for tip in reading])
+            for tip, pair in zip(reading, arrays):
+                tip.out.ids, tip.out.logprobs = pair
         for tip, value, top, probe in values:
             output = tip.out
             if value != value and not output.error:
@@ -284,9 +291,9 @@ def _tips(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator
             for j, sample in enumerate(row.checks):
                 check = outputs[i].checks[j]
                 yield _Tip(first + j, -1, sample, _top(sample), row.probe, check)
-        if row.sample is not None or row.tip_top or row.probe:
+        if row.sample is not None or row.tip_top or row.probe or row.packed:
             top = max(_top(row.sample), row.tip_top or -1)
-            tip = _Tip(ends[i], i, row.sample, top, row.probe, outputs[i])
+            tip = _Tip(ends[i], i, row.sample, top, row.probe, outputs[i], packed=row.packed)
             if row.sample is not None and i in inputs.followed:
                 tip = tip._replace(sample=row.sample.after(inputs.followed[i]))
             yield tip

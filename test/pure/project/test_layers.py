@@ -25,7 +25,8 @@ RUNNING = (
 )
 RULES = {
     "srt.core": "msgspec sglang.ir",
-    "srt.core.processes": "psutil",
+    "srt.system": "",
+    "srt.system.processes": "psutil",
     "srt.config": "srt.core",
     "srt.memory": "srt.core",
     "srt.schedule": "srt.core",
@@ -33,8 +34,9 @@ RULES = {
     "srt.disk": "srt.core srt.memory",
     "srt.kv_events": "srt.core srt.config msgspec zmq",
     "srt.interception": "srt.core srt.memory srt.schedule",
+    "srt.spaces": "sglang.ir srt.core srt.memory srt.schedule msgspec numpy",
     "srt.grammar": "sglang.ir srt.core srt.config msgspec numpy re2 interegular outlines_core"
-    " llguidance",
+    " llguidance srt.system",
     "srt.files": "srt.core huggingface_hub",
     "srt.tokenizer": "srt.core srt.files tokenizers jinja2",
     "srt.media": "srt.core msgspec numpy PIL",
@@ -47,23 +49,29 @@ RULES = {
     "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models srt.files"
     " sglang.ir psutil",
     "srt.ranks": "sglang.ir srt.core srt.config torch numpy sgl_kernel srt.parallel srt.attention"
-    " srt.worker srt.files msgspec zmq",
+    " srt.worker srt.files msgspec zmq srt.system",
     "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.disk srt.interception"
-    " srt.grammar srt.kv_events msgspec zmq",
-    "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer srt.kv_events msgspec zmq",
+    " srt.spaces srt.grammar srt.kv_events msgspec zmq",
+    "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer srt.kv_events msgspec zmq"
+    " srt.system",
     "srt.engine.executor": "srt.core srt.config srt.worker srt.ranks",
-    "srt.remote": "srt.core srt.config srt.files srt.tokenizer srt.engine msgspec zmq",
-    "srt.launchers": "srt.core srt.config ray",
+    "srt.remote": "srt.core srt.config srt.files srt.tokenizer srt.engine msgspec zmq srt.system",
+    "srt.launchers": "srt.core srt.config ray srt.system",
     "srt.requests": "sglang.ir",
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"
     " srt.requests.common_fields srt.requests.request_error msgspec",
     "srt.requests.replies": "sglang.ir",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
+    "srt.programs": "sglang.ir sglang.semantics srt.core msgspec",
     "srt.runtime": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
-    " srt.engine.client msgspec",
+    " srt.engine.client msgspec srt.system",
+    "srt.inferlet": "sglang.ir srt.core srt.engine.info srt.requests msgspec",
+    "srt.inferlet.host": "srt.core srt.engine.wire msgspec zmq wasmtime srt.system",
     "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
     " srt.remote"
     " srt.runtime msgspec",
+    "srt.runtime.programs": "sglang.ir sglang.semantics srt.core srt.config srt.requests"
+    " srt.programs srt.runtime msgspec",
     "srt.runtime.program_gate": "srt.core srt.config srt.requests srt.interception srt.engine.info",
     "srt.runtime.vision_setup": "srt.config srt.files srt.media srt.tokenizer srt.requests"
     " srt.engine.info",
@@ -73,29 +81,31 @@ RULES = {
     " starlette pydantic_core uvicorn httptools prometheus_client psutil",
     "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
     "srt.web.launch": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
-    " srt.engine srt.ranks srt.config.command_line",
+    " srt.engine srt.ranks srt.config.command_line srt.system",
     "srt.web.serving": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
-    " srt.engine uvicorn",
+    " srt.engine uvicorn srt.system",
     "srt.web.telemetry.request_tracing": "srt.core srt.requests opentelemetry",
     "srt.commands": "srt.core srt.config.command_line",
     "srt.commands.bench": "",
-    "srt.commands.engine_command": "srt.core srt.config srt.remote srt.launchers",
+    "srt.commands.engine_command": "srt.core srt.config srt.remote srt.launchers srt.system",
     "srt.commands.engine_keys_command": "srt.remote",
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
     "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.requests srt.layers srt.models"
     " srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel msgspec psutil torch"
-    " huggingface_hub",
+    " huggingface_hub srt.system",
     "srt.cli": "srt.config.command_line srt.commands srt.web.launch",
     "srt.server": UPSTREAM,
     "sglang": "sglang",
     "sglang.ir": "",
-    "sglang.semantics": "sglang.ir",
+    "sglang.semantics": "sglang.ir re2",
     "sglang.errors": "sglang.ir",
     "sglang.backend": "sglang.ir sglang.semantics sglang.errors h11 openai anthropic litellm"
     " pydantic pydantic_core typing_extensions jsonschema referencing tiktoken",
-    "sglang.backend.engine": "sglang.backend sglang.ir sglang.semantics sglang.errors srt",
+    "sglang.backend.engine": "sglang.backend sglang.ir sglang.semantics sglang.errors"
+    " sglang.inferlet srt",
+    "sglang.inferlet": "",
     "sglang.run": RUNNING,
     "sglang.views": f"{RUNNING} sglang.run sglang.version",
     "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",

@@ -133,11 +133,11 @@ def test_a_third_place_of_an_allowed_name_is_a_homonym(tmp_path: Path) -> None:
 
 def test_the_allowed_homonyms_exist() -> None:
     modules = project()
-    assert len(BOTH_RIGHT) <= 8
+    assert len(BOTH_RIGHT) <= 10
     for name, places in BOTH_RIGHT.items():
         found = {module for module in modules if module.rpartition(".")[2] == name}
         assert places <= found, name
-        assert len(places) == 2, name
+        assert len(places) <= 3, name
 
 
 CODE = '''"""Text.

@@ -25,6 +25,7 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.backend.engine.engine_control import EngineControl
+from sglang.backend.engine.inferlets import Inferlet, Inferlets
 from sglang.backend.engine.server_args import ServerArgs, settings_of
 from sglang.backend.loop_thread import begin, drawn, finish, waited
 from sglang.errors import BackendError, lacking
@@ -97,9 +98,9 @@ class Engine(EngineControl):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="sglang-engine", daemon=True)
         self._thread.start()
-        completion = Completer(
-            self._engine.client_on(self._loop), self.tokenizer, config.server.max_tokenized_bytes
-        )
+        client = self._engine.client_on(self._loop)
+        completion = Completer(client, self.tokenizer, config.server.max_tokenized_bytes)
+        self._inferlets = Inferlets(self._loop, client, self.tokenizer, self._answer)
         self._runtime: EngineRuntime | None = EngineRuntime(config, completion)
         self.constraints = frozenset(CONSTRAINTS)
         template = named or template_for(self.get_model_name(), self.tokenizer.chat_template)
@@ -196,6 +197,20 @@ class Engine(EngineControl):
         finally:
             future.cancel()
 
+    def inferlet(
+        self, main: Any, *arguments: str, rights: Any = None, policy: str = "cohort"
+    ) -> Inferlet:
+        """Start ``async def main(ctx)``, a program that holds pages (``sglang.inferlet``).
+
+        ``rights``: as ``sglang.srt.inferlet.program_limits`` declares them; None: all but addresses
+        that are not public. ``policy``: when calls leave; the first program's holds for all.
+        Raises BackendError.
+        """
+        from sglang.srt.inferlet.program_limits import TRUSTED
+
+        self._alive()
+        return self._inferlets.start(main, arguments, rights or TRUSTED, policy)
+
     def encode(
         self,
         prompt: str | list[str] | None = None,
@@ -236,6 +251,7 @@ class Engine(EngineControl):
         if runtime is None:
             return
         atexit.unregister(self.shutdown)
+        self._loop.call_soon_threadsafe(self._inferlets.close)
         self._loop.call_soon_threadsafe(runtime.abort)
         self._engine.close()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -74,7 +74,9 @@ class Runtime:
         try:
             key = settings.get("api_key") or os.environ.get("SGLANG_API_KEY")  # as the server does
             self._wait(launch_timeout, key, certificate)
-            self.endpoint = RuntimeEndpoint(self.url, api_key=key, verify=certificate)
+            self.endpoint = RuntimeEndpoint(
+                self.url, api_key=key, verify=certificate, resume_seconds=0
+            )
         except BaseException:
             self.shutdown()
             raise

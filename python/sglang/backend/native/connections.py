@@ -22,6 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from sglang.backend.call_observer import OBSERVER
 from sglang.backend.cancel import aborted_by
+from sglang.backend.native.lost_server import NoServer
 from sglang.errors import ConnectionFailed
 
 CONNECT_SECONDS = 10.0
@@ -53,9 +54,9 @@ class ServerOrigin:
         known = {"Host": parts.netloc, "Accept": "*/*", "Content-Type": "application/json"}
         self.headers = list({**known, **headers}.items())
 
-    def unreachable(self, error: Exception) -> ConnectionFailed:
+    def unreachable(self, error: Exception) -> NoServer:
         reason = str(error) or type(error).__name__
-        return ConnectionFailed(
+        return NoServer(
             f"no runtime answers at {self.url} ({reason}); "
             "start one with: python -m sglang.launch_server"
         )

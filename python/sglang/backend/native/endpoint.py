@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, closing
 from http.client import responses
 from typing import Any, TypeAlias
 
 from sglang.backend.native.connections import Connections, ServerOrigin
 from sglang.backend.native.connections_async import AsyncConnections
+from sglang.backend.native.lost_server import ServerLeaves, ServerLoss, wait
 from sglang.backend.native.native_backend import NativeBackend
 from sglang.backend.renamed_parameters import renamed
 from sglang.errors import BackendError, ConnectionFailed, refusal
@@ -18,6 +20,8 @@ from sglang.ir.chat_template import ChatTemplate, template_for, template_named
 # Names of fields in server-sent events; a line without a name is a comment or ends an event.
 _FIELDS = ("data", "event", "id", "retry", "")
 PARCEL = 1 << 20  # characters, or ids, that are sent at once to be tokenized or made text
+RESUME_SECONDS = 30.0
+LEAVES = "draining"  # code of the errors of a server that is about to end
 KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
 Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]]
 
@@ -52,6 +56,9 @@ class RuntimeEndpoint(NativeBackend):
         api_key: sent as ``Authorization: Bearer``.
         verify: False, or the path of a CA file, for https.
         chat_template_name: instead of the template chosen by the model.
+        resume_seconds: how long a request waits where its server is lost, or about to end, for one
+            that answers at the URL: the same started again, or another behind a balancer. A stream
+            goes on behind its tokens; what has no answer yet is sent again. 0: it fails at once.
 
     Raises:
         BackendError: nothing answers at the URL, it is no runtime, or it refuses the key.
@@ -66,12 +73,13 @@ class RuntimeEndpoint(NativeBackend):
         api_key: str | None = None,
         verify: bool | str | None = None,
         chat_template_name: str | None = None,
+        resume_seconds: float = RESUME_SECONDS,
     ) -> None:
         if not isinstance(base_url, str):
             raise TypeError(f"the runtime is {base_url!r:.60}; give its URL: http://HOST:PORT")
         if "://" not in base_url:
             raise ValueError(f"{base_url!r} is no URL; give http://{base_url}")
-        self.base_url = base_url.rstrip("/")
+        self.base_url, self.resume_seconds = base_url.rstrip("/"), resume_seconds
         self._closed = False
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._origin = ServerOrigin(self.base_url, headers, True if verify is None else verify)
@@ -99,13 +107,58 @@ class RuntimeEndpoint(NativeBackend):
         return str(info.get("model_path") or info.get("served_model_name") or "")
 
     def call(self, body: dict[str, Any]) -> Any:
-        return self._send("POST", "/generate", body, _are_texts)
+        loss = ServerLoss(body, self.resume_seconds)
+        while True:
+            try:
+                return self._send("POST", "/generate", body, _are_texts)
+            except BackendError as error:
+                wait(loss.pause(error))
 
     async def acall(self, body: dict[str, Any]) -> Any:
-        async with (await self._async_http()).exchange("POST", "/generate", body) as exchange:
-            return _answer(self.base_url, exchange.status, await exchange.read(), _are_texts)
+        loss = ServerLoss(body, self.resume_seconds)
+        while True:
+            try:
+                return await self._asend("POST", "/generate", body, _are_texts)
+            except BackendError as error:
+                await asyncio.sleep(loss.pause(error))
 
     def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        loss = ServerLoss(body, self.resume_seconds)
+        while not loss.ended:
+            try:
+                if loss.model_matters:
+                    self._verify_model(self._get("/get_model_info"))
+                with closing(self._events(loss.body)) as events:
+                    for event in events:
+                        yield loss.grown(event)
+                return
+            except BackendError as error:
+                if not loss.ended:
+                    wait(loss.pause(error))
+
+    async def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        loss = ServerLoss(body, self.resume_seconds)
+        while not loss.ended:
+            try:
+                if loss.model_matters:
+                    self._verify_model(await self._asend("GET", "/get_model_info"))
+                async with aclosing(self._aevents(loss.body)) as events:
+                    async for event in events:
+                        yield loss.grown(event)
+                return
+            except BackendError as error:
+                if not loss.ended:
+                    await asyncio.sleep(loss.pause(error))
+
+    def _verify_model(self, info: dict[str, Any]) -> None:
+        """Raise BackendError where a server has another model than the one at the beginning."""
+        old, new = self.model_info.get("model_path"), info.get("model_path")
+        if old != new:
+            raise BackendError(
+                f"{self.base_url} serves {new} now, and a text of {old} cannot go on; send it again"
+            )
+
+    def _events(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         self._check_open()
         with self._http.exchange("POST", "/generate", body) as exchange:
             if exchange.status != 200:
@@ -115,7 +168,7 @@ class RuntimeEndpoint(NativeBackend):
                 yield from events.of(line)
             events.end()
 
-    async def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _aevents(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         async with (await self._async_http()).exchange("POST", "/generate", body) as exchange:
             if exchange.status != 200:
                 raise _refused(exchange.status, await exchange.read())
@@ -211,6 +264,16 @@ class RuntimeEndpoint(NativeBackend):
         with self._http.exchange(method, path, body) as exchange:
             return _answer(self.base_url, exchange.status, exchange.read(), promised)
 
+    async def _asend(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        promised: Callable[[Any], bool] = _is_object,
+    ) -> Any:
+        async with (await self._async_http()).exchange(method, path, body) as exchange:
+            return _answer(self.base_url, exchange.status, await exchange.read(), promised)
+
     def _check_open(self) -> None:
         if self._closed:
             raise BackendError("this RuntimeEndpoint has been shut down")
@@ -253,12 +316,15 @@ def _no_runtime(url: str, content: str | bytes) -> BackendError:
 
 
 def _refused(status: int, content: bytes) -> BackendError:
+    code = None
     try:
         error = json.loads(content)["error"]
         message = error["message"] if isinstance(error, dict) else str(error)
+        code = error.get("code") if isinstance(error, dict) else None
     except (ValueError, KeyError, TypeError):
         message = content[:500].decode("utf-8", "replace") or responses.get(status, "")
-    return refusal(status)(f"the runtime answered {status}: {message}", status)
+    kind = ServerLeaves if code == LEAVES else refusal(status)
+    return kind(f"the runtime answered {status}: {message}", status)
 
 
 class _Events:
@@ -281,7 +347,9 @@ class _Events:
         if "error" in event:
             error = event["error"]
             message = error.get("message", error) if isinstance(error, dict) else error
-            raise BackendError(f"the runtime ended the stream: {message}")
+            code = error.get("code") if isinstance(error, dict) else None
+            kind = ServerLeaves if code == LEAVES else BackendError
+            raise kind(f"the runtime ended the stream: {message}")
         if not _is_text(event):
             raise _no_runtime(self._url, line)
         yield event

@@ -17,7 +17,7 @@ from sglang.srt.commands.doctor import machine_checks as machine
 from sglang.srt.commands.doctor.finding import FAIL, CheckFinding, examine
 from sglang.srt.config import Config, add_arguments, from_arguments
 from sglang.srt.config.command_line import keys_from_environment
-from sglang.srt.core.logs import escaped
+from sglang.srt.system.logs import escaped
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:

@@ -248,12 +248,13 @@ class _CompletionRun:
 
     def _opening(self) -> tuple[EngineContext, list[Verb]]:
         """The context of the prompt, and the verb that gives it the prompt."""
-        resumed = self.request.resumed
+        request, resumed = self.request, self.request.resumed
         parked = None if resumed is None else resumed.take(self._engine.client)
         context = self._engine.new_context(parked)
         if resumed is None or parked is None:
-            return context, [self.request.opening(context.number)]
-        return context, [Append(parked, self.request.prompt[resumed.length :].tobytes())]
+            return context, [request.opening(context.number, request.generated)]
+        new = (request.prompt + request.generated)[resumed.length :]
+        return context, [Append(parked, new.tobytes())]
 
     async def _branches(self) -> AsyncGenerator[Output, None]:
         """Compute the prompt first, then the completions that share it."""
@@ -359,6 +360,7 @@ class _CompletionRun:
             output, text, self._tokenizer.token_bytes, self._enders, not sampling.no_stop_trim,
             None if shared is None else shared.stats,
         )  # fmt: skip
+        assembler.begin_behind(self.request.generated)
         while True:
             goal = self._goal(sampling, score_from, len(output.tokens))
             try:
@@ -484,10 +486,8 @@ class _CompletionRun:
     ) -> AsyncGenerator[list[Event], None]:
         """Events of one request (``EngineSuccession.advance``)."""
         request, number = self.request, context.client.new_id()
-        advance = Advance(
-            context.number, number, goal, request.priority, close, request.waiting_since,
-            request.hint,
-        )  # fmt: skip
+        facts = (request.priority, close, request.waiting_since, request.hint)
+        advance = Advance(context.number, number, goal, *facts)
         return self._engine.advance(context, before, advance, self._unknown)
 
     def abort(self) -> None:

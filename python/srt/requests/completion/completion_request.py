@@ -87,6 +87,8 @@ class CompletionRequest:
         arrived: moment of the application's arrival, in seconds on the monotonic clock: it waits
             from then on; 0: its own. What it goes on with has a moment of its own, which counts.
         prefixes: beginnings of the prompt that end at a variable, the shortest first.
+        generated: tokens of the completion that a server generated which was lost; they are a part
+            of the output.
     """
 
     prompt: Ints
@@ -106,6 +108,7 @@ class CompletionRequest:
     hint: CallHint | None = None
     arrived: float = 0.0
     prefixes: tuple[PrefixHash, ...] = ()
+    generated: Ints = field(default_factory=ints)
 
     @property
     def waiting_since(self) -> float:
@@ -151,6 +154,7 @@ class CompletionRequest:
         if room < 1 and sampling.max_new_tokens > 0:
             raise _too_long(str(len(self.prompt)), info, "no room is left to generate")
         limit = min(sampling.max_new_tokens, room)
+        self._verify_generated(limit, info.vocab_size)
         if limit == sampling.max_new_tokens and sampling.top_k < info.vocab_size:
             return self
         sampling = replace(
@@ -160,6 +164,35 @@ class CompletionRequest:
             top_k=sampling.top_k if sampling.top_k < info.vocab_size else -1,
         )
         return replace(self, sampling=sampling)
+
+    def _verify_generated(self, limit: int, vocab_size: int) -> None:
+        given = self.generated
+        if not given:
+            return
+        if self.sampling.n > 1 or self.score_choices or limit < 1:
+            raise RequestError(
+                "output_ids are those of one text: n must be 1, max_new_tokens at least 1, and "
+                "choices_scoring cannot be whole.",
+                "output_ids",
+                "unsupported",
+            )
+        if self.logprobs is not None and self.logprobs.start >= 0:
+            raise RequestError(
+                f"logprob_start_len is {self.logprobs.start}; with output_ids it must be -1. The "
+                "prompt's log-probabilities came before the first token.",
+                "logprob_start_len",
+            )
+        if len(given) > limit:
+            raise RequestError(
+                f"output_ids has {len(given)} tokens, of at most {limit} that the text may have "
+                "(max_new_tokens, or the room behind the prompt).",
+                "output_ids",
+            )
+        for token in (min(given), max(given)):
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"output_ids holds {token}; ids are 0 to {vocab_size - 1}.", "output_ids"
+                )
 
     def _verify_segments(self, page_size: int) -> None:
         try:

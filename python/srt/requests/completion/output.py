@@ -118,6 +118,15 @@ class Assembler:
         self._began, self._prompt_stats = time.monotonic(), prompt_stats
         self.output, self._text, self._table = output, text, table
         self._enders, self._trim = enders, trim
+        self._given = 0
+
+    def begin_behind(self, tokens: Sequence[int]) -> None:
+        """Take tokens that the completion has already. Their text comes with the first event, which
+        says how much of it is held back."""
+        self._given = len(tokens)
+        self.output.tokens += tokens
+        held = sum(len(self._table[token]) for token in tokens if token < len(self._table))
+        self._text.push(tokens, held)
 
     def prompt(self, event: PromptChunk) -> None:
         found = self.output.prompt_logprobs
@@ -165,6 +174,10 @@ class Assembler:
 
     def _count(self, stats: RequestStats) -> None:
         before = self._prompt_stats
+        if self._given:  # tokens of the context when the request arrived, not of its prompt
+            prompt = stats.prompt_tokens - self._given
+            cached = min(stats.cached_tokens, prompt)
+            stats = msgspec.structs.replace(stats, prompt_tokens=prompt, cached_tokens=cached)
         if before is not None:
             stats = before.followed_by(stats, self._began - self.output.started)
         self.output.stats = stats

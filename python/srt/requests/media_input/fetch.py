@@ -142,7 +142,7 @@ def _get(parts: SplitResult, most: int, deadline: float) -> tuple[bytes | None, 
     """The body, or None and where to look instead."""
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    connection = _PinnedConnection(host, port, resolved(host, port), secure, deadline)
+    connection = PinnedConnection(host, port, resolved(host, port), secure, deadline)
     try:
         target = parts.path or "/"
         headers = {
@@ -163,7 +163,7 @@ def _get(parts: SplitResult, most: int, deadline: float) -> tuple[bytes | None, 
 
 
 def _body(
-    connection: _PinnedConnection, answer: http.client.HTTPResponse, parts: SplitResult, most: int
+    connection: PinnedConnection, answer: http.client.HTTPResponse, parts: SplitResult, most: int
 ) -> bytes:
     found = bytearray()
     while True:
@@ -176,7 +176,7 @@ def _body(
             raise ValueError(f"{_shown(parts)} has more than {most} bytes (--max-media-bytes).")
 
 
-class _PinnedConnection(http.client.HTTPConnection):
+class PinnedConnection(http.client.HTTPConnection):
     """Connection to one address, even if the host's name now leads elsewhere, cut off at a
     deadline: a timeout of the socket is for one read of it, and a header or a handshake takes
     many."""

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.core.processes import when_orphaned
 from sglang.srt.runtime.toolbox.tool_definitions import definitions_of
+from sglang.srt.system.processes import when_orphaned
 
 LIST = "TOOLS"  # the list of a module whose name is given alone
 MAX_RESULT_CHARS = 1 << 16

@@ -94,7 +94,9 @@ async def metrics(state: ServerState, request: Request) -> Response:
     state.metrics.gateway.read(info.page_size, info.capacity, info.max_loras_per_batch, loaded)
     programs = state.runtime.programs
     state.metrics.set_counts(
-        state.runtime.parked.counts(), {} if programs is None else programs.counts()
+        state.runtime.parked.counts(),
+        {} if programs is None else programs.counts(),
+        state.programs.counts(),
     )
     return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

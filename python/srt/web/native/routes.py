@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
+from typing import Any
 
+from msgspec import UNSET
 from sglang.srt.runtime.classification import ClassifyRequest
 from sglang.srt.runtime.classification import classify as classified
 from sglang.srt.runtime.generate_request import GenerateRequest
+from sglang.srt.runtime.generated import Generated
 from sglang.srt.runtime.generation import generate as generated
 from sglang.srt.runtime.generation import stream
 from sglang.srt.runtime.sessions import CloseSession, OpenSession
@@ -15,7 +18,7 @@ from sglang.srt.runtime.vectors import EncodeRequest
 from sglang.srt.runtime.vectors import encode as encoded
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
-from sglang.srt.web.exchange.event_stream import respond, unless_gone
+from sglang.srt.web.exchange.event_stream import EventForm, event, respond, unless_gone
 from sglang.srt.web.exchange.json_body import read_body, read_optional_body
 from sglang.srt.web.openai.reply_fields import usage_of_prompts
 from sglang.srt.web.server_state import ServerState
@@ -24,11 +27,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 
+def numbered_event(value: Any) -> bytes:
+    """An event of ``/generate``, whose id is the number of tokens that its completion has, behind
+    the number of the completion where there are several."""
+    if not isinstance(value, Generated):
+        return event(value)
+    count = value.meta_info.completion_tokens
+    if value.index is UNSET:
+        return b"id: %d\n%b" % (count, event(value))
+    return b"id: %d:%d\n%b" % (value.index, count, event(value))
+
+
+NUMBERED = EventForm(numbered_event)
+
+
 async def generate(state: ServerState, request: Request) -> Response:
     body = await read_body(request, GenerateRequest, state.body_limit)
     record().private = bool(body.no_logs)
     if body.stream:
-        return await respond(request, stream(state.runtime, body, CALLER.get()))
+        return await respond(request, stream(state.runtime, body, CALLER.get()), NUMBERED)
     work = generated(state.runtime, body, CALLER.get())
     return json_response(await unless_gone(request, work))
 

@@ -25,6 +25,50 @@ _RANKING: Bodies = [{"query": "a lamp", "documents": _TEXTS, "top_n": 1, "return
 _TOKENIZE: Bodies = [{"prompt": _QUESTION}, {"text": _TEXTS, "return_token_strs": True}]
 _DETOKENIZE: Bodies = [{"tokens": [20, 21, 22]}, {"tokens": [[20], [21, 22]]}]
 
+_LAMP: Bodies = [
+    {
+        "prompt": "Name: {{thing}}. A line: {{line}} Its mood: {{mood}}",
+        "placeholders": [
+            {"name": "thing", "in_out": False, "value": "lamp"},
+            {
+                "name": "line",
+                "in_out": True,
+                "sampling_params": {"max_new_tokens": 8, "stop": ["\n"]},
+            },
+            {
+                "name": "mood",
+                "in_out": True,
+                "sampling_params": {"max_new_tokens": 4},
+                "transforms": [{"op": "strip"}],
+            },
+        ],
+    },
+    {
+        "graph": {
+            "name": "capitals",
+            "arguments": {"country": "France"},
+            "streams": [
+                {
+                    "stream": 0,
+                    "steps": [
+                        {"number": 1, "op": "text", "text": "The capital of "},
+                        {"number": 2, "op": "value", "of": {"argument": "country"}},
+                        {"number": 3, "op": "text", "text": " is"},
+                        {
+                            "number": 4,
+                            "op": "gen",
+                            "name": "city",
+                            "body": {"sampling_params": {"max_new_tokens": 4, "temperature": 0}},
+                        },
+                    ],
+                }
+            ],
+        },
+        "criteria": {"city": "latency"},
+        "stream": True,
+    },
+]
+
 _LOAD: Bodies = [{"lora_name": "poet", "lora_path": "poet"}]
 _UNLOAD: Bodies = [{"lora_name": "poet"}]
 
@@ -43,6 +87,7 @@ EXAMPLES: dict[str, Bodies] = {
         {"text": _QUESTION, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
          "token_ids_logprob": [7], "return_text_in_logprobs": True,
          "sampling_params": {"max_new_tokens": 2}},
+        {"text": "It is", "output_ids": [7, 8], "sampling_params": {"max_new_tokens": 4}},
         {"text": "It is", "sampling_params": {"choices": [" red", " blue"],
                                               "choices_scoring": "whole"}},
         {"text": "A number:", "sampling_params": {"regex": " [0-9]{2}", "stop": "\n", "n": 2}},
@@ -90,5 +135,10 @@ EXAMPLES: dict[str, Bodies] = {
     "/abort_request": [{"rid": "mine"}, {"abort_all": True}],
     "/open_session": [{"capacity_of_str_len": 1024, "timeout": 60}],
     "/close_session": [{"session_id": "mine"}],
+    "/v1/session": [{}],
+    "/v1/submit": _LAMP,
+    "/v1/get": [{"session_id": "mine", "semantic_var_id": "a", "criteria": "latency"}],
+    "/v1/set": [{"session_id": "mine", "semantic_var_id": "a", "value": "a lamp"}],
+    "/v1/cancel": [{"session_id": "mine", "semantic_var_id": "a"}],
     "/pause_generation": [{"mode": "in_place"}],
 }  # fmt: skip

@@ -49,9 +49,10 @@ class AnthropicErrorReply(Struct):
 
 class Event(Struct):
     """One event of a stream. ``data`` is JSON, or ``[DONE]``; ``event`` is its type, where the API
-    has types."""
+    has types; ``id`` of ``/generate`` the number of tokens so far."""
 
     data: str
+    id: Maybe[str] = UNSET
     event: Maybe[str] = UNSET
 
 
@@ -168,6 +169,8 @@ class LiveReply(Struct):
     model: str
     pending: Count
     open_requests: Count
+    programs: list[Object]
+    more_programs: Count
 
 
 # -- tokens ---------------------------------------------------------------------------------------

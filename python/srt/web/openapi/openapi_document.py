@@ -27,6 +27,8 @@ _PHRASES = {
     403: "Not for this caller",
     404: "There is no such thing",
     408: "It did not come in time",
+    409: "It was done before, in another way",
+    410: "It has ended",
     413: "The body is too large",
     415: "The body is no plain JSON in UTF-8",
     429: "Too many requests",
@@ -146,6 +148,8 @@ def _statuses(route: Route, secured: bool) -> list[int]:
     )
     if "{" in route.path or named:
         found.append(404)
+    if {"semantic_var_id", "placeholders"} & set(getattr(route.body, "__struct_fields__", ())):
+        found += (404, 409, 410)
     if route.body is not None:
         found += (413, 415)
     if route.method == "POST" or EVENTS in route.media:

@@ -12,6 +12,7 @@ import msgspec
 from sglang.ir.declaration import Bounds
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.explanations import read
+from sglang.srt.runtime.programs.program_view import running_programs
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import ServerError, json_response
 from sglang.srt.web.exchange.event_stream import respond, unless_gone
@@ -115,6 +116,7 @@ async def snapshot(state: ServerState, limit: int) -> dict[str, Any]:
     if not reply.ok:
         raise ServerError("internal_error", f"The engine refused: {reply.message}.")
     tree, seen = reply.data["tree"], CALLER.get().admin
+    programs, more = running_programs(state.programs.sessions) if seen else ([], 0)
     return {
         **reply.data,
         "tree": {**tree, "nodes": [_node(state, node, seen) for node in tree["nodes"]]},
@@ -123,6 +125,8 @@ async def snapshot(state: ServerState, limit: int) -> dict[str, Any]:
         "model": state.runtime.model_name,
         "pending": state.runtime.completion.pending,
         "open_requests": state.open_requests,
+        "programs": programs,
+        "more_programs": more,
     }
 
 

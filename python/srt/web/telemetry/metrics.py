@@ -45,6 +45,21 @@ _PROGRAMS = {
 }
 
 
+# The same of programs sent whole, by the name in ``ProgramService.counts``.
+_SUBMITTED = {
+    "sessions": ("num_program_sessions", "open sessions of programs"),
+    "alive": ("num_submitted_programs", "submitted programs that run"),
+    "variables": ("num_semantic_variables", "semantic variables in open sessions"),
+    "value_bytes": ("semantic_value_bytes", "bytes of their values and of events"),
+    "calling": ("num_program_calls", "calls of submitted programs at the engine"),
+    "waiting": ("num_program_calls_waiting", "calls that wait for their tenant's slots"),
+    "submitted": ("submitted_programs_total", "programs submitted"),
+    "calls": ("submitted_program_calls_total", "calls that they made"),
+    "ahead": ("program_prompts_ahead_total", "prompts computed ahead of their calls"),
+    "ahead_tokens": ("program_ahead_tokens_total", "tokens of these"),
+}
+
+
 class ReadCounts:
     """Gauges and counters whose values are kept elsewhere; a counter's name ends with _total."""
 
@@ -111,6 +126,7 @@ class Metrics:
         self._tool_seconds = family(Counter, "tool_seconds_total", "seconds of them", "tool")
         self._parked = ReadCounts(families, _PARKED)
         self._programs = ReadCounts(families, _PROGRAMS)
+        self._submitted = ReadCounts(families, _SUBMITTED)
 
     @contextmanager
     def watch(self, request: CompletionRequest) -> Iterator[RequestWatch]:
@@ -180,11 +196,17 @@ class Metrics:
         if tenant := CALLER.get().tenant:
             self._tokens.labels(self._model, tenant).inc(tokens)
 
-    def set_counts(self, parked: Mapping[str, float], programs: Mapping[str, float]) -> None:
-        """Take the counts of parked contexts, and those of the gate, {} where there is none. Both
-        outlive the engine."""
+    def set_counts(
+        self,
+        parked: Mapping[str, float],
+        programs: Mapping[str, float],
+        submitted: Mapping[str, float],
+    ) -> None:
+        """Take the counts of parked contexts, those of the gate, {} where there is none, and those
+        of programs sent whole. They outlive the engine."""
         self._parked.set(parked)
         self._programs.set(programs)
+        self._submitted.set(submitted)
 
     def render(self) -> bytes:
         """Prometheus text format."""
@@ -206,11 +228,11 @@ class RequestWatch:
 
     def update(self, output: Output) -> None:
         metrics, now = self._metrics, time.monotonic()
-        count, last = self._seen.get(output.index, (0, self._start))
+        count, last = self._seen.get(output.index, (len(self._request.generated), self._start))
         fresh = output.completion_tokens - count
         if fresh > 0:
             metrics.draw(fresh)
-            if count == 0:
+            if output.index not in self._seen:
                 metrics.first.observe(now - self._start)
                 self._record.first = self._record.first or now
             else:

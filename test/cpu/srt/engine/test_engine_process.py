@@ -19,13 +19,13 @@ import pytest
 from helpers.tiny_model import write_config
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config, MemoryConfig, ModelConfig
-from sglang.srt.core import processes
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Close, Done, Event, Generate, Open, Tokens
 from sglang.srt.engine import process as module
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.engine.process import EngineProcess, Started, spawn
 from sglang.srt.engine.wire import Wire
+from sglang.srt.system import processes
 
 VOCAB = [bytes([i % 256]) for i in range(160)]
 

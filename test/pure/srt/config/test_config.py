@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sglang.srt.config import (
+    ApplicationsConfig,
     Config,
     EdgeConfig,
     GrammarConfig,
@@ -33,7 +34,7 @@ from sglang.srt.config.command_line import ELSEWHERE, Parser, keys_from_environm
 SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
     MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig, ParallelConfig,
-    ProgramGateConfig, RoutingConfig, KvEventsConfig,
+    ProgramGateConfig, RoutingConfig, KvEventsConfig, ApplicationsConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core import messages as m
+from sglang.srt.core import space_messages as sm
 from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.ints import ints
 from sglang.srt.core.request_stats import CacheMiss, RequestStats
@@ -39,7 +40,24 @@ VERBS: list[Any] = [
     m.Control(15, "flush"),
     m.LoadAdapter(16, "poet", "adapters/poet", True),
     m.UnloadAdapter(17, "poet"),
-]
+    sm.OpenSpace(1),
+    sm.OpenSpace(2, "tenant", "poet", 3, "key", 100),
+    sm.AllocPages(1, ints([0, 1, 2]).tobytes()),
+    sm.FreePages(1, ints([2]).tobytes()),
+    sm.CopyTokens(1, ints([0]).tobytes(), ints([1]).tobytes()),
+    sm.ExportPages(1, 4, ints([0]).tobytes(), "docs"),
+    sm.ImportPages(2, 4, "docs", 10),
+    sm.ReleaseExport(1, 5, "docs"),
+    sm.ListExports(1, 6, "do"),
+    sm.PrefixPages(1, 7, ints([5, 6]).tobytes(), 20),
+    sm.ForwardTokens(1, 8, ints([5]).tobytes()),
+    sm.ForwardTokens(
+        1, 9, ints([0]).tobytes(), ints([7]).tobytes(), ints([0, 1]).tobytes(),
+        ints([2]).tobytes(), b"\x05", SAMPLING, 0.5, ints([5]).tobytes(), b"\xff\xff\xff\xff",
+        sm.WHOLE, (1, 2), ((0, 3),), (4,), -1, 8,
+    ),
+    sm.CloseSpace(1),
+]  # fmt: skip
 EVENTS: list[Any] = [
     m.Tokens(10, [1, 2], 3, [-0.5, -1.0], [[(1, -0.5)], []], [[-2.0], [-3.0]]),
     m.Tokens(10, []),
@@ -51,6 +69,10 @@ EVENTS: list[Any] = [
     m.Done(16, "stop", stats=RequestStats(miss=CacheMiss(3, 8, [5, 6], 2, "evicted", 1.5, 4))),
     m.Failed(13, "capacity", "100 tokens wanted; 50 are there"),
     m.Reply(15, False, "busy", {"running": 3, "used": [1, 2], "nested": {"a": None}}),
+    sm.SpaceReply(1, 4, 3, ("docs",)),
+    sm.ForwardDone(1, 8, 5, -0.5, ints([5]).tobytes(), b"\x00\x00\x00\xbf", b"\x00\x00\x00\xbf"),
+    sm.SpaceFailed(1, 9, "lost", "the pass failed", ints([2]).tobytes()),
+    sm.SpaceEnded(1, "overloaded", "older requests needed its pages"),
 ]
 
 

@@ -25,6 +25,7 @@ from sglang.srt.core.messages import (
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.interception.park_policies import RETENTION
+from sglang.srt.schedule.costs import LineFit
 
 GOAL = Generate(SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True))
 
@@ -165,6 +166,23 @@ def test_swapped_kv_is_loaded_and_not_computed() -> None:
     desk.engine.handle([Append(1, more), Advance(1, 5, GOAL, close=True)])
     (done,) = desk.run()
     assert done.stats.loaded_tokens > 0
+
+
+def test_a_swap_in_parts_frees_nothing_before_the_last_part() -> None:
+    desk = Desk("min-waste", host=100)
+    desk.compute(1)
+    desk.engine.planner.movable = 4
+    desk.engine.planner.costs.forward = LineFit(0.0, 50.0)
+    goal = Generate(SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True))
+    desk.engine.handle([Open(2, ints([2] * 10).tobytes()), Advance(2, 2, goal, close=True)])
+    desk.engine.step()
+    desk.engine.handle([Park(1, expected=500.0)])
+    seen = set()
+    while desk.engine.busy:
+        desk.engine.step()
+        copied = min(desk.engine.store.counts["stored_tokens"], 10)
+        seen.add((copied, desk.cached(1)))
+    assert seen == {(4, 10), (8, 10), (10, 0)}
 
 
 def test_a_claim_ends_with_the_pause() -> None:

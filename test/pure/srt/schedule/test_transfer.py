@@ -55,6 +55,18 @@ def test_copies_are_waited_for_where_computing_delays_more(
     assert TransferBudget(costs, 64, 1, 10**6, sampling).cheap is cheap
 
 
+def test_a_request_waits_behind_those_that_wait_before_it() -> None:
+    """A token takes 0.2 ms of the four that sample, and its copy 0.04 ms."""
+    budget = TransferBudget(Costs(LineFit(10.0, 0.05), LineFit(0.0, 0.04)), 64, 1, 10**6, 4)
+    assert not budget.waits(100), "the pass copies nothing"
+    budget.load(1)
+    assert not budget.waits(0)
+    assert budget.waits(100)
+    assert not budget.waits(25), "computing it takes 5 ms, and all copies"
+    assert budget.waits(26), "126 copies take 5.04 ms, computing these 5.2"
+    assert budget.awaited == 126
+
+
 def test_a_line_is_learnt_and_forgets() -> None:
     line = LineFit(1.0, 1.0)
     for x in [1, 2, 64, 512] * 50:

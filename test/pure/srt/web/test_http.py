@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +38,8 @@ def events(reply: httpx.Response) -> list[Any]:
     """Decoded events; asserts that the stream ends with [DONE]."""
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in reply.text.split("\n\n") if line]
+    text = re.sub(r"(?m)^id: [0-9:]+\n", "", reply.text)
+    lines = [line for line in text.split("\n\n") if line]
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line[6:]) for line in lines[:-1]]

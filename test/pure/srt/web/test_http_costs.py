@@ -49,7 +49,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def events(reply: httpx.Response) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    lines = [line.rpartition("data: ")[2] for line in reply.text.split("\n\n") if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers.http_server import Served, serve_text
 from sglang.srt.config import Config
-from sglang.srt.core import logs
+from sglang.srt.system import logs
 
 PROMPT, SECRET = "the lazy dog", "tell nobody"
 GREEDY = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}

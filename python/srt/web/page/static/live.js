@@ -4,6 +4,7 @@ import { $ } from "./dom.js";
 import { ask, events } from "./http.js";
 import { showMeters } from "./meters.js";
 import { showRequests } from "./requests.js";
+import { showPrograms } from "./submitted.js";
 import { showTree } from "./tree.js";
 
 const NODES = 300;
@@ -75,6 +76,7 @@ function show(snapshot) {
   say(`live: ${snapshot.model}`, "good");
   showMeters(snapshot);
   showRequests(snapshot);
+  showPrograms(snapshot);
   drawTree();
 }
 

@@ -70,6 +70,41 @@ def test_an_unknown_field_is_an_error_that_names_the_nearest(engine: sgl.Engine)
     assert found["meta_info"]["completion_tokens"] == 1
 
 
+GOES_ON: dict[str, dict[str, Any]] = {
+    "sampled": {"ignore_eos": True},
+    "penalties": {"ignore_eos": True, "frequency_penalty": 0.8, "repetition_penalty": 1.2},
+    "regex": {"regex": "([a-z]{1,6} ){2,4}"},
+    "regex with a forced end": {"regex": "[ab]{1,3}, the end"},
+    "regex cut by its limit": {"regex": "([a-z]{1,6} ){3,9}", "max_new_tokens": 9},
+    "json": {"json_schema": '{"type": "array", "items": {"type": "integer"}, "maxItems": 3}'},
+}
+
+
+@pytest.mark.parametrize("case", GOES_ON)
+def test_a_text_goes_on_behind_output_ids(case: str, engine: sgl.Engine) -> None:
+    """Text, tokens, reason and log-probabilities are those of the whole, from each token on."""
+    settings = {"max_new_tokens": 24, "sampling_seed": 5, **GOES_ON[case]}
+    for scored in ({}, {"return_logprob": True, "top_logprobs_num": 2}):
+        whole = engine.generate("The fox", settings, **scored)
+        ids = whole["output_ids"]
+        assert len(ids) > 3
+        for given in range(1, len(ids) + 1):
+            found = engine.generate("The fox", settings, output_ids=ids[:given], **scored)
+            assert (found["text"], found["output_ids"]) == (whole["text"], ids)
+            meta, old = found["meta_info"], whole["meta_info"]
+            for name in ("finish_reason", "prompt_tokens", "completion_tokens"):
+                assert meta[name] == old[name]
+            if scored:
+                rest = numbers(meta["output_top_logprobs"])
+                assert rest == pytest.approx(numbers(old["output_top_logprobs"][given:]), abs=1e-4)
+                assert len(meta["output_token_logprobs"]) == len(ids) - given
+
+
+def numbers(tops: list[list[Any]]) -> list[float]:
+    """Log-probabilities and ids, one behind another."""
+    return [number for top in tops for value, token, _ in top for number in (value, token)]
+
+
 def constrained(engine: sgl.Engine, **more: Any) -> dict[str, Any]:
     """Log-probabilities under a constraint that allows three letters, then two."""
     fields = {"return_logprob": True, "top_logprobs_num": 5, "token_ids_logprob": letters(engine)}

@@ -161,7 +161,7 @@ def test_parts_with_n_a_stream_and_no_token(http: httpx.Client) -> None:
     assert filled["output_ids"] == []
     body = {"parts": PARTS, "sampling_params": GREEDY, "stream": True}
     lines = http.post("/generate", json=body).text.split("\n\n")
-    assert json.loads(lines[-3][6:])["text"] == one["text"]
+    assert json.loads(lines[-3].partition("data: ")[2])["text"] == one["text"]
     assert lines[-2] == "data: [DONE]"
 
 

@@ -619,9 +619,7 @@ def test_http_1_0_gets_no_chunks(served: Served, http: Client, keep: bytes) -> N
 
 
 def strip(stream: str) -> list[Any]:
-    events = [
-        json.loads(line[6:]) for line in stream.split("\n\n") if line[6:] not in ("", "[DONE]")
-    ]
+    events = [json.loads(line[6:]) for line in stream.split("\n") if line.startswith("data: {")]
     return [(event["text"], event["output_ids"]) for event in events]
 
 

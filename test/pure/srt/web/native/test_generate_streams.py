@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ LOGPROBS = {
     "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
     "token_ids_logprob": [7], "return_text_in_logprobs": True,
 }  # fmt: skip
+NUMBERED = re.compile(rb"^id: [0-9:]+\ndata: ")
 OUTPUT = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 INPUT = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
 
@@ -43,7 +45,7 @@ def stream(http: httpx.Client, **body: Any) -> list[bytes]:
     assert reply.status_code == 200, reply.text
     *found, end, rest = reply.content.split(b"\n\n")
     assert (end, rest) == (b"data: [DONE]", b"")
-    return [event.removeprefix(b"data: ") for event in found]
+    return [NUMBERED.sub(b"", event) for event in found]
 
 
 def whole(http: httpx.Client, **body: Any) -> Any:
@@ -146,3 +148,103 @@ def test_short_events_come_with_every_token() -> None:
             assert streamed.is_due(output, 1)
             streamed.show(output, None)
         assert not streamed.is_due(output, 1)
+
+
+# -- output_ids ------------------------------------------------------------------------------------
+
+GOES_ON = {"max_new_tokens": 30, "ignore_eos": True, "seed": 3, "stop": ["zz"]}
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_a_stream_goes_on_behind_output_ids(http: httpx.Client, incremental: bool) -> None:
+    """The first event has the text of the given tokens too; log-probabilities are of the others."""
+    body = {"text": "the quick", "sampling_params": GOES_ON, "return_logprob": True}
+    answer = whole(http, **body)
+    ids = answer["output_ids"]
+    for given in (1, 13, len(ids)):
+        more = {**body, "output_ids": ids[:given], "incremental_streaming_output": incremental}
+        assert whole(http, **body, output_ids=ids[:given])["output_ids"] == ids
+        found = [json.loads(event) for event in stream(http, **more)]
+        last = found[-1]["meta_info"]
+        entries = last["output_token_logprobs"]
+        text, tokens = found[-1]["text"], found[-1]["output_ids"]
+        if incremental:
+            text = "".join(event["text"] for event in found)
+            tokens = [token for event in found for token in event["output_ids"]]
+            entries = [e for x in found for e in x["meta_info"]["output_token_logprobs"]]
+        assert (text, tokens) == (answer["text"], ids)
+        assert entries == answer["meta_info"]["output_token_logprobs"][given:]
+        assert last["completion_tokens"] == len(ids)
+        assert last["prompt_tokens"] == answer["meta_info"]["prompt_tokens"]
+        assert last["finish_reason"] == answer["meta_info"]["finish_reason"]
+
+
+def test_several_texts_go_on_each_from_its_own(http: httpx.Client) -> None:
+    body = {"text": ["the quick", "a lazy"], "sampling_params": GOES_ON}
+    answers = whole(http, **body)
+    given = [answers[0]["output_ids"][:7], []]
+    found = whole(http, **body, output_ids=given)
+    assert [each["text"] for each in found] == [each["text"] for each in answers]
+    parked = whole(
+        http,
+        text="the quick",
+        sampling_params=GOES_ON,
+        output_ids=given[0],
+        park={"deadline_seconds": 5},
+    )
+    handle = parked["meta_info"]["finish_reason"]["resume"]
+    more = whole(http, resume=handle, text=" and", sampling_params={"max_new_tokens": 2})
+    ids = len(answers[0]["output_ids"])
+    assert more["meta_info"]["prompt_tokens"] > ids
+    assert whole(http, **body)[0]["text"] == answers[0]["text"]
+
+
+REFUSED = [
+    ({"output_ids": [[1], [2]]}, "output_ids has 2 entries for 1 prompts"),
+    ({"output_ids": ["a"]}, "output_ids must be text or a list of token ids"),
+    ({"output_ids": [[1], "a"], "text": ["a", "b"]}, "no list of token ids for each prompt"),
+    ({"output_ids": [1 << 40]}, "output_ids holds token id 1099511627776"),
+    ({"output_ids": [1 << 20]}, "output_ids holds 1048576; ids are 0 to"),
+    ({"output_ids": [1] * 31}, "output_ids has 31 tokens, of at most 30"),
+    ({"output_ids": [1], "sampling_params": {"n": 2}}, "n must be 1"),
+    ({"output_ids": [1], "return_logprob": True, "logprob_start_len": 0}, "it must be -1"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED)
+def test_output_ids_that_nothing_may_follow(
+    http: httpx.Client, fields: dict[str, Any], message: str
+) -> None:
+    reply = http.post("/generate", json={"text": "a", "sampling_params": GOES_ON, **fields})
+    assert message in is_error(reply, 400)["message"]
+
+
+def test_output_ids_do_not_go_with_sessions_and_resume(http: httpx.Client) -> None:
+    parked = whole(http, text="a", sampling_params=GOES_ON, park={"deadline_seconds": 5})
+    handle = parked["meta_info"]["finish_reason"]["resume"]
+    reply = http.post("/generate", json={"resume": handle, "output_ids": [1]})
+    assert "output_ids is given with resume" in is_error(reply, 400)["message"]
+    name = http.post("/open_session", json={"capacity_of_str_len": 100}).json()
+    body = {"text": "a", "sampling_params": GOES_ON, "output_ids": [1]}
+    reply = http.post("/generate", json={**body, "session_params": {"id": name}})
+    assert "and output_ids; send others without session_params" in is_error(reply, 400)["message"]
+    http.post("/close_session", json={"session_id": name})
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_events_are_numbered_by_the_tokens_so_far(http: httpx.Client, count: int) -> None:
+    settings = {**GOES_ON, "n": count}
+    body = {"text": "the quick", "sampling_params": settings, "stream": True}
+    for incremental in (False, True):
+        body["incremental_streaming_output"] = incremental
+        reply = http.post("/generate", json=body).text
+        seen: dict[str, int] = {}
+        for block in reply.split("\n\n")[:-2]:
+            name, data = block.split("\n")
+            item = json.loads(data.removeprefix("data: "))
+            *of, number = name.removeprefix("id: ").split(":")
+            assert of == ([str(item["index"])] if count > 1 else [])
+            before = seen.get("".join(of), 0) if incremental else 0
+            seen["".join(of)] = int(number)
+            assert int(number) == before + len(item["output_ids"])
+        assert len(seen) == count

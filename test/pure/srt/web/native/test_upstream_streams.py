@@ -32,7 +32,7 @@ def http(served: Served) -> Iterator[httpx.Client]:
 def events(http: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
     reply = http.post(path, json={**body, "stream": True})
     assert reply.status_code == 200, reply.text
-    lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    lines = [line.rpartition("data: ")[2] for line in reply.text.split("\n\n") if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
 

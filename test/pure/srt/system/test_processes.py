@@ -14,14 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers.paths import PYTHON
-from sglang.srt.core.processes import stopped_twice, when_orphaned
+from sglang.srt.system.processes import stopped_twice, when_orphaned
 
 pytestmark = pytest.mark.slow
 
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from sglang.srt.core.processes import when_orphaned
+from sglang.srt.system.processes import when_orphaned
 
 def leave():
     Path(sys.argv[2]).touch()

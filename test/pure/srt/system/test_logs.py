@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.srt.core import logs
+from sglang.srt.system import logs
 
 HOSTILE = "a\n2026-01-01 00:00:00,000 INFO forged\r\x1b[31mred\x00\x85\u2028\ud800é"
 

@@ -1,0 +1,115 @@
+"""ServerLoss: what becomes of a request whose server is lost.
+
+The server, or another one behind the same URL, may be there again in a moment. A request of which
+nothing has come is sent again; a stream goes on behind the tokens that have come (``output_ids``),
+so that its text is that of one stream. It may be the request itself that ends servers, so it goes
+on a few times only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sglang.backend.cancel import aborted_by
+from sglang.errors import BackendError, ConnectionFailed, ServerFailed
+
+MOST_LOSSES = 2  # servers that one request may lose while it is in them, and go on
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two attempts; each is twice the last
+# Requests with these change what the server keeps, which a lost one has not kept.
+_ONCE = ("park", "resume", "session_params", "kv_hints")
+_BEFORE = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+_OF_PROMPT = (
+    "input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs", "cached_tokens",
+)  # fmt: skip
+
+
+class NoServer(ConnectionFailed):
+    """No server takes the connection: the request has not been in one."""
+
+
+class ServerLeaves(ServerFailed):
+    """The server is about to end, and gives the request back."""
+
+
+class ServerLoss:
+    """One request and its answer so far, across the servers that it is sent to.
+
+    Attributes:
+        body: what to send next.
+        ended: the last event of a stream has come, whatever follows it.
+    """
+
+    def __init__(self, body: dict[str, Any], seconds: float) -> None:
+        """``seconds``: how long it waits for a server, each time that one is lost."""
+        self.body, self._first, self._seconds = body, body, seconds
+        self.ended = False
+        self._last: dict[str, Any] | None = None  # event of a stream
+        self._prompt: dict[str, Any] = {}  # facts of it, from the first event
+        self._earlier: dict[str, Any] = {}  # meta_info, by the servers before
+        self._losses, self._until, self._pause = 0, 0.0, 0.0
+
+    @property
+    def model_matters(self) -> bool:
+        """Whether the next server must have the model of the first: token ids are its own."""
+        return "output_ids" in self.body
+
+    def grown(self, event: dict[str, Any]) -> dict[str, Any]:
+        """Take an event of a stream; return it as an event of the whole."""
+        self._until = 0.0
+        meta = event["meta_info"]
+        if self._last is None:
+            self._prompt = {name: meta[name] for name in _OF_PROMPT if name in meta}
+        if self._earlier:
+            own = {name: value for name, value in self._prompt.items() if name in meta}
+            meta = event["meta_info"] = {**_joined(self._earlier, meta), **own}
+        self._last, self.ended = event, meta.get("finish_reason") is not None
+        return event
+
+    def pause(self, error: BackendError) -> float:
+        """Return the seconds to wait before ``body`` is sent. Raises ``error`` where the request
+        cannot go on."""
+        now = time.monotonic()
+        if not isinstance(error, ConnectionFailed | ServerLeaves) or not self._may_go_on():
+            raise error
+        if not isinstance(error, NoServer | ServerLeaves):
+            self._losses += 1
+            if self._losses > MOST_LOSSES:
+                raise ConnectionFailed(
+                    f"{error}; the request was in {self._losses} servers that were lost"
+                ) from error
+        if not self._until:
+            self._until, self._pause = now + self._seconds, FIRST_PAUSE
+        if now >= self._until:
+            raise error
+        self._go_on()
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return min(pause, self._until - now)
+
+    def _may_go_on(self) -> bool:
+        if self._seconds <= 0 or any(self.body.get(name) is not None for name in _ONCE):
+            return False
+        last = self._last
+        return last is None or (bool(last.get("output_ids")) and "index" not in last)
+
+    def _go_on(self) -> None:
+        """Ask for what is missing."""
+        if self._last is not None:
+            self._earlier = self._last["meta_info"]
+            self.body = {**self._first, "output_ids": list(self._last["output_ids"])}
+            self.body.pop("logprob_start_len", None)
+
+
+def wait(seconds: float) -> None:
+    """Sleep, unless the run is cancelled meanwhile."""
+    cancelled = threading.Event()
+    with aborted_by(cancelled.set):
+        cancelled.wait(seconds)
+
+
+def _joined(earlier: Mapping[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+    """The meta_info of a generation, by that of its beginning and of what followed."""
+    joined = {name: [*earlier.get(name, ()), *meta[name]] for name in _BEFORE if name in meta}
+    return {**meta, **joined}

@@ -1,0 +1,305 @@
+"""PageContext: a text whose KV a program holds, page by page or as a whole (Pie, section 6.3).
+
+The KV of its last token is computed when what follows is needed, so a fork can go on at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.inferlet.ctx import Ctx
+from sglang.inferlet.dist import Dist
+from sglang.inferlet.samplers import Sampler, Stop
+
+SPARE = 16  # pages that are allocated at a time
+TOP = 256
+
+
+class PageContext:
+    """A text with pages of its own; some may be shared with forks of it.
+
+    Attributes:
+        tokens: the whole text.
+        computed: number of tokens whose KV stands.
+    """
+
+    def __init__(self, ctx: Ctx, queue: int | None = None) -> None:
+        """``queue``: of its calls; without it a new one."""
+        self.ctx, self.queue = ctx, ctx.create_queue() if queue is None else queue
+        self.tokens: list[int] = []
+        self.computed = 0
+        self._blocks: dict[int, int] = {}  # page of each block of page_size tokens that has one
+        self._holders: Counter[int] = Counter()  # contexts that use a page, of this and its forks
+        self._fixed: set[int] = set()  # pages that were exported, imported or come from the cache
+        self._spare: list[int] = []
+        self._embs: list[int] = []
+        self._dist: Dist | None = None  # behind the last token, where that is computed
+
+    # Text.
+
+    async def fill(self, text: str) -> PageContext:
+        """Append a text; the first one gets the tokens that a prompt begins with."""
+        self.extend(await self.ctx.tokenize(text, special=not self.tokens))
+        return self
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens. Raises ValueError where the model's context is too short."""
+        total = len(self.tokens) + len(tokens)
+        if total > self.ctx.context_length:
+            raise ValueError(
+                f"the text would have {total} tokens; at most {self.ctx.context_length}"
+            )
+        self.tokens += tokens
+        if tokens:
+            self._dist = None
+
+    async def text(self, start: int = 0) -> str:
+        """The text of the tokens from ``start`` on."""
+        return await self.ctx.detokenize(self.tokens[start:])
+
+    # Generation.
+
+    async def next_dist(self, k: int = TOP, probe: Sequence[int] = ()) -> Dist:
+        """The distribution behind the text."""
+        if self._dist is None or len(self._dist) < k or probe:
+            if self.computed == len(self.tokens):
+                self.forget(self.computed - 1)
+            self._dist = (await self.next_dists((), k, probe))[0]
+        return self._dist
+
+    async def next_dists(
+        self, drafts: Sequence[int], k: int = 1, probe: Sequence[int] = ()
+    ) -> list[Dist]:
+        """The distributions behind the text, and behind the text with each more of ``drafts``, in
+        one pass. The drafts belong to the text from now on; ``cut`` removes those that are wrong.
+        """
+        self.extend(drafts)
+        count = len(self.tokens) - self.computed
+        embs = self._inputs(count)
+        outputs = embs[count - len(drafts) - 1 : count]
+        self._forward(embs, outputs)
+        asked = [self.ctx.get_next_dist(self.queue, emb, k, probe) for emb in outputs]
+        return list(await asyncio.gather(*asked))
+
+    async def sample(self, params: dict[str, Any], history: Sequence[int] = ()) -> int:
+        """A token behind the text, which the engine samples; it is not appended. ``params``: as of
+        ``/generate``."""
+        if self.computed == len(self.tokens):
+            self.forget(self.computed - 1)
+        embs = self._inputs(len(self.tokens) - self.computed)
+        view, okv = self._places(len(embs))
+        more: dict[str, Any] = {"history": list(history)} if history else {}
+        return await self.ctx.forward_with_sampling(
+            self.queue, params, view, embs, okv, uniform=random.random(), **more
+        )
+
+    async def generate_until(
+        self,
+        max_tokens: int = 128,
+        stop: Stop | None = None,
+        sampler: Sampler | None = None,
+        temperature: float = 0.0,
+    ) -> str:
+        """Append tokens until an end token, ``stop`` or ``max_tokens``; their text.
+
+        ``sampler`` takes each token from a distribution in the program; without one the engine
+        samples at ``temperature``. ``stop`` (``samplers``) is awaited with this context and the
+        index of the first new token.
+        """
+        start = len(self.tokens)
+        params = {"temperature": temperature}
+        for _ in range(max_tokens):
+            if sampler is not None:
+                token = sampler(await self.next_dist())
+            else:
+                token = await self.sample(params)
+            if token in self.ctx.eos:
+                break
+            self.extend([token])
+            if stop is not None and await stop(self, start):
+                break
+        return await self.text(start)
+
+    async def flush(self) -> None:
+        """Compute the KV of all tokens but the last, without waiting for it."""
+        count = len(self.tokens) - 1 - self.computed
+        if count > 0:
+            embs = self._inputs(count)
+            self._forward(embs, ())
+
+    # Pages.
+
+    async def fork(self, count: int = 1) -> list[PageContext]:
+        """Texts that begin with this one, whose pages they share."""
+        await self.flush()
+        return [self._child() for _ in range(count)]
+
+    def _child(self) -> PageContext:
+        child = PageContext(self.ctx)
+        child.tokens, child.computed = list(self.tokens), self.computed
+        child._holders, child._fixed, child._dist = self._holders, self._fixed, self._dist
+        child._blocks = dict(self._blocks)
+        self._holders.update(child._blocks.values())
+        return child
+
+    async def join(self, *others: PageContext, since: int) -> None:
+        """Append what the forks have generated behind token ``since``, in order, and free them."""
+        for other in others:
+            self.extend(other.tokens[since:])
+            await other.free()
+
+    def cut(self, length: int) -> None:
+        """Remove the tokens from ``length`` on."""
+        self.forget(length)
+        del self.tokens[length:]
+        self._dist = None
+
+    def forget(self, length: int) -> None:
+        """Give up the KV of the tokens from ``length`` on; they are computed again."""
+        size = self.ctx.page_size
+        for block in [one for one in self._blocks if (one + 1) * size > length]:
+            kept = max(0, length - block * size)
+            page = self._blocks[block]
+            if not kept:
+                del self._blocks[block]
+                self._release([page], spare=True)
+            elif self._writable(page):
+                self.ctx.mask_kvpage(self.queue, page, [i < kept for i in range(size)])
+            else:
+                self._blocks[block] = self._copy(page, kept)
+                self._release([page])
+        self.computed = min(self.computed, length)
+        self._dist = None
+
+    def drop(self, start: int, end: int) -> int:
+        """Free the pages of the tokens from ``start`` to ``end``, which stay in the text but are
+        seen no more; positions stay. Only whole pages; the number that was freed."""
+        size = self.ctx.page_size
+        blocks = [b for b in self._blocks if b * size >= start and (b + 1) * size <= end]
+        self._release([self._blocks.pop(block) for block in blocks])
+        return len(blocks)
+
+    async def save(self, name: str) -> list[int]:
+        """Export the pages of the whole text under a name; its tokens."""
+        await self.flush()
+        whole = self.computed // self.ctx.page_size
+        pages = [self._blocks[block] for block in range(whole)]
+        self.ctx.export_kvpage(self.queue, pages, name)
+        self._fixed.update(pages)
+        await self.ctx.synchronize(self.queue)
+        return self.tokens[: whole * self.ctx.page_size]
+
+    async def load(self, name: str, tokens: Sequence[int]) -> PageContext:
+        """Begin an empty text with the pages of an export, whose tokens these are."""
+        return self.adopt(await self.ctx.import_kvpage(self.queue, name), tokens)
+
+    async def cached(self, tokens: Sequence[int]) -> PageContext:
+        """Begin an empty text with the pages of the prefix cache, which computes what it lacks."""
+        pages = await self.ctx.prefix(self.queue, tokens[:-1])
+        self.adopt(pages, tokens[: len(pages) * self.ctx.page_size])
+        self.extend(tokens[len(self.tokens) :])
+        return self
+
+    def adopt(self, pages: Sequence[int], tokens: Sequence[int]) -> PageContext:
+        """Begin an empty text with read-only pages that hold the KV of these tokens."""
+        if self.tokens or len(pages) * self.ctx.page_size != len(tokens):
+            raise ValueError(
+                f"{len(pages)} pages hold {len(pages) * self.ctx.page_size} tokens; "
+                f"{len(tokens)} are given, for a text that has {len(self.tokens)}"
+            )
+        self.tokens, self.computed = list(tokens), len(tokens)
+        self._blocks = dict(enumerate(pages))
+        self._holders.update(pages)
+        self._fixed.update(pages)
+        return self
+
+    async def free(self) -> None:
+        """Give all pages back."""
+        self._release(list(self._blocks.values()))
+        self._blocks = {}
+        self._free(self._spare)
+        self.ctx.dealloc_emb(self.queue, self._embs)
+        self._spare, self._embs, self.computed = [], [], 0
+
+    @property
+    def pages(self) -> list[int]:
+        """The pages that the next forward sees, in order."""
+        return list(self._blocks.values())
+
+    # Forwards.
+
+    def _inputs(self, count: int) -> list[int]:
+        """Embeddings with the next ``count`` tokens that are to be computed."""
+        if count > len(self._embs):
+            self._embs += self.ctx.alloc_emb(self.queue, count - len(self._embs))
+        tokens = self.tokens[self.computed : self.computed + count]
+        positions = range(self.computed, self.computed + count)
+        embs = self._embs[:count]
+        self.ctx.embed_txt(self.queue, tokens, positions, embs)
+        return embs
+
+    def _forward(self, embs: Sequence[int], outputs: Sequence[int]) -> None:
+        view, okv = self._places(len(embs))
+        self.ctx.forward(self.queue, view, embs, okv, outputs)
+
+    def _places(self, count: int) -> tuple[array[int], list[int]]:
+        """Pages that the next ``count`` tokens see, and those that their KV is written to."""
+        size = self.ctx.page_size
+        block, offset = divmod(self.computed, size)
+        if offset and not self._writable(self._blocks[block]):
+            old = self._blocks[block]
+            self._blocks[block] = self._copy(old, offset)
+            self._release([old])
+        view = array("i", self._blocks.values())
+        last = (self.computed + count - 1) // size
+        new = range(block + bool(offset), last + 1)
+        if len(new) > len(self._spare):
+            wanted = len(new) - len(self._spare) + SPARE // size
+            self._spare += self.ctx.alloc_kvpage(self.queue, wanted)
+        okv = [self._blocks[block]] if offset else []
+        for one in new:
+            page = self._spare.pop(0)
+            self._blocks[one] = page
+            self._holders[page] = 1
+            okv.append(page)
+        self.computed += count
+        return view, okv
+
+    def _writable(self, page: int) -> bool:
+        return self._holders[page] == 1 and page not in self._fixed
+
+    def _copy(self, page: int, count: int) -> int:
+        """A page of this text alone with the first slots of another."""
+        [own] = self.ctx.alloc_kvpage(self.queue, 1)
+        size = self.ctx.page_size
+        slots = range(count)
+        self.ctx.copy_kvpage(
+            self.queue, [page * size + i for i in slots], [own * size + i for i in slots]
+        )
+        self._holders[own] = 1
+        return own
+
+    def _release(self, pages: list[int], spare: bool = False) -> None:
+        """Use pages no more; those that no fork uses are freed, or kept as ``spare``."""
+        gone = []
+        for page in pages:
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                del self._holders[page]
+                gone.append(page)
+        if spare:
+            for page in [one for one in gone if one not in self._fixed]:
+                self.ctx.mask_kvpage(self.queue, page, [False] * self.ctx.page_size)
+                self._spare.insert(0, page)
+                gone.remove(page)
+        self._free(gone)
+
+    def _free(self, pages: list[int]) -> None:
+        if pages:
+            self.ctx.dealloc_kvpage(self.queue, pages)
+            self._fixed.difference_update(pages)

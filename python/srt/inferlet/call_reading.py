@@ -1,0 +1,90 @@
+"""Reading of calls from plain data or JSON; their JSON schema, and their table for the docs."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+import msgspec
+from sglang.srt.core.nearest import nearest
+from sglang.srt.inferlet.calls import CALLS, MORE, ProgramCall
+
+BY_NAME: dict[str, type[ProgramCall]] = {
+    str(kind.__struct_config__.tag): kind for kind in CALLS + MORE
+}
+
+
+class BadCall(NamedTuple):
+    """A call that cannot be read, and why. ``id`` is -1 where that cannot be read either."""
+
+    id: int
+    message: str
+
+
+_UNION: Any = reduce(or_, CALLS + MORE)
+_texts: msgspec.json.Decoder[list[ProgramCall]] = msgspec.json.Decoder(list[_UNION])
+
+
+def read(data: Any) -> ProgramCall | BadCall:
+    """A call from plain data, in which bytes are bytes."""
+    return _read(data, binary=True)
+
+
+def read_text(text: bytes) -> list[ProgramCall | BadCall]:
+    """A turn from JSON, in which bytes are base64. Raises ValueError where it is no list of
+    objects at all."""
+    try:
+        return list(_texts.decode(text))
+    except msgspec.ValidationError:
+        return [
+            _read(data, binary=False)
+            for data in msgspec.json.decode(text, type=list[dict[str, Any]])
+        ]
+
+
+def _read(data: Any, binary: bool) -> ProgramCall | BadCall:
+    number = data.get("id") if isinstance(data, dict) else None
+    number = number if isinstance(number, int) else -1
+    name = data.get("call") if isinstance(data, dict) else None
+    kind = BY_NAME.get(name) if isinstance(name, str) else None
+    if kind is None:
+        meant = nearest(name, BY_NAME) if isinstance(name, str) else None
+        hint = f"; did you mean {meant!r}?" if meant else ""
+        return BadCall(number, f"there is no call {repr(name)[:80]}{hint}")
+    try:
+        return msgspec.convert(data, kind, builtin_types=(bytes,) if binary else ())
+    except ValueError as error:  # msgspec's of a wrong field is one
+        return BadCall(number, f"{name}: {error}")
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of a turn: a list of calls. Bytes are base64 there."""
+    return msgspec.json.schema(list[_UNION])
+
+
+def signature(kind: type[ProgramCall]) -> str:
+    """A call as one line: name, arguments, and what its answer is."""
+    fields = [
+        field.name if field.required else f"{field.name}={_shown(field)}"
+        for field in msgspec.structs.fields(kind)
+        if field.name != "id"
+    ]
+    after = f" -> {kind.answer}" if kind.answer else ""
+    return f"{kind.__struct_config__.tag}({', '.join(fields)}){after}"
+
+
+def _shown(field: msgspec.structs.FieldInfo) -> str:
+    if field.default is not msgspec.NODEFAULT:
+        return repr(field.default)
+    return repr(field.default_factory())
+
+
+def table(kinds: tuple[type[ProgramCall], ...] = CALLS) -> str:
+    """The rows of the table in docs/inferlets.md."""
+    rows = []
+    for kind in kinds:
+        text = " ".join((kind.__doc__ or "").split())
+        call = signature(kind).replace("|", "\\|")
+        rows.append(f"| {kind.trait or 'core'} | `{call}` | {text} |")
+    return "\n".join(rows)

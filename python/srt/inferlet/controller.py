@@ -1,0 +1,138 @@
+"""Controller: the programs of one engine, the dispatcher of their commands, what they share.
+
+driver -- calls --> session -- commands --> dispatcher -- verbs --> engine
+       <-- answers --       <------------ events ------------------
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+
+from sglang.srt.core.version import __version__
+from sglang.srt.inferlet.dispatch import Dispatcher
+from sglang.srt.inferlet.dispatch_policies import DEFAULT, POLICIES
+from sglang.srt.inferlet.driver import Facts
+from sglang.srt.inferlet.inferlet_session import InferletSession
+from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
+from sglang.srt.inferlet.program_space import SpaceCommand
+from sglang.srt.inferlet.served import RunFollower, RunParts, Served
+from sglang.srt.inferlet.traits import SUPERTRAITS, traits_of
+
+MOST_COMMANDS = 4096  # commands of a batch
+
+
+class Controller:
+    """Every method belongs to the event loop of the engine's client."""
+
+    def __init__(self, served: Served, policy: str = DEFAULT) -> None:
+        """Raises ValueError for an unknown policy."""
+        if policy not in POLICIES:
+            raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
+        self.served = served
+        self.dispatcher = Dispatcher(POLICIES[policy], MOST_COMMANDS)
+        self.traits = frozenset(traits_of(served.info)) - (
+            frozenset() if served.leases else {"lease"}
+        )
+        self.runnable = 0
+        self._queues = itertools.count()
+        self._sessions: set[InferletSession] = set()
+        self._numbers = itertools.count(1)
+        self._soon = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def open(
+        self, arguments: Sequence[str], rights: Rights, limits: ProgramLimits, follower: RunFollower
+    ) -> InferletSession:
+        """A session for a program that is about to start."""
+        info = self.served.info
+        facts = Facts(
+            arguments=list(arguments),
+            instance_id=str(next(self._numbers)),
+            version=__version__,
+            models=[info.model_path],
+            traits={info.model_path: [one for one in SUPERTRAITS if one in self.traits]},
+            page_size=info.page_size,
+            vocab_size=info.vocab_size,
+            eos=list(info.eos),
+            context_length=info.context_length,
+        )
+        session = InferletSession(self, RunParts(self.served, facts, rights, limits, follower))
+        self._sessions.add(session)
+        return session
+
+    # Commands.
+
+    def new_queue(self) -> int:
+        return next(self._queues)
+
+    def set_priority(self, queue: int, priority: int) -> None:
+        self.dispatcher.prioritize(queue, priority)
+
+    def issue(self, command: SpaceCommand) -> None:
+        self.dispatcher.put(command, time.monotonic())
+        self.pump_soon()
+
+    def command_ended(self, command: SpaceCommand) -> None:
+        self.dispatcher.end(command, time.monotonic())
+        self.pump_soon()
+
+    def count_runnable(self, change: int) -> None:
+        """A program has become runnable (1) or waits (-1)."""
+        self.runnable += change
+        if not self.runnable:
+            self.pump_soon()
+
+    def pump_soon(self) -> None:
+        """Look once, after what runs now, for a batch that may leave."""
+        if not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._soon = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while True:
+            now = time.monotonic()
+            delay = self.dispatcher.delay(now, self.runnable)
+            if delay is None or delay == float("inf"):
+                return
+            if delay > 0:
+                self._timer = asyncio.get_running_loop().call_later(delay, self._pump)
+                return
+            self._leave(now)
+
+    def _leave(self, now: float) -> None:
+        verbs, ended = [], []
+        for command in self.dispatcher.take(now):
+            assert isinstance(command, SpaceCommand)
+            assert command.space is not None
+            verbs += command.space.leave(command)
+            if not command.open:
+                ended.append(command)
+        self.served.link.send(*verbs)
+        for command in ended:
+            self.dispatcher.end(command, now)
+        for command in ended:
+            command.space.settled(command.handle)  # type: ignore[union-attr]
+
+    def quiet(self, queue: int) -> bool:
+        """Whether a queue has no command pending or in flight."""
+        return self.dispatcher.quiet(queue)
+
+    def leave(self, session: InferletSession) -> None:
+        """A session has stopped."""
+        self._sessions.discard(session)
+        now = time.monotonic()
+        for state in session.queues.values():
+            self.dispatcher.close(state.number, now)
+        self.pump_soon()
+
+    def close(self) -> None:
+        """End all programs."""
+        for session in list(self._sessions):
+            session.stop(session.parts.outcome.error or "the programs were stopped")

@@ -1,0 +1,162 @@
+"""Dispatcher: pending commands of all queues, and which of them leave together (Pie, section 5.2).
+
+A command is a call that needs the engine. Commands of a queue keep their order. A batch holds
+commands of one kind: those at the head of each queue (vertical), of all queues (horizontal), higher
+priority first, cut at the tail. Of several kinds the one whose oldest command has waited longest
+goes first. No clock: the time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from sglang.srt.inferlet.dispatch_policies import Policy, Situation
+
+
+@dataclass(eq=False)
+class Command:
+    """A pending command.
+
+    Attributes:
+        queue: number of its queue.
+        kind: commands of one kind may share a batch.
+        reads: slots that it reads, also what an earlier one of the same batch has written: all KV
+            of a pass is written before any of it is read.
+        needs: slots that must have been written before its batch begins (hidden states, sources
+            of copies).
+        writes: slots that it writes.
+        arrived: moment of arrival, in seconds.
+        left: moment of leaving.
+        number: order of arrival over all queues.
+    """
+
+    queue: int
+    kind: str
+    reads: Sequence[int] = ()
+    needs: Sequence[int] = ()
+    writes: Sequence[int] = ()
+    arrived: float = 0.0
+    left: float = 0.0
+    number: int = -1
+
+
+def conflict(earlier: Command, later: Command) -> bool:
+    """Whether ``later`` may not be computed together with ``earlier``, or before it."""
+    written = earlier.writes
+    if later.writes:
+        own = set(later.writes)
+        if not (own.isdisjoint(written) and own.isdisjoint(earlier.reads)):
+            return True
+        if not own.isdisjoint(earlier.needs):
+            return True
+    return bool(later.needs) and not set(later.needs).isdisjoint(written)
+
+
+@dataclass(eq=False)
+class CommandQueue:
+    """Commands of one queue of a program, oldest first."""
+
+    priority: int = 0
+    pending: deque[Command] = field(default_factory=deque)
+    flying: list[Command] = field(default_factory=list)
+
+    def head(self) -> list[Command]:
+        """Commands at the head that may leave together: of one kind, without conflicts."""
+        out: list[Command] = []
+        for command in self.pending:
+            if out and command.kind != out[0].kind:
+                break
+            if any(conflict(one, command) for one in self.flying):
+                break
+            if any(conflict(one, command) for one in out):
+                break
+            out.append(command)
+        return out
+
+
+class Dispatcher:
+    """Queues of all programs of one engine.
+
+    ``most``: commands that a batch may have, the engine's limit.
+    """
+
+    def __init__(self, policy: Policy, most: int) -> None:
+        self._delay = policy.delay
+        self._most = min(most, policy.most) if policy.most else most
+        self.queues: dict[int, CommandQueue] = {}
+        self._numbers = count()
+        self._flying = 0
+        self._last_pass = 0.0
+        self._idle_since = 0.0
+        self.batches = 0  # batches that have left
+        self.left = 0  # commands that have left
+
+    def put(self, command: Command, now: float) -> None:
+        """Add a command at the end of its queue, which is made where there is none."""
+        command.number, command.arrived = next(self._numbers), now
+        self.queues.setdefault(command.queue, CommandQueue()).pending.append(command)
+
+    def prioritize(self, queue: int, priority: int) -> None:
+        """Have a queue's commands come before those of queues with a lower priority."""
+        self.queues.setdefault(queue, CommandQueue()).priority = priority
+
+    def delay(self, now: float, runnable: int) -> float | None:
+        """Seconds until the next batch leaves unless something changes; None: nothing could."""
+        heads = [command for queue in self.queues.values() for command in queue.head()]
+        if not heads:
+            return None
+        oldest = min(command.arrived for command in heads)
+        idle = 0.0 if self._flying else now - self._idle_since
+        return self._delay(
+            Situation(len(heads), now - oldest, self._flying, runnable, self._last_pass, idle)
+        )
+
+    def take(self, now: float) -> list[Command]:
+        """Remove the next batch, in its order; empty where no command may leave."""
+        kinds: dict[str, list[tuple[int, int, Command]]] = {}
+        for queue in self.queues.values():
+            for command in queue.head():
+                entry = (-queue.priority, command.number, command)
+                kinds.setdefault(command.kind, []).append(entry)
+        if not kinds:
+            return []
+        chosen = min(kinds.values(), key=lambda found: min(entry[1] for entry in found))
+        batch = [command for _, _, command in sorted(chosen, key=lambda entry: entry[:2])]
+        batch = batch[: self._most]
+        for command in batch:
+            queue = self.queues[command.queue]
+            queue.pending.remove(command)
+            queue.flying.append(command)
+            command.left = now
+        self._flying += len(batch)
+        self.batches += 1
+        self.left += len(batch)
+        return batch
+
+    def end(self, command: Command, now: float) -> None:
+        """A command that has left is done. One of a queue that was closed: no effect."""
+        queue = self.queues.get(command.queue)
+        if queue is None or command not in queue.flying:
+            return
+        queue.flying.remove(command)
+        self._ended(1, now)
+        self._last_pass = now - command.left
+
+    def close(self, queue: int, now: float) -> None:
+        """Forget a queue and its commands."""
+        closed = self.queues.pop(queue, None)
+        if closed is not None:
+            self._ended(len(closed.flying), now)
+
+    def quiet(self, queue: int) -> bool:
+        """Whether a queue has no command pending or in flight."""
+        found = self.queues.get(queue)
+        return found is None or not (found.pending or found.flying)
+
+    def _ended(self, commands: int, now: float) -> None:
+        self._flying -= commands
+        if not self._flying:
+            self._idle_since = now

@@ -1,0 +1,78 @@
+"""Policies of dispatch: the moment at which calls leave (Pie, sections 5.2, 6.1 and Table 5).
+
+A policy is a function of the situation: seconds until the batch leaves unless something changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+FIXED_SIZE = 32  # commands of a batch under "k"
+FIXED_SECONDS = 0.01  # that a command waits under "t"
+PATIENCE = 0.25  # part of the last pass that a cohort waits for programs that still run
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The facts that a policy decides by.
+
+    Attributes:
+        eligible: commands that could leave now.
+        waited: seconds that the oldest of them has waited.
+        flying: commands that have left and not ended.
+        runnable: programs that have an answer, or have just started, and have not made their calls.
+        last_pass: seconds from the leaving of the last batch to its end; 0: there was none.
+        idle: seconds since nothing was in flight; 0 while something is.
+    """
+
+    eligible: int
+    waited: float = 0.0
+    flying: int = 0
+    runnable: int = 0
+    last_pass: float = 0.0
+    idle: float = 0.0
+
+
+class Policy(NamedTuple):
+    """``delay``: seconds until a batch leaves. ``most``: commands of a batch; 0: no limit."""
+
+    delay: Callable[[Situation], float]
+    most: int = 0
+
+
+def at_idle(now: Situation) -> float:
+    """Work-conserving: as soon as nothing is in flight."""
+    return math.inf if now.flying else 0.0
+
+
+def at_size(now: Situation) -> float:
+    """A fixed number of commands."""
+    return 0.0 if now.eligible >= FIXED_SIZE and not now.flying else math.inf
+
+
+def at_time(now: Situation) -> float:
+    """A fixed time after the oldest command came."""
+    return math.inf if now.flying else max(0.0, FIXED_SECONDS - now.waited)
+
+
+def with_cohort(now: Situation) -> float:
+    """Together, once no program is runnable and nothing is in flight; else at the latest a
+    quarter of a pass after the last one ended, or after one that should have ended."""
+    if now.flying:
+        return max(0.0, (1 + PATIENCE) * now.last_pass - now.waited) if now.last_pass else 0.0
+    if not now.runnable:
+        return 0.0
+    return max(0.0, PATIENCE * now.last_pass - min(now.waited, now.idle))
+
+
+POLICIES: dict[str, Policy] = {
+    "eager": Policy(at_idle, most=1),
+    "k": Policy(at_size, most=FIXED_SIZE),
+    "t": Policy(at_time),
+    "adaptive": Policy(at_idle),
+    "cohort": Policy(with_cohort),
+}
+DEFAULT = "cohort"

@@ -1,0 +1,1 @@
+"""The sandbox: programs in WebAssembly, in a child process. The only importer of wasmtime."""

@@ -1,0 +1,152 @@
+"""The runner: a component with Python and the library of inferlets inside, whose program is text.
+
+It is built once by componentize-py, and compiled once for each version of wasmtime. Both files are
+kept under a digest of what they were made from.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from sglang.srt.inferlet.host.compiling import precompile
+from sglang.srt.system.import_root import IMPORT_ROOT
+
+WIT = Path(__file__).parents[2] / "assets" / "inferlet" / "program.wit"
+BUILD_SECONDS = 600
+COMPILE_SECONDS, COMPILE_BYTES = 600, 8 << 30
+INSTALL = "pip install wasmtime componentize-py"
+# Modules that programs may import: nothing is read from files once the runner is built.
+LIBRARY = (
+    "abc", "array", "ast", "base64", "bisect", "collections", "collections.abc", "contextlib",
+    "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions",
+    "functools", "hashlib", "heapq", "html", "inspect", "io", "itertools", "json", "math",
+    "operator", "random", "re", "statistics", "string", "struct", "textwrap", "time", "traceback",
+    "types", "typing", "unicodedata", "urllib.parse", "logging", "pprint", "uuid", "queue",
+    "html.parser", "xml.etree.ElementTree",
+)  # fmt: skip
+
+APP = """
+import wit_world
+from sglang.inferlet.guest import Guest
+
+GUEST = Guest(lambda calls: wit_world.wait(calls))
+
+
+class WitWorld(wit_world.WitWorld):
+    def start(self, source, arguments):
+        return GUEST.start(source, arguments)
+
+    def turn(self, answers):
+        return GUEST.turn(answers)
+"""
+
+
+class ToolchainMissing(Exception):
+    """A tool that builds guests is not installed. The text says which, and how to get it."""
+
+
+def cache_directory() -> Path:
+    """The directory of runners: ``$SGLANG_INFERLET_CACHE``, else under the user's cache."""
+    named = os.environ.get("SGLANG_INFERLET_CACHE")
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(named) if named else Path(root) / "sglang" / "inferlets"
+
+
+def runner(directory: Path | None = None) -> Path:
+    """The precompiled runner. Where there is none it is built, in half a minute of processor time.
+
+    Raises ToolchainMissing, RuntimeError with the tool's message, OSError.
+    """
+    found = prebuilt(directory)
+    return found if found is not None else build(directory)
+
+
+def prebuilt(directory: Path | None = None) -> Path | None:
+    """The precompiled runner where it is in the cache. Raises ToolchainMissing."""
+    component = _component_path(directory or cache_directory())
+    if not component.exists():
+        return None
+    path = _compiled_path(component)
+    return path if path.exists() else None
+
+
+def build(directory: Path | None = None) -> Path:
+    """Build and precompile the runner. Raises as ``runner``."""
+    directory = directory or cache_directory()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    component = _component_path(directory)
+    with (directory / "lock").open("w") as lock:  # one builds, others wait and find it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not component.exists():
+            with tempfile.TemporaryDirectory(dir=directory) as scratch:
+                _componentize(Path(scratch)).rename(component)
+        path = _compiled_path(component)
+        if not path.exists():
+            precompile(component, path, COMPILE_SECONDS, COMPILE_BYTES)
+    return path
+
+
+def sources() -> dict[str, bytes]:
+    """The files that the runner is made from, by their path in it."""
+    library = Path(IMPORT_ROOT) / "sglang" / "inferlet"
+    files = {f"sglang/inferlet/{path.name}": path.read_bytes() for path in library.glob("*.py")}
+    files["sglang/__init__.py"] = b""
+    files["program.wit"] = WIT.read_bytes()
+    imports = "".join(f"import {name}\n" for name in LIBRARY)
+    files["runner_app.py"] = (imports + APP).encode()
+    return files
+
+
+def _installed(package: str) -> str:
+    """The version of a package. Raises ToolchainMissing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise ToolchainMissing(f"{package} is not installed; install it by: {INSTALL}") from None
+
+
+def _component_path(directory: Path) -> Path:
+    digest = hashlib.sha256(_installed("componentize-py").encode())
+    for name, data in sorted(sources().items()):
+        digest.update(f"{name} {len(data)}\n".encode() + data)
+    return directory / f"runner-{digest.hexdigest()[:32]}.wasm"
+
+
+def _compiled_path(component: Path) -> Path:
+    digest = hashlib.sha256(component.read_bytes())
+    digest.update(f"{_installed('wasmtime')} {platform.machine()} {sys.platform}".encode())
+    return component.with_name(f"runner-{digest.hexdigest()[:32]}.cwasm")
+
+
+def _componentize(scratch: Path) -> Path:
+    """The component, made in an empty directory."""
+    for name, data in sources().items():
+        path = scratch / "app" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    made = scratch / "runner.wasm"
+    tool = Path(sys.executable).with_name("componentize-py")
+    command = [str(tool) if tool.exists() else "componentize-py", "-q"]
+    command += ["-d", str(scratch / "app" / "program.wit"), "-w", "program"]
+    command += ["componentize", "-p", str(scratch / "app"), "-o", str(made), "runner_app"]
+    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    try:
+        done = subprocess.run(
+            command, cwd=scratch, env=environment, timeout=BUILD_SECONDS, capture_output=True
+        )
+    except FileNotFoundError:
+        raise ToolchainMissing(
+            f"componentize-py is not on the path; install it by: {INSTALL}"
+        ) from None
+    if done.returncode:
+        text = (done.stderr or done.stdout).decode(errors="replace").strip()
+        raise RuntimeError(f"componentize-py has failed: {text[-2000:]}")
+    return made

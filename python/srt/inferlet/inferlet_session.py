@@ -1,0 +1,192 @@
+"""InferletSession: one run of a program: its calls get their meaning, its turns their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sglang.srt.inferlet import calls as c
+from sglang.srt.inferlet.call_reading import BadCall
+from sglang.srt.inferlet.driver import CallAnswer, Driver, Fault
+from sglang.srt.inferlet.inference_calls import RUNTIME_QUEUE, InferenceCalls
+from sglang.srt.inferlet.program_space import ProgramSpace, SpaceCommand
+from sglang.srt.inferlet.runtime_calls import RuntimeCalls
+from sglang.srt.inferlet.served import RunParts
+
+
+@dataclass(eq=False)
+class QueueState:
+    """A queue of the program.
+
+    Attributes:
+        number: of the dispatcher.
+        fault: first error of a call without an answer; the next awaited one gets it.
+        waiting: calls that wait until the queue is empty.
+    """
+
+    number: int
+    priority: int = 0
+    fault: Fault | None = None
+    waiting: list[int] = field(default_factory=list)
+
+
+class Commands(Protocol):
+    """The controller, as a session sees it."""
+
+    @property
+    def traits(self) -> frozenset[str]: ...
+
+    def new_queue(self) -> int: ...
+
+    def set_priority(self, queue: int, priority: int) -> None: ...
+
+    def issue(self, command: SpaceCommand) -> None: ...
+
+    def command_ended(self, command: SpaceCommand) -> None: ...
+
+    def quiet(self, queue: int) -> bool: ...
+
+    def leave(self, session: Any) -> None: ...
+
+
+class InferletSession:
+    """One run. Every method belongs to the event loop of the controller."""
+
+    def __init__(self, commands: Commands, parts: RunParts) -> None:
+        self.parts = parts
+        self.queues: dict[int, QueueState] = {}
+        self.deliver: Callable[[CallAnswer], None] = lambda answer: None
+        self.driver: Driver | None = None
+        self._commands = commands
+        self._open_queue(RUNTIME_QUEUE)
+        owner, info = parts.rights.owner, parts.served.info
+        opening = {"owner": owner, "namespace": owner, "most": parts.limits.pages}
+        space = ProgramSpace(parts.served.link, info.page_size, self, opening)
+        self._inference = InferenceCalls(space, self, info)
+        self._runtime = RuntimeCalls(parts, self)
+
+    @property
+    def space(self) -> ProgramSpace:
+        return self._inference.space
+
+    def handle(self, call: c.ProgramCall | BadCall) -> None:
+        """Give a call its effect; what it is answered comes by ``deliver``, now or later."""
+        self.parts.outcome.calls += 1
+        if isinstance(call, BadCall):
+            self.refuse(call.id, RUNTIME_QUEUE, Fault("invalid", f"call {call.id}: {call.message}"))
+            return
+        queue = getattr(call, "queue", RUNTIME_QUEUE)
+        try:
+            self._verify(call, queue)
+            name = c.name_of(call)
+            name = "forward" if isinstance(call, c.ForwardCall) else name
+            room = self._inference if hasattr(self._inference, name) else self._runtime
+            getattr(room, name)(call)
+        except PermissionError as error:
+            self._refuse_call(call, queue, "denied", error)
+        except ValueError as error:
+            self._refuse_call(call, queue, "invalid", error)
+
+    def _verify(self, call: c.ProgramCall, queue: int) -> None:
+        if call.trait and call.trait not in self._commands.traits:
+            raise ValueError(
+                f"model {self.parts.facts.models[0]} has no trait {call.trait!r}; "
+                "available_traits lists those that it has"
+            )
+        if queue not in self.queues and not isinstance(call, c.CreateQueueCall):
+            raise ValueError(f"there is no queue {queue}; create_queue makes one")
+
+    def _refuse_call(self, call: c.ProgramCall, queue: int, code: str, error: Exception) -> None:
+        message = f"call {call.id}, {c.name_of(call)}: {error}"
+        self.refuse(call.id if call.answer else -1, queue, Fault(code, message))
+
+    def _open_queue(self, handle: int) -> QueueState:
+        state = self.queues[handle] = QueueState(self._commands.new_queue())
+        return state
+
+    def create_queue(self, handle: int) -> None:
+        """Raises ValueError where the handle is in use, or there are too many."""
+        if handle in self.queues:
+            raise ValueError(f"queue {handle} is in use; take another number")
+        if len(self.queues) > self.parts.limits.queues:
+            raise ValueError(f"there are {self.parts.limits.queues} queues; use one of them")
+        self._open_queue(handle)
+
+    def set_priority(self, handle: int, priority: int) -> None:
+        self.queues[handle].priority = priority
+        self._commands.set_priority(self.queues[handle].number, priority)
+
+    def synchronize(self, call: int, handle: int) -> None:
+        """CallAnswer a call once all commands of a queue have ended."""
+        state = self.queues[handle]
+        if self._commands.quiet(state.number):
+            self.tell(call, handle, None)
+        else:
+            state.waiting.append(call)
+
+    # Issued, of InferenceCalls.
+
+    def issue(self, command: SpaceCommand) -> None:
+        command.queue = self.queues[command.handle].number
+        self._commands.issue(command)
+
+    def priority(self, queue: int) -> int:
+        return self.queues[queue].priority
+
+    # AnswerSink, of ProgramSpace.
+
+    def tell(self, call: int, queue: int, value: Any) -> None:
+        """CallAnswer a call; with the error of an earlier one of its queue, where there is one."""
+        state = self.queues.get(queue) or self.queues[RUNTIME_QUEUE]
+        fault, state.fault = state.fault, None
+        if fault is None and queue != RUNTIME_QUEUE:
+            runtime = self.queues[RUNTIME_QUEUE]
+            fault, runtime.fault = runtime.fault, None
+        self._put(CallAnswer(call, None if fault else value, fault))
+
+    def refuse(self, call: int, queue: int, fault: Fault) -> None:
+        state = self.queues.get(queue) or self.queues[RUNTIME_QUEUE]
+        if call < 0:
+            state.fault = state.fault or fault
+            return
+        earlier, state.fault = state.fault, None
+        self._put(CallAnswer(call, None, earlier or fault))
+
+    def ended(self, command: SpaceCommand) -> None:
+        self._commands.command_ended(command)
+        self.settle(command.handle)
+
+    def settle(self, handle: int) -> None:
+        """CallAnswer those that wait until a queue is empty, where it is."""
+        state = self.queues.get(handle)
+        if state is None or not state.waiting or not self._commands.quiet(state.number):
+            return
+        waiting, state.waiting = state.waiting, []
+        for call in waiting:
+            self.tell(call, handle, None)
+
+    def _put(self, answer: CallAnswer) -> None:
+        if not self.parts.outcome.ended:
+            self.deliver(answer)
+
+    def mail_in(self, message: str | bytes) -> None:
+        """A message of the client. Raises ValueError where too many wait."""
+        if isinstance(message, str):
+            reader = self.parts.mail[0].put(message)
+        else:
+            reader = self.parts.mail[1].put(message)
+        if reader is not None:
+            self.tell(reader, RUNTIME_QUEUE, message)
+
+    def stop(self, error: str) -> None:
+        """End the run, once: give back what it has. ``error``: why; "" where it ended well."""
+        if self.parts.outcome.ended:
+            return
+        self.parts.outcome.ended, self.parts.outcome.error = True, error
+        if self.driver is not None:
+            self.driver.close()
+        self._runtime.close()
+        self.space.close()
+        self._commands.leave(self)
+        self.parts.follower.end(error)

@@ -1,0 +1,77 @@
+"""HTTP requests of programs, by the guards of ``requests/media_input/fetch``.
+
+A program reaches the hosts that its rights name, at public addresses alone. An address that is not
+public is reached where the rights name its host and port. A redirect is not followed: it is the
+answer.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+
+from sglang.srt.core.version import __version__
+from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
+from sglang.srt.requests.media_input.fetch import CHUNK, PinnedConnection, resolved, verified
+
+
+def request(url: str, body: str | None, rights: Rights, limits: ProgramLimits) -> str:
+    """The text of the answer to a GET, or with ``body`` to a POST. Waits for the network.
+
+    Raises PermissionError where the rights do not allow it, ValueError where the answer is no text
+    of a success or is too large, OSError where there is none.
+    """
+    parts = verified(url, ())
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    address = _address(host, port, rights)
+    deadline = time.monotonic() + limits.http_seconds
+    connection = PinnedConnection(host, port, address, secure, deadline)
+    headers = {
+        "Host": parts.netloc, "User-Agent": f"sglang/{__version__}", "Accept": "*/*",
+        "Accept-Encoding": "identity", "Connection": "close",
+    }  # fmt: skip
+    data = None
+    if body is not None:
+        data = body.encode()
+        headers["Content-Type"] = "application/json" if body[:1] in "{[" else "text/plain"
+    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    try:
+        connection.request("POST" if data is not None else "GET", target, data, headers)
+        answer = connection.getresponse()
+        found = _read(connection, answer, limits.http_bytes)
+    except TimeoutError as error:
+        raise ValueError(f"{host} took longer than {limits.http_seconds:g} s") from error
+    except http.client.HTTPException as error:
+        raise ValueError(f"{host} gave no answer of HTTP: {type(error).__name__}") from error
+    finally:
+        connection.end()
+    if not 200 <= answer.status < 300:
+        raise ValueError(f"{host} answers {answer.status}: {found[:200].decode(errors='replace')}")
+    return found.decode(errors="replace")
+
+
+def _address(host: str, port: int, rights: Rights) -> str:
+    if f"{host}:{port}" in rights.local:
+        return host
+    if "*" not in rights.hosts and host.rstrip(".") not in rights.hosts:
+        raise PermissionError(f"this program lacks the right to reach {host[:80]!r}")
+    try:
+        return resolved(host, port)
+    except ValueError as error:
+        raise PermissionError(
+            f"{host[:80]!r} is at an address that is not public; its operator may name "
+            f"'{host[:80]}:{port}' among local ones"
+        ) from error
+
+
+def _read(connection: PinnedConnection, answer: http.client.HTTPResponse, most: int) -> bytes:
+    found = bytearray()
+    while True:
+        some = answer.read1(CHUNK)
+        connection.hurry()
+        if not some:
+            return bytes(found)
+        found += some
+        if len(found) > most:
+            raise ValueError(f"the answer has more than {most} bytes")

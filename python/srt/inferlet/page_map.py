@@ -1,0 +1,154 @@
+"""PageMap: which slots of a program's pages hold KV, as the program's calls say.
+
+A slot is a page's handle times the page size, plus an offset. Nothing here waits for the engine:
+it takes verbs in the program's order, so their effect is known when the call is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sglang.srt.core.ints import Ints, ints
+
+PAGES = 1 << 18  # pages that a program may have, whatever the engine grants
+
+
+class PageMap:
+    """Pages of one program by handle.
+
+    Attributes:
+        size: tokens of a page.
+        shown: bit mask of the slots that forwards see, by handle.
+        hidden: bit mask of the slots that hold KV and are masked, by handle; 0 is left out.
+        fixed: handles of read-only pages: exported, imported, or of the prefix cache.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.shown: dict[int, int] = {}
+        self.hidden: dict[int, int] = {}
+        self.fixed: set[int] = set()
+
+    def alloc(self, handles: Sequence[int]) -> None:
+        """Add empty pages. Raises ValueError where a handle is in use or given twice."""
+        if len(set(handles)) != len(handles):
+            raise ValueError("pages has a handle twice; give each once")
+        for handle in handles:
+            if handle in self.shown:
+                raise ValueError(f"page {handle} is in use; deallocate it first, or use another")
+        if len(self.shown) + len(handles) > PAGES:
+            raise ValueError(f"{len(self.shown) + len(handles)} pages are more than {PAGES}")
+        self.shown.update(dict.fromkeys(handles, 0))
+
+    def map(self, first: int, count: int) -> None:
+        """Add full read-only pages under handles from ``first`` on."""
+        handles = range(first, first + count)
+        self.shown.update(dict.fromkeys(handles, (1 << self.size) - 1))
+        self.fixed.update(handles)
+
+    def free(self, handles: Iterable[int]) -> None:
+        """Remove pages. Raises ValueError where one is unknown; then none is removed."""
+        handles = list(handles)
+        self.verify(handles)
+        if len(set(handles)) != len(handles):
+            raise ValueError("pages has a handle twice; give each once")
+        for handle in handles:
+            del self.shown[handle]
+            self.hidden.pop(handle, None)
+            self.fixed.discard(handle)
+
+    def fix(self, handles: Sequence[int]) -> None:
+        """Make pages read-only."""
+        self.verify(handles)
+        self.fixed.update(handles)
+
+    def verify(self, handles: Iterable[int]) -> None:
+        """Raise ValueError where a handle is not of the program."""
+        for handle in handles:
+            if handle not in self.shown:
+                raise ValueError(f"there is no page {handle}; alloc_kvpage makes one")
+
+    def mask(self, page: int, mask: Sequence[bool]) -> None:
+        """Hide the slots whose entry is false, show the others that hold KV."""
+        self.verify((page,))
+        if len(mask) != self.size:
+            raise ValueError(f"mask has {len(mask)} entries; a page has {self.size} slots")
+        held = self.shown[page] | self.hidden.get(page, 0)
+        wanted = sum(1 << offset for offset, seen in enumerate(mask) if seen)
+        self.shown[page] = held & wanted
+        self._hide(page, held & ~wanted)
+
+    def visible(self, handles: Ints) -> Ints:
+        """Slots that a forward sees in these pages, in order. Raises ValueError."""
+        shown = self.shown.get
+        if self.size == 1 and all(map(shown, handles)):
+            return handles
+        self.verify(handles)
+        size, out = self.size, ints()
+        for handle in handles:
+            bits, base = self.shown[handle], handle * size
+            out.extend(base + offset for offset in range(size) if bits >> offset & 1)
+        return out
+
+    def take(self, handles: Ints, count: int) -> Ints:
+        """Slots for ``count`` tokens: those of the pages that hold no KV, or masked KV, in order.
+        They are shown from now on. Raises ValueError where they are too few; none is taken then."""
+        self.verify(handles)
+        for handle in handles:
+            if handle in self.fixed:
+                raise ValueError(f"page {handle} is read-only; copy_kvpage makes one of your own")
+        size, out = self.size, ints()
+        for handle in handles:
+            free = ~self.shown[handle]
+            out.extend(handle * size + offset for offset in range(size) if free >> offset & 1)
+            if len(out) >= count:
+                break
+        if len(out) < count:
+            raise ValueError(
+                f"okv has {len(out)} free slots and iemb has {count} tokens; allocate more pages"
+            )
+        return self.write(out[:count])
+
+    def write(self, slots: Ints) -> Ints:
+        """Slots hold KV from now on; the same slots. The pages are known to exist."""
+        for slot in slots:
+            handle, offset = divmod(slot, self.size)
+            self.shown[handle] |= 1 << offset
+            if handle in self.hidden:
+                self._hide(handle, self.hidden[handle] & ~(1 << offset))
+        return slots
+
+    def copy(self, sources: Ints, targets: Ints) -> None:
+        """Slots are copied. Raises ValueError where a source holds no KV, or a target is fixed."""
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} sources and {len(targets)} targets; give as many")
+        for slot in sources:
+            handle, offset = divmod(slot, self.size)
+            self.verify((handle,))
+            if not (self.shown[handle] | self.hidden.get(handle, 0)) >> offset & 1:
+                raise ValueError(f"slot {slot} holds no KV; a forward writes it first")
+        for slot in targets:
+            handle = slot // self.size
+            self.verify((handle,))
+            if handle in self.fixed:
+                raise ValueError(f"page {handle} is read-only; copy to one of your own")
+        self.write(targets)
+
+    def slots(self, handles: Sequence[int]) -> Sequence[int]:
+        """All slots of pages."""
+        if self.size == 1:
+            return handles
+        return [handle * self.size + offset for handle in handles for offset in range(self.size)]
+
+    def lose(self, handles: Iterable[int]) -> None:
+        """The KV of pages is undefined: they hold nothing any more."""
+        for handle in handles:
+            if handle in self.shown:
+                self.shown[handle] = 0
+                self.hidden.pop(handle, None)
+
+    def _hide(self, page: int, bits: int) -> None:
+        if bits:
+            self.hidden[page] = bits
+        else:
+            self.hidden.pop(page, None)

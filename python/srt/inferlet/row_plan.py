@@ -1,0 +1,192 @@
+"""RowPlan: one ``forward`` of a program, from its call to the engine's verbs.
+
+A forward whose program reads distributions behind several of its tokens leaves as one verb for each
+of them: all KV of a pass is written before any of it is read, so they share a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.space_messages import ForwardTokens
+from sglang.srt.inferlet.calls import ForwardCall
+from sglang.srt.inferlet.embed_map import EmbedMap, TokenOutput
+from sglang.srt.inferlet.packed_numbers import unpacked
+from sglang.srt.inferlet.page_map import PageMap
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling of a token behind the last one; ``call`` waits for it."""
+
+    call: int
+    params: SamplingParams
+    uniform: float
+    history: Ints
+    allowed: bytes
+
+
+@dataclass(eq=False)
+class RowPlan:
+    """A forward.
+
+    Attributes:
+        tokens, positions: of its embeddings; a token that is read from a state is 0.
+        visible: slots that all tokens see.
+        written: a slot for each token, or none.
+        read: (index, embedding) of the tokens whose embedding is a state.
+        outputs: of the last tokens.
+        mask: for each token what it sees of ``visible`` and the tokens; None: all before it.
+    """
+
+    tokens: Ints
+    positions: Ints
+    visible: Ints
+    written: Ints
+    read: tuple[tuple[int, int], ...] = ()
+    outputs: list[TokenOutput] = field(default_factory=list)
+    mask: list[list[bool]] | None = None
+    sampling: Sampling | None = None
+    priority: int = 0
+
+    def verbs(self, space: int, new_request: Callable[[], int]) -> list[ForwardTokens]:
+        """The verbs, in order; what is read is behind the last token of each. Raises
+        ValueError where several would need KV that is kept nowhere."""
+        ends = self._ends()
+        out, start = [], 0
+        for end in ends:
+            out.append(self._verb(space, new_request(), start, end))
+            start = end
+        return out
+
+    def ends(self) -> list[tuple[int, TokenOutput | None]]:
+        """(end, output) of each of the verbs; None: nothing is read there."""
+        return [(end, self._output(end)) for end in self._ends()]
+
+    def _ends(self) -> list[int]:
+        count = len(self.tokens)
+        first = count - len(self.outputs)
+        ends = [first + i + 1 for i, one in enumerate(self.outputs) if one.top != -1]
+        if not ends or ends[-1] != count:
+            ends.append(count)
+        if len(ends) > 1 and not self.written:
+            raise ValueError(
+                "distributions behind several tokens of one forward need okv for their KV"
+            )
+        return ends
+
+    def _output(self, end: int) -> TokenOutput | None:
+        index = end - 1 - (len(self.tokens) - len(self.outputs))
+        return self.outputs[index] if index >= 0 else None
+
+    def _verb(self, space: int, request: int, start: int, end: int) -> ForwardTokens:
+        output = self._output(end)
+        sampling = self.sampling if end == len(self.tokens) else None
+        visible = self.visible + self.written[:start] if start else self.visible
+        positions = self.positions[start:end]
+        counted = ints(range(len(visible), len(visible) + end - start))
+        options: dict[str, Any] = {}
+        if output is not None:
+            options |= {"top": output.top, "probe": output.probe}
+        if sampling is not None:
+            options |= {
+                "sample": sampling.params,
+                "uniform": sampling.uniform,
+                "history": sampling.history.tobytes(),
+                "allowed": sampling.allowed,
+            }
+        return ForwardTokens(
+            space,
+            request,
+            self.tokens[start:end].tobytes(),
+            b"" if positions == counted else positions.tobytes(),
+            visible.tobytes(),
+            self.written[start:end].tobytes(),
+            self._bits(start, end),
+            read=tuple((i - start, emb) for i, emb in self.read if start <= i < end),
+            keep=self._kept(start, end),
+            priority=self.priority,
+            **options,
+        )
+
+    def _kept(self, start: int, end: int) -> tuple[int, ...]:
+        """Embeddings that receive the states of the last tokens before ``end``."""
+        first = len(self.tokens) - len(self.outputs)
+        own = self.outputs[max(0, start - first) : max(0, end - first)]
+        return tuple(one.emb for one in own) if any(one.states for one in own) else ()
+
+    def _bits(self, start: int, end: int) -> bytes:
+        if self.mask is None:
+            return b""
+        prefix = len(self.visible)
+        rows = []
+        for row in self.mask[start:end]:
+            seen = row[: prefix + end]
+            number = int("".join("1" if bit else "0" for bit in reversed(seen)) or "0", 2)
+            rows.append(number.to_bytes((len(seen) + 7) // 8, "little"))
+        return b"".join(rows)
+
+
+def plan(
+    call: ForwardCall, pages: PageMap, embeds: EmbedMap, sampling: Sampling | None, priority: int
+) -> RowPlan:
+    """The forward of a call; from now on its slots hold KV and its outputs belong to it.
+
+    Raises ValueError, before anything has changed.
+    """
+    iemb, oemb = unpacked(call.iemb), unpacked(call.oemb)
+    count = len(iemb)
+    if not count:
+        raise ValueError("iemb is empty; a forward computes at least one embedding")
+    if len(oemb) > count:
+        raise ValueError(f"oemb has {len(oemb)} entries and iemb {count}; give at most as many")
+    tokens, positions, read = _inputs(iemb, embeds)
+    for handle in oemb:
+        embeds.get(handle)
+    visible = pages.visible(unpacked(call.ikv))
+    mask = _mask(call, len(visible), count)
+    okv = unpacked(call.okv)
+    written = pages.take(okv, count) if okv else ints()
+    outputs = [
+        embeds.leave(handle, positions[count - len(oemb) + i]) for i, handle in enumerate(oemb)
+    ]
+    return RowPlan(tokens, positions, visible, written, read, outputs, mask, sampling, priority)
+
+
+def _inputs(
+    iemb: Sequence[int], embeds: EmbedMap
+) -> tuple[Ints, Ints, tuple[tuple[int, int], ...]]:
+    tokens, positions = ints(), ints()
+    read = []
+    for index, handle in enumerate(iemb):
+        one = embeds.get(handle)
+        if one.output is not None:
+            if not one.states:
+                raise ValueError(
+                    f"embedding {handle} keeps no hidden state; allocate it with states=True"
+                )
+            read.append((index, handle))
+        elif one.token < 0:
+            raise ValueError(f"embedding {handle} is empty; embed_txt fills it")
+        tokens.append(max(one.token, 0))
+        positions.append(one.position)
+    return tokens, positions, tuple(read)
+
+
+def _mask(call: ForwardCall, visible: int, count: int) -> list[list[bool]] | None:
+    if call.mask is None:
+        return None
+    if len(call.mask) != count:
+        raise ValueError(f"mask has {len(call.mask)} rows and iemb {count} entries; give as many")
+    width = visible + count
+    for index, row in enumerate(call.mask):
+        if len(row) != width:
+            raise ValueError(
+                f"row {index} of mask has {len(row)} entries; it needs {width}: "
+                f"{visible} visible slots of ikv, then {count} of iemb"
+            )
+    return call.mask

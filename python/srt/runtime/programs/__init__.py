@@ -1,0 +1,1 @@
+"""Programs whose graphs were sent whole: sessions, semantic variables, and the runs of graphs."""

@@ -1,0 +1,105 @@
+"""Application: programs of one session that exchange values, and what their calls are served for.
+
+Submissions that read variables of one another are one application: it has one arrival, and its
+objectives are deduced over all its calls, again whenever a client says more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sglang.srt.core.call_hints import CallHint, HintKind
+from sglang.srt.programs.call_graph import Sources
+from sglang.srt.programs.objectives import NO_CRITERIA, CallLabel, Criteria, Level, deduce
+from sglang.srt.runtime.programs.program_run import ProgramRun
+from sglang.srt.runtime.programs.semantic_variables import SemanticVariable
+
+Node = tuple[str, int]
+"""A call, by its run's id and its step."""
+
+
+class Application:
+    """The runs that exchange values.
+
+    Attributes:
+        name: no other tenant's has it. arrived: when its first submission came.
+    """
+
+    def __init__(self, name: str, arrived: float) -> None:
+        self.name, self.arrived = name, arrived
+        self.runs: list[ProgramRun] = []
+        self._labels: dict[Node, CallLabel] | None = None
+
+    def add(self, run: ProgramRun) -> None:
+        """Take a run in."""
+        self.runs.append(run)
+        run.application = self
+        self._labels = None
+
+    def absorb(self, other: Application) -> None:
+        """Take in all runs of another application; the earlier arrival counts."""
+        self.arrived = min(self.arrived, other.arrived)
+        for run in other.runs:
+            self.add(run)
+        other.runs = []
+
+    def changed(self) -> None:
+        """A client has said what it wants of a variable."""
+        self._labels = None
+
+    def hint(self, run: str, step: int) -> CallHint:
+        """Facts for the engine about a call; step -1 is a prompt that is computed ahead."""
+        if step < 0:
+            return CallHint(self.name)
+        label = self.labels()[run, step]
+        criteria = label.criteria
+        kind: HintKind = ""
+        if criteria.level >= Level.TIMED:
+            kind = "latency"
+        elif criteria.level is Level.THROUGHPUT:
+            kind = "throughput"
+        return CallHint(
+            self.name, kind, criteria.tpot_ms, criteria.ttft_ms, label.group, label.stage
+        )
+
+    def labels(self) -> dict[Node, CallLabel]:
+        """The label of each call."""
+        if self._labels is None:
+            before: dict[Node, list[Node]] = {}
+            wishes: dict[Node, Criteria] = {}
+            for run in self.runs:
+                for call in run.graph.reads:
+                    before[run.id, call] = list(_before(run, call))
+                for variable in run.variables.values():
+                    if variable.criteria.level:
+                        for node in producers(run, variable):
+                            known = wishes.get(node, NO_CRITERIA)
+                            wishes[node] = known.joined(variable.criteria)
+            self._labels = deduce(before, wishes)
+        return self._labels
+
+
+def producers(run: ProgramRun, variable: SemanticVariable) -> Iterator[Node]:
+    """The calls that a variable of a run is directly made by, of whichever run."""
+    return _calls(run, run.graph.made[variable.step, variable.name])
+
+
+def _before(run: ProgramRun, call: int) -> Iterator[Node]:
+    """The calls that a call directly waits for."""
+    return _calls(run, run.graph.reads[call])
+
+
+def _calls(run: ProgramRun, sources: Sources) -> Iterator[Node]:
+    """The calls among sources of a run, and those behind the variables of other runs there."""
+    waiting, seen = [(run, sources)], set[str]()
+    while waiting:
+        run, sources = waiting.pop()
+        for source in sources:
+            if isinstance(source, int):
+                yield run.id, source
+            elif source.var is not None and source.var not in seen:
+                seen.add(source.var)
+                made = run.session.variables[source.var]
+                if made.run:
+                    maker = run.session.runs[made.run]
+                    waiting.append((maker, maker.graph.made[made.step, made.name]))

@@ -1,0 +1,167 @@
+"""Model calls of programs: requests of ``/generate`` that are made inside the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import msgspec
+from sglang.srt.core.call_hints import CallHint, PrefixHash
+from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.completion.completion_request import CompletionRequest
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.caller import Caller
+from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.generate_request import GenerateCall, GenerateRequest
+from sglang.srt.runtime.generation import TOKEN_BYTES, answered
+from sglang.srt.runtime.programs.call_slots import CallSlots
+from sglang.srt.runtime.request_fields import convert, plain
+from sglang.srt.runtime.resumed_request import read_call
+
+AHEAD_PRIORITY = -1_000_000  # a prompt that is computed ahead gives way to calls
+AHEAD_SHARE = 4  # of the running requests, a fourth may be prompts computed ahead
+FULL_RETRIES = 60  # attempts of a call at a full queue, a second apart
+SHOWN_TOKENS = 8  # tokens between two looks at a text that a step of the program waits for
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CallPlace:
+    """The caller of a call's program, and facts about its application.
+
+    Attributes:
+        arrived: of the application, seconds of the monotonic clock.
+        rid: a name to abort by.
+    """
+
+    caller: Caller
+    hint: CallHint
+    arrived: float
+    rid: str
+    prefixes: tuple[PrefixHash, ...] = ()
+
+    def on(self, request: CompletionRequest) -> CompletionRequest:
+        """The request with these facts."""
+        return replace(
+            request, hint=self.hint, arrived=self.arrived, program=self.hint.program,
+            prefixes=self.prefixes,
+        )  # fmt: skip
+
+
+class Calls(Protocol):
+    """The model, as runs of programs need it."""
+
+    async def ask(
+        self, body: dict[str, Any], place: CallPlace, show: Show | None = None, every: int = 0
+    ) -> Any:
+        """The answer of ``/generate`` to ``body``, as plain data. ``show`` is given the text of a
+        single completion as it grows, each ``every`` tokens. Raises RequestError, EngineLost."""
+        ...
+
+    async def compute_ahead(self, text: str, place: CallPlace, adapter: str | None) -> bool:
+        """Compute a prompt that a call will begin with, if there is room now; whether it was.
+        Raises nothing."""
+        ...
+
+    def counts(self) -> dict[str, float]:
+        """Gauges and counters of the calls, by name."""
+        ...
+
+
+class ModelCalls:
+    """The calls of all programs on one runtime.
+
+    Attributes:
+        asked: calls so far. ahead: prompts computed ahead so far. ahead_tokens: their tokens.
+    """
+
+    def __init__(self, runtime: EngineRuntime) -> None:
+        self._runtime = runtime
+        info, engines = runtime.info, runtime.completion.engines.count
+        limit = engines * (info.max_running_requests + info.max_queued_requests)
+        self.slots = CallSlots(max(limit // 4, 1))
+        self.asked = self.ahead = self.ahead_tokens = 0
+        self._computing = 0
+
+    async def ask(
+        self, body: dict[str, Any], place: CallPlace, show: Show | None = None, every: int = 0
+    ) -> Any:
+        request = convert({**body, "rid": place.rid}, GenerateRequest)
+        async with self.slots.slot(place.caller.tenant, place.arrived):
+            self.asked += 1
+            for attempt in range(FULL_RETRIES):
+                try:
+                    return plain(await self._answer(request, place, show, every))
+                except RequestError as error:
+                    if error.code != "queue_full" or attempt == FULL_RETRIES - 1:
+                        raise
+                    await asyncio.sleep(error.retry or 1)
+
+    def counts(self) -> dict[str, float]:
+        return {
+            "calling": sum(self.slots.running.values()),
+            "waiting": self.slots.waiting,
+            "calls": self.asked,
+            "ahead": self.ahead,
+            "ahead_tokens": self.ahead_tokens,
+        }
+
+    async def _answer(
+        self, body: GenerateRequest, place: CallPlace, show: Show | None, every: int
+    ) -> Any:
+        call = await read_call(self._runtime, body, place.caller)
+        requests = [place.on(request) for request in call.requests]
+        call = msgspec.structs.replace(call, requests=requests)
+        if show is None or not call.single:
+            return await answered(call, await call.finish())
+        return await answered(call, [[await _shown(call, show, every)]])
+
+    async def compute_ahead(self, text: str, place: CallPlace, adapter: str | None) -> bool:
+        runtime = self._runtime
+        room = runtime.info.max_running_requests * runtime.completion.engines.count
+        busy = runtime.completion.pending >= room or runtime.queue.waiting
+        if busy or self._computing >= max(room // AHEAD_SHARE, 1):
+            return False
+        self._computing += 1
+        try:
+            return await self._compute(text, place, adapter)
+        finally:
+            self._computing -= 1
+
+    async def _compute(self, text: str, place: CallPlace, adapter: str | None) -> bool:
+        runtime = self._runtime
+        caller = replace(place.caller, charge=None)  # the call itself is charged its whole prompt
+        body = {"text": text, "sampling_params": {"max_new_tokens": 0}, "lora_path": adapter,
+                "rid": place.rid, "priority": AHEAD_PRIORITY}  # fmt: skip
+        try:
+            call = await read_call(runtime, convert(body, GenerateRequest), caller)
+            [request] = call.requests
+            self.ahead += 1
+            self.ahead_tokens += len(request.prompt)
+            await runtime.finish([place.on(request)], caller)
+        except (RequestError, EngineLost):
+            return False
+        return True
+
+
+async def _shown(call: GenerateCall, show: Show, every: int) -> Output:
+    """The finished output of a single completion, whose text is shown as it grows."""
+    call = msgspec.structs.replace(
+        call, requests=[replace(call.requests[0], interval=max(every, 1))]
+    )
+    last, tokens = None, 0
+    async with aclosing(call.run()) as items:
+        async for _, output in items:
+            last = output
+            due = max(every, len(output.text) // TOKEN_BYTES)
+            if output.finish is None and output.completion_tokens - tokens >= due:
+                tokens = output.completion_tokens
+                show(output.text)
+    if last is None:
+        raise EngineLost("the engine ended a request without an answer")
+    return last

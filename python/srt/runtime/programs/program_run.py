@@ -1,0 +1,346 @@
+"""ProgramRun: one submitted program as it runs, each stream a task, each value a promise."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from sglang.semantics.transforms import TransformError
+from sglang.srt.core.call_hints import CallHint
+from sglang.srt.programs.call_graph import CallGraph
+from sglang.srt.programs.needed_steps import NeededSteps
+from sglang.srt.programs.submission import (
+    CALLS,
+    MAIN,
+    AnyStep,
+    ForkStep,
+    JoinStep,
+    Key,
+    ProgramStream,
+    Ref,
+    ToolStep,
+    TransformStep,
+    ValueStep,
+)
+from sglang.srt.programs.submission_check import CheckedProgram
+from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.caller import Caller
+from sglang.srt.runtime.programs.model_calls import CallPlace
+from sglang.srt.runtime.programs.promises import Promise, StepFailed, StepFailure
+from sglang.srt.runtime.programs.run_events import RunEvents
+from sglang.srt.runtime.programs.run_tools import RunTools
+from sglang.srt.runtime.programs.semantic_variables import SemanticVariable
+from sglang.srt.runtime.programs.step_runner import Shower, StepRunner
+from sglang.srt.runtime.programs.stream_text import StreamText
+
+AT_ONCE = 64  # steps of a stream between two turns of other tasks
+TOLD = (*CALLS, TransformStep)
+"""Steps whose beginning and end are events."""
+
+
+class RunSession(Protocol):
+    """The session of a run, as the run needs it.
+
+    Attributes:
+        variables, runs: all of the session, by id.
+    """
+
+    variables: dict[str, SemanticVariable]
+    runs: dict[str, ProgramRun]
+
+    def hold(self, size: int) -> None:
+        """Count the bytes of a value. Raises RequestError where they are too many."""
+
+    def held(self, size: int) -> None:
+        """Count bytes that are there already."""
+
+    def run_ended(self, run: ProgramRun) -> None:
+        """A run has come to its end."""
+
+
+class CallHints(Protocol):
+    """The application of a run, as the run needs it. ``arrived``: when it came."""
+
+    arrived: float
+
+    def hint(self, run: str, step: int) -> CallHint:
+        """Facts for the engine about a call."""
+        ...
+
+
+class StreamRun:
+    """One stream as it runs.
+
+    Attributes:
+        position: index of the step that runs. begun: its task has. over: no step runs any more.
+        limit: index of the first step that is not to be run. end: why not.
+    """
+
+    def __init__(self, stream: ProgramStream) -> None:
+        self.stream, self.position = stream, 0
+        self.begun = self.over = False
+        self.task: asyncio.Task[None] | None = None
+        self.limit = len(stream.steps)
+        self.end: StepFailure | None = None
+
+    def stop(self, position: int, failure: StepFailure) -> bool:
+        """Run no step from ``position`` on; whether the stream has not begun, and will not."""
+        position = max(position, self.position)
+        if self.over or position >= self.limit:
+            return False
+        self.limit, self.end = position, failure
+        if self.task is not None and self.begun and self.position == position:
+            self.task.cancel()  # a task that has not begun would be gone without a word
+        return self.task is None and position == 0
+
+
+class ProgramRun:
+    """One run.
+
+    Attributes:
+        variables: by the step that makes them and their name. inputs: those that its client is to
+            set, by name.
+        ends: what a stream is behind the steps that joins wait for.
+        read_as_text: calls whose output another stream appends as it is.
+        states: of calls: running, done, failed, cancelled; others wait.
+    """
+
+    def __init__(
+        self,
+        program: CheckedProgram,
+        graph: CallGraph,
+        session: RunSession,
+        tools: RunTools,
+        caller: Caller,
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self.program, self.graph, self.session, self.tools = program, graph, session, tools
+        self.application: CallHints | None = None
+        self.caller = caller
+        self.inputs: dict[str, SemanticVariable] = {}
+        self.log = RunEvents()
+        self.states: dict[int, str] = {}
+        made = [(n, name) for n in program.before for name in program.steps[n].made()]
+        self.variables: dict[Key, SemanticVariable] = {
+            (n, name): SemanticVariable(name, self.id, n, f"{self.id}-{index}")
+            for index, (n, name) in enumerate(made)
+        }
+        steps = program.steps.values()
+        joins = [step for step in steps if isinstance(step, JoinStep)]
+        for step in steps:
+            if isinstance(step, ToolStep) and step.where == "client":
+                self.variables[step.number, step.name].remote = True
+        self.ends: dict[int, Promise] = {end: Promise() for join in joins for end in join.ends}
+        self.read_as_text = frozenset(
+            step.of.step for step in steps if isinstance(step, ValueStep) and not step.transform
+        )
+        self._streams = {n: StreamRun(stream) for n, stream in program.streams.items()}
+        self._left, self._runner = len(self._streams), StepRunner(self)
+        self._places = {
+            step.number: (run, position)
+            for run in self._streams.values()
+            for position, step in enumerate(run.stream.steps)
+        }
+        makers = [n for n, step in program.steps.items() if step.made() or isinstance(step, CALLS)]
+        self._needs = NeededSteps(program.before, frozenset(makers), self._wanted)
+        self._ending: list[tuple[StreamRun, StepFailure | None]] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether no step runs any more."""
+        return not self._left
+
+    def start(self) -> None:
+        """Begin the streams that no fork begins."""
+        for number, run in self._streams.items():
+            begin = run.stream.begin
+            if number == MAIN or (begin is not None and begin.fork is None):
+                self.begin(number, StreamText())
+
+    def begin(self, number: int, text: StreamText) -> None:
+        """Begin a stream, unless it was stopped."""
+        run = self._streams[number]
+        if not run.over:
+            run.task = asyncio.get_running_loop().create_task(self._work(run, text))
+
+    # -- streams -----------------------------------------------------------------------------------
+
+    async def _work(self, run: StreamRun, text: StreamText) -> None:
+        run.begun, steps, failure = True, run.stream.steps, None
+        begin = run.stream.begin
+        step: AnyStep | None = None
+        try:
+            if begin is not None and begin.number in self.ends:
+                self.ends[begin.number].set(text.snapshot())
+            while run.position < run.limit:
+                step = steps[run.position]
+                await self._runner.visit(step, text)
+                if step.number in self.ends:
+                    self.ends[step.number].set(text.snapshot())
+                run.position += 1
+                if run.position % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            failure = run.end
+        except asyncio.CancelledError:
+            failure = run.end or StepFailure(-1, "", "the server ends", "draining", True)
+        except Exception as error:
+            assert step is not None
+            failure = failure_of(step, error)
+        self._over(run, failure)
+
+    def _over(self, run: StreamRun, failure: StepFailure | None) -> None:
+        """A stream has come to its end, or its step at ``position`` will not be done. So will the
+        streams that it was to begin, one after the other."""
+        if run.over:
+            return
+        run.over = True
+        self._ending.append((run, failure))
+        if len(self._ending) > 1:
+            return  # the loop below is at work
+        while self._ending:
+            self._end_stream(*self._ending[0])
+            self._ending.pop(0)
+        if not self._left:
+            self._end()
+
+    def _end_stream(self, run: StreamRun, failure: StepFailure | None) -> None:
+        self._left -= 1
+        if failure is None:
+            return
+        begin, rest = run.stream.begin, run.stream.steps[run.position :]
+        if run.task is None and begin is not None and begin.number in self.ends:
+            self.ends[begin.number].fail(failure)
+        for step in rest:
+            self._fail(step, failure)
+        dropped = self._needs.end([step.number for step in rest])
+        if dropped and (failure.cancelled or not self.log.followers):
+            reason = f"nothing needs it any more, because of {failure.cause.message}"
+            self._stop(dropped, StepFailure(-1, "", reason, failure.code, True))
+
+    def _fail(self, step: AnyStep, failure: StepFailure) -> None:
+        """A step will not run; streams that it begins will not either."""
+        own = failure if failure.step == step.number else failure.of(step.number, str(step))
+        for name in step.made():
+            self.variables[step.number, name].fail(own)
+        if step.number in self.ends:
+            self.ends[step.number].fail(own)
+        state = "cancelled" if own.cancelled else "failed"
+        if isinstance(step, CALLS):
+            self.states[step.number] = state
+        if isinstance(step, TOLD) or own is failure:
+            event = {"event": state, "step": step.number, "message": own.message}
+            if not own.cancelled:
+                event |= {"code": own.code, "at": step.at, "cause_step": own.cause.step}
+            self.log_event(event)
+        for child in step.children if isinstance(step, ForkStep) else ():
+            self._over(self._streams[child], own)
+
+    def _end(self) -> None:
+        states = set(self.states.values())
+        word = "failed" if "failed" in states else "cancelled" if "cancelled" in states else "done"
+        if any(v.failure is not None for v in self.variables.values()) and word == "done":
+            word = "failed"
+        self.log_event({"event": "end", "state": word})
+        self.session.run_ended(self)
+
+    # -- ends before the end -----------------------------------------------------------------------
+
+    def close(self, failure: StepFailure) -> None:
+        """End what is not done."""
+        self._stop(self._places, failure)
+
+    def cancel(self, variable: SemanticVariable | None = None) -> None:
+        """Cancel a variable and what it alone wanted, or everything."""
+        if variable is None:
+            self.close(StepFailure(-1, "", "the submission was cancelled", "conflict", True))
+        elif not variable.settled:
+            step = self.program.steps[variable.step]
+            failure = StepFailure(step.number, str(step), "it was cancelled", "conflict", True)
+            self._stop([*self._needs.end([step.number]), step.number], failure)
+
+    def _wanted(self, step: int) -> bool:
+        """Whether a client awaits what a step makes, or has said what it wants of it."""
+        made = (self.variables[step, name] for name in self.program.steps[step].made())
+        return any(each.gets or each.criteria.level for each in made)
+
+    def _stop(self, steps: Iterable[int], failure: StepFailure) -> None:
+        """Run none of these steps, and nothing behind them in their streams."""
+        for step in steps:
+            run, position = self._places[step]
+            if run.stop(position, failure):
+                self._over(run, failure)
+        if steps is self._places:  # streams without steps
+            for run in self._streams.values():
+                if not run.stream.steps and run.task is None:
+                    self._over(run, None)
+
+    # -- for its steps -----------------------------------------------------------------------------
+
+    def promise(self, ref: Ref) -> SemanticVariable:
+        """A variable of this run or of its session."""
+        if ref.step is not None and ref.name is not None:
+            return self.variables[ref.step, ref.name]
+        assert ref.var is not None
+        return self.session.variables[ref.var]
+
+    def hold(self, size: int) -> None:
+        """Count the bytes of a value. Raises RequestError where they are too many."""
+        self.session.hold(size)
+
+    def log_event(self, event: dict[str, Any]) -> None:
+        """Tell those that follow the run; what is kept counts to the session's bytes."""
+        self.session.held(self.log.add(event))
+
+    def started(self, step: AnyStep) -> None:
+        """A call begins."""
+        self.states[step.number] = "running"
+        self.log_event({"event": "started", "step": step.number})
+
+    def done(self, step: AnyStep, facts: dict[str, Any]) -> None:
+        """A call has ended well."""
+        self.states[step.number] = "done"
+        self.log_event({"event": "done", "step": step.number, **facts})
+
+    async def ask(
+        self,
+        step: AnyStep,
+        body: dict[str, Any],
+        text: StreamText,
+        shower: Shower | None,
+    ) -> Any:
+        """The answer of the model. Raises RequestError and EngineLost."""
+        salt = f"{body.get('cache_salt')}\0{body.get('extra_key')}\0{body.get('lora_path')}"
+        place = self._place(step.number, text, salt)
+        if shower is None:
+            return await self.tools.calls.ask(body, place)
+        return await self.tools.calls.ask(body, place, *shower)
+
+    async def compute_ahead(self, prompt: str, text: StreamText) -> bool:
+        """Compute a beginning of a prompt; whether it was."""
+        return await self.tools.calls.compute_ahead(prompt, self._place(-1, text, ""), None)
+
+    def _place(self, step: int, text: StreamText, salt: str) -> CallPlace:
+        assert self.application is not None
+        caller = self.caller
+        rid = f"{self.id}-{step}" if step >= 0 else f"{self.id}-ahead"
+        return CallPlace(
+            caller, self.application.hint(self.id, step), self.application.arrived, rid,
+            text.prefixes(f"{caller.namespace}\0{salt}") if step >= 0 else (),
+        )  # fmt: skip
+
+
+def failure_of(step: AnyStep, error: Exception) -> StepFailure:
+    """Reason that a step has failed."""
+    if isinstance(error, StepFailed):
+        return error.failure.of(step.number, str(step))
+    if isinstance(error, (RequestError, TransformError)):
+        code = error.code if isinstance(error, RequestError) else "invalid_value"
+        return StepFailure(step.number, str(step), str(error), code)
+    if isinstance(error, EngineLost):
+        return StepFailure(
+            step.number, str(step), f"the engine has stopped: {error}", "engine_lost"
+        )
+    return StepFailure(step.number, str(step), f"{type(error).__name__}: {error}", "internal_error")

@@ -1,0 +1,50 @@
+"""Program view: graphs of the programs that run, with states, labels and groups, to be shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.programs.objectives import CallLabel
+from sglang.srt.runtime.programs.application import Application
+from sglang.srt.runtime.programs.program_run import ProgramRun
+from sglang.srt.runtime.programs.program_sessions import ProgramSessions
+
+MOST_PROGRAMS = 16  # the latest of those that run
+MOST_CALLS = 64  # of one program
+
+
+def running_programs(sessions: ProgramSessions) -> tuple[list[dict[str, Any]], int]:
+    """Programs that run, the latest first, and how many more there are."""
+    runs = [run for s in sessions.all() for run in s.runs.values() if not run.over]
+    shown = [program_view(run) for run in runs[: -MOST_PROGRAMS - 1 : -1]]
+    return shown, len(runs) - len(shown)
+
+
+def program_view(run: ProgramRun) -> dict[str, Any]:
+    """One program: its calls in an order in which each stands behind those that it reads."""
+    assert isinstance(run.application, Application)
+    labels = run.application.labels()
+    calls = list(run.graph.reads)
+    return {
+        "id": run.id,
+        "name": run.program.name,
+        "application": run.application.name,
+        "calls": [_call(run, call, labels[run.id, call]) for call in calls[:MOST_CALLS]],
+        "more": max(len(calls) - MOST_CALLS, 0),
+    }
+
+
+def _call(run: ProgramRun, call: int, label: CallLabel) -> dict[str, Any]:
+    step = run.program.steps[call]
+    return {
+        "step": call,
+        "op": step.op,
+        "name": next(iter(step.made()), ""),
+        "at": f"{step.at[0]}:{step.at[1]}" if step.at else "",
+        "state": run.states.get(call, "waiting"),
+        "reads": sorted(run.graph.before(call)),
+        "criteria": label.criteria.word,
+        "stage": label.stage,
+        "group": label.group,
+        "critical": label.critical,
+    }

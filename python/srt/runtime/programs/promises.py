@@ -1,0 +1,133 @@
+"""Promises: values that come later, and how a step's failure reaches all that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from sglang.srt.requests.request_error import RequestError
+
+
+class StepFailure:
+    """Reason that a step has no value.
+
+    Attributes:
+        step: its number; -1: of no step. label: the step, with the program's line.
+        cause: the failure that it follows from; itself where it follows from none.
+        code: as of RequestError. cancelled: a client, or the end of its session, ended the step.
+    """
+
+    __slots__ = ("cancelled", "cause", "code", "label", "reason", "step")
+
+    def __init__(
+        self, step: int, label: str, reason: str, code: str, cancelled: bool = False
+    ) -> None:
+        self.step, self.label, self.reason, self.code = step, label, reason, code
+        self.cancelled, self.cause = cancelled, self
+
+    def of(self, step: int, label: str) -> StepFailure:
+        """The failure of another step that waited for this one."""
+        found = StepFailure(step, label, self.reason, self.code, self.cancelled)
+        found.cause = self.cause
+        return found
+
+    @property
+    def message(self) -> str:
+        """Step, line and reason; of a step that waited, also the step that failed."""
+        cause = self.cause
+        if cause is self or not cause.label:
+            return f"{self.label}: {self.reason}" if self.label else self.reason
+        return f"{self.label} has no value, because of {cause.label}: {self.reason}"
+
+    def error(self) -> RequestError:
+        """A fresh error to be raised."""
+        return RequestError(self.message, code=self.code)
+
+
+class StepFailed(Exception):
+    """A value that a step waits for does not come."""
+
+    def __init__(self, failure: StepFailure) -> None:
+        self.failure = failure
+        super().__init__(failure.message)
+
+
+class Signal:
+    """Wakes all that wait for it, once."""
+
+    __slots__ = ("_futures",)
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[None]] = set()
+
+    async def wait(self) -> None:
+        """Wait for the next ``notify``."""
+        future = asyncio.get_running_loop().create_future()
+        self._futures.add(future)
+        try:
+            await future
+        finally:
+            self._futures.discard(future)
+
+    def notify(self) -> None:
+        """Wake all that wait now."""
+        for future in self._futures:
+            if not future.done():
+                future.set_result(None)
+        self._futures.clear()
+
+
+class Promise:
+    """A value that comes once, or a failure.
+
+    Attributes:
+        value: None until it has come.
+        failure: reason that it will not come.
+        text: what is there of a text that is being generated; None: it does not grow.
+    """
+
+    __slots__ = ("_grown", "_settled", "failure", "settled", "text", "value")
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.failure: StepFailure | None = None
+        self.settled = False
+        self.text: str | None = None
+        self._settled, self._grown = Signal(), Signal()
+
+    def set(self, value: Any) -> None:
+        """Give the value. A promise that is settled stays as it is."""
+        if not self.settled:
+            self.value = value
+            self._end()
+
+    def fail(self, failure: StepFailure) -> None:
+        """The value will not come. A promise that is settled stays as it is."""
+        if not self.settled:
+            self.failure = failure
+            self._end()
+
+    def grow(self, text: str) -> None:
+        """Show what is there of the text so far."""
+        if not self.settled:
+            self.text = text
+            self._grown.notify()
+
+    def _end(self) -> None:
+        self.settled, self.text = True, None
+        self._settled.notify()
+        self._grown.notify()
+
+    async def result(self) -> Any:
+        """The value. Raises StepFailed."""
+        while not self.settled:
+            await self._settled.wait()
+        if self.failure is not None:
+            raise StepFailed(self.failure)
+        return self.value
+
+    async def growth(self) -> str | None:
+        """The text when it has grown, None when the promise is settled."""
+        if not self.settled:
+            await self._grown.wait()
+        return self.text

@@ -1,0 +1,66 @@
+"""RunEvents: what happens in a run, kept for all that follow it, from its beginning."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from sglang.srt.runtime.programs.promises import Signal
+
+GROWN = "grown"
+
+
+class RunEvents:
+    """The events of one run.
+
+    Attributes:
+        size: bytes of the events that are kept.
+        growers: followers that want text as it grows.
+        ended: no event follows.
+    """
+
+    def __init__(self) -> None:
+        self.size = self.growers = self.followers = 0
+        self.ended = False
+        self._events: list[msgspec.Raw] = []
+        self._growing: dict[int, str] = {}  # the latest text of calls that run
+        self._changed = Signal()
+
+    def add(self, event: dict[str, Any]) -> int:
+        """Keep an event; return its size."""
+        data = msgspec.json.encode(event)
+        self._events.append(msgspec.Raw(data))
+        self._growing.pop(event.get("step", -1), None)
+        self.size += len(data)
+        self.ended = event["event"] == "end"
+        self._changed.notify()
+        return len(data)
+
+    def grow(self, step: int, text: str) -> None:
+        """Note the text of a call so far, of which the latest alone is kept."""
+        self._growing[step] = text
+        if self.growers:
+            self._changed.notify()
+
+    async def follow(self, grown: bool) -> AsyncGenerator[Any, None]:
+        """All events, those to come too. ``grown``: with the text of calls that run."""
+        at, shown = 0, dict[int, int]()
+        self.followers += 1
+        self.growers += grown
+        try:
+            while True:
+                while at < len(self._events):
+                    at += 1
+                    yield self._events[at - 1]
+                if self.ended:
+                    return
+                for step, text in list(self._growing.items()) if grown else ():
+                    if shown.get(step) != len(text) and at == len(self._events):
+                        shown[step] = len(text)
+                        yield {"event": GROWN, "step": step, "text": text}
+                if at == len(self._events):
+                    await self._changed.wait()
+        finally:
+            self.followers -= 1
+            self.growers -= grown

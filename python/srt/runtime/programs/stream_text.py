@@ -1,0 +1,142 @@
+"""StreamText: the text, media and variables of one stream of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+from sglang.srt.core.call_hints import PrefixHash
+from sglang.srt.programs.call_graph import prefix_hashes
+from sglang.srt.runtime.programs.semantic_variables import SemanticVariable
+
+Ranges = tuple[tuple[int, int], ...]
+CHARS = 4  # characters of a token, about
+MOST_MARKS = 32  # kept at either end of a prompt, for routers
+
+
+@dataclass(frozen=True)
+class Medium:
+    """An image or a video; ``start``: where its marker begins in the text."""
+
+    start: int
+    kind: str
+    address: str
+    num_frames: int
+
+    def shown(self) -> Any:
+        """The medium as ``/generate`` takes it."""
+        if self.kind == "video":
+            return {"url": self.address, "num_frames": self.num_frames}
+        return self.address
+
+
+@dataclass
+class StreamText:
+    """The prompt that a stream has become, and the variables of its steps.
+
+    Attributes:
+        origin: number of characters, media and groups of parallel texts at its begin.
+        parallel: groups of ranges that are encoded side by side.
+        scopes: where the open scopes begin.
+        variables: the latest of each name.
+        marks: where variables begin and end in the text; the first and the last of many.
+    """
+
+    origin: tuple[int, int, int] = (0, 0, 0)
+    media: list[Medium] = field(default_factory=list)
+    parallel: list[Ranges] = field(default_factory=list)
+    scopes: dict[str, int] = field(default_factory=dict)
+    variables: dict[str, SemanticVariable] = field(default_factory=dict)
+    marks: list[int] = field(default_factory=list)
+    length: int = 0
+    _pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def append(self, text: str, variable: bool = False) -> None:
+        """Append a text, of a variable or a constant one."""
+        if variable:
+            self.mark()
+        self._pieces.append(text)
+        self.length += len(text)
+        if variable:
+            self.mark()
+
+    def mark(self) -> None:
+        """A variable begins or ends here."""
+        if self.length and (not self.marks or self.marks[-1] < self.length):
+            self.marks.append(self.length)
+            if len(self.marks) > 2 * MOST_MARKS:
+                del self.marks[MOST_MARKS]
+
+    def copy(self) -> StreamText:
+        """An independent copy, which begins here."""
+        return replace(
+            self,
+            origin=(self.length, len(self.media), len(self.parallel)),
+            media=list(self.media),
+            parallel=list(self.parallel),
+            scopes=dict(self.scopes),
+            variables=dict(self.variables),
+            marks=list(self.marks),
+            _pieces=[self.text],
+        )
+
+    def snapshot(self) -> StreamText:
+        """A copy that begins where this one does."""
+        return replace(self.copy(), origin=self.origin)
+
+    def append_parallel(self, texts: list[str]) -> None:
+        """Append texts that are encoded side by side; empty ones are left out."""
+        ranges = []
+        for text in filter(None, texts):
+            ranges.append((self.length, self.length + len(text)))
+            self.append(text)
+        if ranges:
+            self.parallel.append(tuple(ranges))
+
+    def prompt(self) -> dict[str, Any]:
+        """The fields of ``/generate`` that hold the prompt."""
+        fields: dict[str, Any] = {"parts": self._parts()} if self.parallel else {"text": self.text}
+        return {**fields, **self.media_fields()}
+
+    def media_fields(self) -> dict[str, list[Any]]:
+        """Images and videos in the order of their markers, by the field that they go in."""
+        fields: dict[str, list[Any]] = {}
+        for medium in self.media:
+            fields.setdefault(f"{medium.kind}_data", []).append(medium.shown())
+        return fields
+
+    def _parts(self) -> list[str | list[str]]:
+        """Texts in sequence, and lists of texts that are side by side."""
+        parts, end, text = list[str | list[str]](), 0, self.text
+        for group in self.parallel:
+            parts += [text[end : group[0][0]], [text[a:b] for a, b in group]]
+            end = group[-1][1]
+        return [*parts, text[end:]]
+
+    def digest(self) -> dict[str, Any]:
+        """Length and SHA-256 of the text, by which a client compares it with its own."""
+        data = self.text.encode("utf-8", "surrogatepass")
+        return {"chars": self.length, "sha256": sha256(data).hexdigest()}
+
+    def prefixes(self, namespace: str) -> tuple[PrefixHash, ...]:
+        """Beginnings of the prompt that end at a variable, the shortest first."""
+        if self.media or self.parallel or not self.length:
+            return ()
+        found = prefix_hashes(self._cut(), namespace)
+        return tuple(PrefixHash(digest, max(length // CHARS, 1)) for digest, length in found)
+
+    def _cut(self) -> Iterator[str]:
+        """The text in pieces, cut at the marks."""
+        text, begin = self.text, 0
+        for mark in dict.fromkeys([*self.marks, self.length]):
+            yield text[begin:mark]
+            begin = mark

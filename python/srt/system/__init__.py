@@ -1,0 +1,1 @@
+"""Processes, their logs, and where they import from: nothing of the engine."""

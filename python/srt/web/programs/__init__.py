@@ -1,0 +1,1 @@
+"""/v1/submit and the routes beside it: programs whose graphs clients send whole."""
