@@ -16,7 +16,7 @@ from benchmark.applications.workloads import Program, gpts, heavy_tail, mixed, m
 
 BOUND_MS = 60.0  # normalised latency of a sustained rate
 RATES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-WARM, SECONDS = 5.0, 12.0  # of arrivals; those before WARM are left out
+WARM, SECONDS = 5.0, 12.0  # arrivals, without those before WARM
 
 OURS = Setting()
 CLIENT = Setting(share=False, routing="least-load", server=False, order="fcfs", line=False)
