@@ -94,7 +94,7 @@ class EngineSuccession:
             if inbox.ended and verb.close:
                 self._open.discard(context)
             last = events[-1]
-            if context.client is self.client:
+            if context.client is self._assignment.client:
                 self.note(events)
             if not isinstance(last, Failed):
                 yield events
