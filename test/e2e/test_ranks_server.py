@@ -43,14 +43,14 @@ def ranks_of(server: Server) -> list[psutil.Process]:
 def stream(url: str) -> str:
     """The text of a stream."""
     body = {"text": "a", "sampling_params": BODY, "stream": True}
-    with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as reply:
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=120) as reply:
         lines = [line for line in reply.iter_lines() if "{" in line]
     return str(json.loads(lines[-1].removeprefix("data: "))["text"])
 
 
 def whole(url: str) -> str:
     body = {"text": "b", "sampling_params": BODY}
-    return str(httpx.post(f"{url}/generate", json=body, timeout=60).json()["text"])
+    return str(httpx.post(f"{url}/generate", json=body, timeout=120).json()["text"])
 
 
 def wait_for(http: object, status: int) -> None:
@@ -67,7 +67,7 @@ def faults_of(r: random.Random) -> list[tuple[signal.Signals, int]]:
     return [(signal.SIGKILL, 1), (signal.SIGSTOP, 0), *sampled]
 
 
-@pytest.mark.timeout(1800 if LONG_RUN else 60)
+@pytest.mark.timeout(3600 if LONG_RUN else 300)
 @pytest.mark.parametrize("layout", ["--tp-size", "--pp-size"] if LONG_RUN else ["--tp-size"])
 def test_seeded_faults_of_ranks(layout: str, toy: list[str], alone: Path) -> None:
     """Ranks are killed or stopped, at a random moment of two generations, which go on with the next

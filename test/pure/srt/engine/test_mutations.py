@@ -392,7 +392,7 @@ MUTATIONS = {
         Mutation(EngineCore, "_close", "_.end(_)", drop),
     ],
     "a claim outlives its pause": [
-        Mutation(Planner, "_admit", "_.parked.end(_)", drop),
+        Mutation(Planner, "_admit", "_.parked.admitted(_)", drop),
     ],
     "a claim that ends still counts in the tree": [
         Mutation(Parked, "end", "_.unclaim(_)", drop),
