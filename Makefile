@@ -48,9 +48,10 @@ test: $(STAMP) browser  ## the whole test suite, lint included (JOBS=3)
 
 # The random tests that run fewer seeds in each run of the suite (test/helpers/seeds.py).
 LONG_TESTS := test/pure/srt/engine/test_simulation.py test/pure/srt/grammar/test_stop_watch.py \
-  test/pure/benchmark/cache_schedule
+  test/pure/srt/routing test/pure/benchmark/cache_schedule \
+  test/e2e/test_ranks_server.py::test_seeded_faults_of_ranks
 
-test-long: $(STAMP)  ## random tests with all their seeds: 4,000 histories, more patterns and trees
+test-long: $(STAMP)  ## random tests with all their seeds: 4,000 histories, more patterns and trees, 100 faults of ranks
 	@TEST_LONG=1 $(PYTEST) $(LONG_TESTS) $(ARGS)
 
 test-clients: $(STAMP)  ## other people's clients, installed into .clients, run with the network cut

@@ -60,12 +60,15 @@ class Answer:
     Attributes:
         ttft: seconds from its due moment to the first token, or to the end of the run.
         generated: tokens; 0 for one that was waiting.
+        prompt, cached, loaded: its prompt's tokens, those not computed, and of these those that
+            came from host memory.
     """
 
     ttft: float
     generated: int
     prompt: int = 0
     cached: int = 0
+    loaded: int = 0
 
 
 @dataclass
@@ -103,6 +106,13 @@ class AgentOutcome:
         """Share of the prompts' tokens that were not computed."""
         prompts = sum(answer.prompt for answer in self.answers)
         return sum(answer.cached for answer in self.answers) / max(prompts, 1)
+
+    @property
+    def external(self) -> float:
+        """Share of the prompts' tokens, without those that the device had, that host memory had."""
+        loaded = sum(answer.loaded for answer in self.answers)
+        missed = sum(answer.prompt - answer.cached for answer in self.answers)
+        return loaded / max(loaded + missed, 1)
 
 
 class AgentRun:
@@ -222,8 +232,8 @@ class AgentRun:
         count = len(life.tokens) - life.prompt
         if not count == stats.completion_tokens == turn.generated:
             raise RuntimeError(f"{count} tokens in turn {life.turn}, not {turn.generated}")
-        cached = stats.cached_tokens
-        self._answers.append(Answer(life.first - life.due, count, life.prompt, cached))
+        cached, loaded = stats.cached_tokens, stats.loaded_tokens
+        self._answers.append(Answer(life.first - life.due, count, life.prompt, cached, loaded))
         self._generated += count - 1  # the last is not computed
         pages = self._pages.of(life.tokens, life.pages[: life.kept // PAGE])
         self._readings.append(Reading(pages, life.prompt // PAGE))

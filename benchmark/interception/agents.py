@@ -26,6 +26,7 @@ Columns:
     live        KV of the programs that have begun, as a multiple of the arm's memory
     hits        share of the prompts' tokens that were cached; inf., Belady: at most, by an infinite
                 cache and by the best rule in a cache of the arm's size (``bounds``)
+    host        of the tokens that the device did not have, the share that host memory had
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ SHARE, QUANTUM, HALF_LIFE = 0.95, 20.0, 2.0
 CLAIMED_LOAD, CLAIMED_SECONDS, CLAIM = 6.0, 240.0, 4.0
 COLUMNS = (
     "done/min", "goodput", "all", "p50", "p90", "longest", "prefill", "live", "hits", "inf.",
-    "Belady",
+    "Belady", "host",
 )  # fmt: skip
 
 
@@ -85,12 +86,14 @@ class Figures:
     hits: float
     infinite: float
     belady: float
+    host: float
 
     def __str__(self) -> str:
         return (
             f"{self.finished:>8.1f} {self.goodput:>8.1f} {self.answered:>8.1f} {self.p50:>8.2f} "
             f"{self.p90:>8.2f} {self.longest:>8.1f} {self.prefill:>8.0f} {self.live:>8.2f} "
-            f"{self.hits:>8.3f} {self.infinite:>8.3f} {self.belady:>8.3f}"
+            f"{self.hits:>8.3f} {self.infinite:>8.3f} {self.belady:>8.3f} "
+            f"{self.host:>8.3f}"
         )
 
 
@@ -125,6 +128,7 @@ def figures(outcome: AgentOutcome, capacity: int, target: float) -> Figures:
         hits=outcome.hit_rate,
         infinite=infinite(outcome.readings) / pages,
         belady=belady(outcome.readings, capacity // PAGE) / pages,
+        host=outcome.external,
     )
 
 

@@ -58,7 +58,7 @@ class Simulation:
         self.setting = setting
         self.now = 0.0
         self.engines: dict[str, ServedEngine] = {}
-        self.fronts = [Router(setting.policy, setting.seed + n) for n in range(setting.fronts)]
+        self.fronts = [self._router(n) for n in range(setting.fronts)]
         self.outcome = Outcome()
         self._last: dict[str, str] = {}  # engine of a conversation's last answer
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -68,6 +68,10 @@ class Simulation:
         self._sequences: dict[str, int] = {}
         for index in range(setting.engines):
             self.add_engine(f"e{index}")
+
+    def _router(self, number: int) -> Router:
+        setting = self.setting
+        return Router(setting.policy, setting.seed + number, shared=setting.fronts > 1)
 
     def at(self, moment: float, act: Callable[[], None]) -> None:
         """Call a function at a moment."""
@@ -136,7 +140,7 @@ class Simulation:
 
     def restart_router(self, index: int) -> None:
         """Lose all that a router knows. Its requests are not disturbed."""
-        router = Router(self.setting.policy, self.setting.seed + 100 + index)
+        router = self._router(100 + index)
         self.fronts[index] = router
         for engine in self.engines.values():
             self._join_one(router, engine)

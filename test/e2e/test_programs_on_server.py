@@ -14,13 +14,23 @@ from helpers.random_programs import made, random_program
 from helpers.seeds import LONG
 from sglang.errors import ProgramError
 
+TOOLBOX = '''
+def double(number: str) -> str:
+    """Twice a number."""
+    return str(2 * int(number))
+
+
+TOOLS = [double]
+'''
 COUNT = 500 if LONG else 8
 
 
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sgl.RuntimeEndpoint]:
     folder: Path = tmp_path_factory.mktemp("model")
-    with launched(best_model(folder)) as server:
+    tools = folder / "operators_tools.py"
+    tools.write_text(TOOLBOX, encoding="utf-8")
+    with launched([*best_model(folder), "--toolbox", str(tools)]) as server:
         yield sgl.RuntimeEndpoint(server.url)
 
 
@@ -60,6 +70,29 @@ def test_example_of_the_paper(backend: sgl.RuntimeEndpoint) -> None:
     code = example["write_code"].run("a snake game", backend=backend)["code"]
     test = example["write_test"].run("a snake game", code, backend=backend)["test"]
     assert example["write_snake_game"](backend) == (code, test)
+
+
+def test_toolbox_runs_the_tools_that_are_named(backend: sgl.RuntimeEndpoint) -> None:
+    called = []
+
+    def double(number: str) -> int:
+        called.append(number)
+        return 2 * int(number)
+
+    @sgl.function
+    def program(s, number):
+        s["n"] = number
+        s += "Twice " + number + " is " + sgl.tool("twice", double, of="n")
+        s += sgl.gen("more", max_tokens=4, temperature=0)
+
+    plain = made(program.run("21", backend=backend))
+    assert made(program.submit("21", backend=backend).result()) == plain
+    assert called == ["21", "21"]
+    there = program.submit("21", backend=backend, server_tools=["double"])
+    assert made(there.result()) == plain
+    assert called == ["21", "21"]
+    with pytest.raises(ProgramError, match="tool 'double'"):
+        program.submit("x", backend=backend, server_tools=["double"])["twice"].get(timeout=60)
 
 
 def test_text_is_streamed(backend: sgl.RuntimeEndpoint) -> None:

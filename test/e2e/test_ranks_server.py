@@ -15,8 +15,9 @@ import httpx
 import psutil
 import pytest
 from helpers.launched import Server, client_of, gone, launched, toy_model
+from helpers.seeds import LONG as LONG_RUN
 
-LONG = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 0}
+BODY = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +42,14 @@ def ranks_of(server: Server) -> list[psutil.Process]:
 
 def stream(url: str) -> str:
     """The text of a stream."""
-    body = {"text": "a", "sampling_params": LONG, "stream": True}
+    body = {"text": "a", "sampling_params": BODY, "stream": True}
     with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as reply:
         lines = [line for line in reply.iter_lines() if "{" in line]
     return str(json.loads(lines[-1].removeprefix("data: "))["text"])
 
 
 def whole(url: str) -> str:
-    body = {"text": "b", "sampling_params": LONG}
+    body = {"text": "b", "sampling_params": BODY}
     return str(httpx.post(f"{url}/generate", json=body, timeout=60).json()["text"])
 
 
@@ -59,12 +60,22 @@ def wait_for(http: object, status: int) -> None:
         time.sleep(0.02)
 
 
-def test_seeded_faults_of_ranks(toy: list[str], alone: Path) -> None:
+def faults_of(r: random.Random) -> list[tuple[signal.Signals, int]]:
+    """Signals, and the ranks that get them: two, or fifty where all seeds run."""
+    more = 48 if LONG_RUN else 0
+    sampled = [(r.choice((signal.SIGKILL, signal.SIGSTOP)), r.randrange(2)) for _ in range(more)]
+    return [(signal.SIGKILL, 1), (signal.SIGSTOP, 0), *sampled]
+
+
+@pytest.mark.timeout(1800 if LONG_RUN else 60)
+@pytest.mark.parametrize("layout", ["--tp-size", "--pp-size"] if LONG_RUN else ["--tp-size"])
+def test_seeded_faults_of_ranks(layout: str, toy: list[str], alone: Path) -> None:
     """Ranks are killed or stopped, at a random moment of two generations, which go on with the next
     engine's ranks."""
     r = random.Random(20)
-    faults = [(signal.SIGKILL, 1), (signal.SIGSTOP, 0)]
-    with launched([*toy, "--tp-size", "2"]) as server, client_of(server) as http:
+    faults = faults_of(r)
+    flags = [layout, "2", "--max-engine-restarts", "100"]
+    with launched([*toy, *flags]) as server, client_of(server) as http:
         before, ended = http.golden(), []
         texts = stream(server.url), whole(server.url)
         for number, rank in faults:

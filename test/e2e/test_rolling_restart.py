@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -123,6 +124,8 @@ def test_clients_survive_a_rolling_restart(
         servers = [stack.enter_context(launched(flags, ready=False)) for _ in range(3)]
         for server in servers:
             server.wait_ready()
+            maps = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
+            assert "libtorch" not in maps, "a server without engines of its own needs no torch"
         balancer.ports = [port(servers[0])]
         backend = sgl.RuntimeEndpoint(balancer.url)
         whole = [story.run(number, backend=backend).text() for number in range(2)]

@@ -91,8 +91,10 @@ def test_after_a_kill_and_a_stop_the_same_bytes_come_again(toy: list[str]) -> No
         assert re.search(r"sglang:resumed_requests_total{.*} 4.0", metrics)
 
 
-def test_a_request_that_may_not_go_on_ends_with_its_engine(toy: list[str]) -> None:
-    with launched([*toy, "--max-resumes", "0"]) as server, client_of(server) as http:
+def test_too_many_losses_end_the_server_with_the_reason(toy: list[str]) -> None:
+    """Requests that may not go on end with their engine."""
+    flags = [*toy, "--max-engine-restarts", "1", "--max-resumes", "0"]
+    with launched(flags) as server, client_of(server) as http:
         engine = server.engine()
         with concurrent.futures.ThreadPoolExecutor() as pool:
             streamed = pool.submit(stream_lines, server.url)
@@ -102,17 +104,11 @@ def test_a_request_that_may_not_go_on_ends_with_its_engine(toy: list[str]) -> No
             assert is_error(plain.result(), 503)["code"] == "engine_lost"
             last = json.loads(streamed.result()[-1].removeprefix("data: "))
             assert last["error"]["code"] == "engine_lost"
-
-
-def test_too_many_losses_end_the_server_with_the_reason(toy: list[str]) -> None:
-    with launched([*toy, "--max-engine-restarts", "1"]) as server, client_of(server) as http:
-        for _ in range(2):
-            engine = server.engine()
-            engine.kill()
-            gone([engine])
-            if server.process.poll() is None and _ == 0:
-                health(http, 503)
-                health(http, 200)
+        gone([engine])
+        health(http, 200)
+        engine = server.engine()
+        engine.kill()
+        gone([engine])
         assert server.wait_end() == 1
         errors = server.errors()
         assert "exited with code -9; starting the engine again (1 of 1)" in errors

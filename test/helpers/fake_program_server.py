@@ -50,14 +50,16 @@ class FakeProgramServer(Mock):
         self.lose: list[int] = []
         self.refuse: Exception | None = None
         self.sessions: set[str] = set()
+        self.opened, self.closed = 0, list[str]()
         self.runs: dict[str, FakeRun] = {}
         self.values: dict[str, asyncio.Future[Any]] = {}
 
     async def program_call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         body = json.loads(json.dumps(body))
         if path == "/v1/session":
-            self.sessions.add(f"session{len(self.sessions)}")
-            return {"session_id": f"session{len(self.sessions) - 1}", "expires_seconds": 600}
+            name, self.opened = f"session{self.opened}", self.opened + 1
+            self.sessions.add(name)
+            return {"session_id": name, "expires_seconds": 600}
         self._known(body)
         self.others.append((path, body))
         if path == "/v1/set":
@@ -69,6 +71,10 @@ class FakeProgramServer(Mock):
         elif path == "/v1/get":
             return {"value": await asyncio.shield(self.values[body["semantic_var_id"]])}
         return {"status": "ok"}
+
+    async def close_program_session(self, session_id: str) -> None:
+        self.sessions.discard(session_id)
+        self.closed.append(session_id)
 
     async def program_events(
         self, path: str, body: dict[str, Any]
@@ -245,7 +251,8 @@ class StreamSoFar:
         self.text += text_of(value)
 
     async def _media(self, step: dict[str, Any]) -> None:
-        assert await self._of(step["source"]) is not None
+        source = step["source"]
+        assert source["url"].startswith("data:") if "url" in source else await self._of(source)
         self.text += step["marker"]
 
     def _prompt(self) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from sglang.program import SglFunction
 WORDS = ("river", "a\n", " two", "é", "{x}", "Yes.", " 12", "<b>k</b>", "one, two", "\n\n")
 
 
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(8)
+
+
 def shout(text: str) -> str:
     return text.upper()[:12]
 
@@ -161,7 +164,7 @@ class _Maker:
         return run
 
     def _image(self, kinds: dict[str, str], depth: int) -> Op:
-        return lambda s, env: s.__iadd__(sgl.image(env["image"]))
+        return lambda s, env: s.__iadd__(sgl.image(env["image"] or PICTURE))
 
     def _fork(self, kinds: dict[str, str], depth: int) -> Op:
         branches, gathered = [], {}

@@ -23,7 +23,8 @@ class ScriptedCalls:
     """Answers calls after a random number of turns of the event loop; some fail.
 
     Attributes:
-        asked: prompts, in the order of their calls. hints: theirs. ahead: prompts computed ahead.
+        prompts: in the order of their calls. bodies, hints, sites: theirs.
+        ahead: prompts computed ahead.
         open: calls that are being answered.
         broken: prompts that contain one of these fail with its error.
         held: while it is set no call is answered.
@@ -31,9 +32,10 @@ class ScriptedCalls:
 
     def __init__(self, chance: random.Random, failures: float = 0.0) -> None:
         self._chance, self._failures = chance, failures
-        self.asked: list[str] = []
+        self.prompts: list[str] = []
         self.hints: list[CallHint] = []
-        self.places: list[CallPlace] = []
+        self.sites: list[CallPlace] = []
+        self.bodies: list[dict[str, Any]] = []
         self.ahead: list[str] = []
         self.open = 0
         self.broken: dict[str, Exception] = {}
@@ -43,9 +45,10 @@ class ScriptedCalls:
         self, body: dict[str, Any], place: CallPlace, show: Show | None = None, every: int = 0
     ) -> Any:
         prompt = body.get("text", body.get("parts"))
-        self.asked.append(str(prompt))
+        self.prompts.append(str(prompt))
+        self.bodies.append(body)
         self.hints.append(place.hint)
-        self.places.append(place)
+        self.sites.append(place)
         self.open += 1
         try:
             for part, error in self.broken.items():
@@ -74,7 +77,7 @@ class ScriptedCalls:
         return True
 
     def counts(self) -> dict[str, float]:
-        return {"calling": self.open, "calls": len(self.asked)}
+        return {"calling": self.open, "calls": len(self.prompts)}
 
     async def _wait(self) -> None:
         for _ in range(self._chance.randint(0, 4)):

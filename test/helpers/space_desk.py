@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from helpers.desk import Desk
-from helpers.fake_worker import Reader, logprob_at
+from helpers.fake_worker import ADAPTED, Reader, logprob_at
 from helpers.space_worker import SpaceWorker, loose_reading, loose_state, packed, sampled
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Sample
@@ -53,6 +53,7 @@ class Program:
         replies: what verbs with a request were answered.
         failed: what was refused or lost.
         ended: how the space ended, where it did.
+        adapter: number of its adapter.
     """
 
     desk: SpaceDesk
@@ -65,6 +66,7 @@ class Program:
     ended: SpaceEnded | None = None
     numbers: Any = field(default_factory=lambda: itertools.count(0))
     tokens: dict[int, int] = field(default_factory=dict)
+    adapter: int = 0
 
     def send(self, verb: Any) -> bool:
         """Send a verb. Return whether it was not refused at once."""
@@ -149,7 +151,7 @@ class Program:
         for i, token in enumerate(known):
             everything = before + own
             seen = [state for j, state in enumerate(everything) if sees[i, j]]
-            own.append(loose_state(seen, token, positions[i]))
+            own.append(loose_state(seen, token + ADAPTED * self.adapter, positions[i]))
         self.states.update(zip(written, own))
         reading = loose_reading([*seen, own[-1]])
         done = ForwardDone(self.space, verb.request)

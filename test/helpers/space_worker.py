@@ -102,6 +102,7 @@ class SpaceWorker(FakeWorker):
         self.batches[-1] = [(row.context, len(row.tokens)) for row in batch.rows]
         self.tokens += sum(len(row.tokens) for row in own)
         self.loose += len(own)
+        self.adapters = max(self.adapters, len({row.adapter for row in batch.rows} - {0}))
         return result
 
     def _copy(self, copies: TokenCopies) -> None:

@@ -15,6 +15,7 @@ from sglang.inferlet.handle_numbers import HandleNumbers
 from sglang.inferlet.turns import Turns
 
 TOP = 256
+FEW = 8  # numbers that are not packed
 
 
 class Ctx:
@@ -256,8 +257,10 @@ class Ctx:
         self._turns.emit("log", message=message)
 
 
-def packed(numbers: Sequence[int]) -> bytes:
-    """Numbers as int32 in native order."""
+def packed(numbers: Sequence[int]) -> bytes | list[int]:
+    """Numbers as int32 in native order; few of them as a list."""
+    if len(numbers) <= FEW:
+        return list(numbers)
     return (numbers if isinstance(numbers, array) else array("i", numbers)).tobytes()
 
 

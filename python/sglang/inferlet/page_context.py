@@ -86,6 +86,8 @@ class PageContext:
         embs = self._inputs(count)
         outputs = embs[count - len(drafts) - 1 : count]
         self._forward(embs, outputs)
+        if len(outputs) == 1:
+            return [await self.ctx.get_next_dist(self.queue, outputs[0], k, probe)]
         asked = [self.ctx.get_next_dist(self.queue, emb, k, probe) for emb in outputs]
         return list(await asyncio.gather(*asked))
 

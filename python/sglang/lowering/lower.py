@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -81,14 +81,23 @@ class Lowered:
 
 
 def lower(
-    graph: Graph, arguments: Mapping[str, Any], backend: Backend, defaults: GenParams
+    graph: Graph,
+    arguments: Mapping[str, Any],
+    backend: Backend,
+    defaults: GenParams,
+    server_tools: Collection[str] = (),
 ) -> Lowered:
     """Return a graph with its ``arguments`` as a submission to the runtime of ``backend``.
 
-    ``defaults``: parameters that every gen inherits, complete. Raise ProgramError, with the
-    program's line, for what only a plain run can do, and what the program itself raises.
+    Args:
+        defaults: parameters that every gen inherits, complete.
+        server_tools: names of tools that the server's toolbox runs.
+
+    Raises:
+        ProgramError: with the program's line, for a step that only a plain run can do.
     """
     lowering = _Lowering(graph, arguments, backend)
+    lowering.server_tools = server_tools
     lowering.streams[MAIN] = _LoweredStream(lowering.interpreter(Stream(), defaults))
     for step in graph.order():
         lowering.add(step)
@@ -127,6 +136,7 @@ class _Lowering:
     def __init__(self, graph: Graph, arguments: Mapping[str, Any], backend: Backend) -> None:
         self.graph, self.arguments, self.backend = graph, arguments, backend
         self.streams: dict[int, _LoweredStream] = {}
+        self.server_tools: Collection[str] = ()
         self._homes = graph.homes()
         self._fresh = itertools.count(max(self._homes, default=-1) + 1)
         self._ends = {n for step in graph.steps().values() for n in ends_of(step.node)}
@@ -306,11 +316,14 @@ class _Lowering:
     def _tool(self, number: int, node: RunTool) -> None:
         of = self._source(node.of[0], node.name) if node.of else None
         self._stream.interpreter.visit(ConstantText(ANSWER))
+        if node.tool in self.server_tools:
+            where, timeout = "server", node.timeout
+        else:  # the client itself sees to the time
+            where, timeout = "client", None
+            self._tools[number] = node.name
         self._call(
-            number, "tool", name=node.name, tool=node.tool, of=of, timeout=node.timeout,
-            where="client",
-        )  # fmt: skip
-        self._tools[number] = node.name
+            number, "tool", name=node.name, tool=node.tool, of=of, timeout=timeout, where=where
+        )
 
     # Variables
 

@@ -7,18 +7,20 @@ one, as of a state that the program's reader goes on with, goes to the backend i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sglang.backend.base import Backend, Completion, OwnFunctionCall, Prompt
 from sglang.backend.native.native_backend import completions_of
 from sglang.backend.output_constraint import OutputConstraint
+from sglang.backend.tool_invocation import ToolAnswer
 from sglang.errors import SglangError, ToolError
 from sglang.ir.choices import ChoicesMethod, Decision
 from sglang.ir.params import GenParams
 from sglang.on_server.answers import Answers
 
-Calls: TypeAlias = dict[int, tuple[int, ...]]
 SetTool: TypeAlias = Callable[[int, str | None], Awaitable[None]]
 
 
@@ -26,27 +28,35 @@ class ProgramMismatch(SglangError):
     """The server has put another prompt in front of a call than the program has."""
 
 
-class AnsweredBackend(Backend):
-    """The backend of one stream.
+@dataclass(frozen=True)
+class ProgramResults:
+    """The results that the streams of one replay share.
 
-    Args:
-        backend: the runtime that runs the program.
+    Attributes:
         calls: of each stream, the steps that are calls, in order.
+        tools: the variable of each step that is a tool of the client.
         set_tool: tells the server the text that a tool has returned at a step; None: that it has
             failed.
     """
 
-    def __init__(
-        self, backend: Backend, answers: Answers, calls: Calls, set_tool: SetTool, stream: int = 0
-    ) -> None:
+    answers: Answers
+    calls: Mapping[int, tuple[int, ...]]
+    tools: Mapping[int, str]
+    set_tool: SetTool
+
+
+class AnsweredBackend(Backend):
+    """The backend of stream ``stream``, in front of the runtime that runs the program."""
+
+    def __init__(self, backend: Backend, results: ProgramResults, stream: int = 0) -> None:
         self.name, self.chat_template = backend.name, backend.chat_template
         self.constraints, self.native = backend.constraints, backend.native
         self.continues, self.messages_only = backend.continues, backend.messages_only
-        self._backend, self._answers, self._set_tool = backend, answers, set_tool
-        self._calls, self._steps = calls, iter(calls.get(stream, ()))
+        self._backend, self._results = backend, results
+        self._steps = iter(results.calls.get(stream, ()))
 
     def of_stream(self, number: int) -> Backend:
-        return AnsweredBackend(self._backend, self._answers, self._calls, self._set_tool, number)
+        return AnsweredBackend(self._backend, self._results, number)
 
     def enforces(self, constraint: OutputConstraint) -> bool:
         return self._backend.enforces(constraint)
@@ -61,13 +71,13 @@ class AnsweredBackend(Backend):
             async for completion in self._backend.astream(prompt, params):
                 yield completion
             return
-        async for text in self._answers.growing(step):
+        async for text in self._results.answers.growing(step):
             yield Completion(text)
         (last,) = await self._completions(step, prompt, params)
         yield last
 
     async def _completions(self, step: int, prompt: Prompt, params: GenParams) -> list[Completion]:
-        event = await self._answers.of(step)
+        event = await self._results.answers.of(step)
         _verify(prompt, event)
         return completions_of(event["answers"], params)
 
@@ -76,20 +86,23 @@ class AnsweredBackend(Backend):
     ) -> Decision:
         if (step := next(self._steps, None)) is None:
             return await self._backend.achoose(prompt, options, method)
-        event = await self._answers.of(step)
+        event = await self._results.answers.of(step)
         _verify(prompt, event)
         return Decision(event["decision"]["text"], dict(event["decision"]["meta"]))
 
     async def atool(self, call: OwnFunctionCall) -> Any:
-        step = next(self._steps, None)
+        if (step := next(self._steps, None)) is None:
+            return await call.arun(self)
+        if step not in self._results.tools:
+            begin = time.monotonic()
+            event = await self._results.answers.of(step)
+            return ToolAnswer(event["value"], time.monotonic() - begin)
         try:
             answer = await call.arun(self)
         except ToolError:
-            if step is not None:
-                await self._set_tool(step, None)
+            await self._results.set_tool(step, None)
             raise
-        if step is not None:
-            await self._set_tool(step, answer.text)
+        await self._results.set_tool(step, answer.text)
         return answer
 
     async def acommit(self, prompt: Prompt) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from sglang.backend.base import Backend
 from sglang.backend.loop_thread import LoopThread
-from sglang.errors import Unsupported
+from sglang.errors import BackendError, Unsupported
 
+MOST_PROGRAMS = 256  # submissions to one session
 LOOP = LoopThread()
 """Event loop of all submissions of this process."""
 
@@ -21,6 +23,9 @@ class ProgramTransport(Protocol):
 
     async def program_call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a POST. Raise BackendError."""
+
+    async def close_program_session(self, session_id: str) -> None:
+        """End a session. Raise BackendError."""
 
     def program_events(
         self, path: str, body: dict[str, Any]
@@ -44,12 +49,28 @@ class ServerSession:
 
     Args:
         backend: a runtime of ours. Raises Unsupported for any other backend.
+
+    Attributes:
+        count: programs that were submitted. programs: those that the process still knows.
     """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.service = service_of(backend)
+        self.count = 0
+        self.programs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._opening: asyncio.Task[str] | None = None
+
+    def note(self, program: Any) -> None:
+        """Count a program that is submitted to this session."""
+        self.count += 1
+        self.programs.add(program)
+
+    async def close(self) -> None:
+        """End the session on the server, with what is left of its values."""
+        if self._opening is not None:
+            with suppress(BackendError):  # the server ends it later
+                await self.service.close_program_session(await self.id())
 
     async def id(self) -> str:
         """The session's id; opens it. Raises BackendError."""
@@ -74,11 +95,22 @@ class ServerSession:
 
 
 _SESSIONS: weakref.WeakKeyDictionary[Backend, ServerSession] = weakref.WeakKeyDictionary()
+_FULL: list[ServerSession] = []  # no program is submitted to them any more
 
 
 def session_of(backend: Backend) -> ServerSession:
-    """Return the session of this process's submissions to ``backend``. Raise Unsupported."""
+    """Return the session of this process's submissions to ``backend``. Raise Unsupported.
+
+    After ``MOST_PROGRAMS`` submissions another one is opened, and the full one is closed once its
+    programs are forgotten: a server bounds the variables that are alive.
+    """
+    for full in [session for session in list(_FULL) if not session.programs]:
+        _FULL.remove(full)
+        LOOP.start(full.close)
     found = _SESSIONS.get(backend)
+    if found is not None and found.count >= MOST_PROGRAMS:
+        _FULL.append(found)
+        found = None
     if found is None:
         found = _SESSIONS[backend] = ServerSession(backend)
     return found

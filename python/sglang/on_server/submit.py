@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from sglang.ir.graph import Graph
 from sglang.ir.params import GenParams
 from sglang.lowering.lower import lower
-from sglang.on_server.answered_backend import AnsweredBackend
+from sglang.on_server.answered_backend import AnsweredBackend, ProgramResults
 from sglang.on_server.answers import Answers
 from sglang.on_server.server_session import LOOP, ServerSession, session_of
 from sglang.on_server.submitted import Submitted, criteria_by_name
@@ -40,6 +40,7 @@ def submit(
     criteria: Any = None,
     session: ServerSession | None = None,
     stream: bool = False,
+    server_tools: Collection[str] = (),
     trace: Opened = NO_TRACE,
 ) -> Submitted:
     """Send a program to the server of ``backend`` and return at once.
@@ -49,6 +50,7 @@ def submit(
         compile: makes a program of a graph, which replays the results.
         criteria: what is wanted, of all variables or by name; as of ``VariableFuture.get``.
         stream: have texts sent as they grow, from the beginning.
+        server_tools: names of tools that the server's toolbox runs, in place of the client.
 
     Raises:
         TraceError: the program's flow needs a value that only a run knows.
@@ -59,7 +61,7 @@ def submit(
     program = call.program
     graph, tools, arguments = traced_call(program, call.args, call.arguments)
     session = session or _session(program, backend, arguments)
-    lowered = lower(graph, arguments, session.backend, call.params)
+    lowered = lower(graph, arguments, session.backend, call.params, server_tools)
     wishes = criteria_by_name(criteria)
     for name in wishes:
         if name != "*" and name not in lowered.names:
@@ -67,7 +69,8 @@ def submit(
             raise ValueError(f"criteria name {name!r}; the program makes {known}")
     answers = Answers()
     submitted = Submitted(lowered, session, answers, wishes, stream)
-    answered = AnsweredBackend(session.backend, answers, lowered.calls, submitted.set_tool)
+    results = ProgramResults(answers, lowered.calls, lowered.tools, submitted.set_tool)
+    answered = AnsweredBackend(session.backend, results)
     replay = compile(graph, tools)
     state = replay.new_state(answered, call.params, stream=True, loop=LOOP.loop, trace=trace)
     submitted.start(state, partial(replay.astart, state, (), arguments))

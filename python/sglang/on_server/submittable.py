@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang.ir.graph import Graph
@@ -35,6 +35,7 @@ class Submittable:
         criteria: Any = None,
         session: ServerSession | None = None,
         stream: bool = False,
+        server_tools: Collection[str] = (),
         **kwargs: Any,
     ) -> Submitted:
         """Have a runtime run the whole program; return at once.
@@ -42,7 +43,8 @@ class Submittable:
         ``f["x"]`` is the future of variable x, and may be an argument of another ``submit`` to the
         same runtime. ``criteria``: "latency", "throughput", {"ttft_ms": n} or {"tpot_ms": n}, for
         all variables or in a dict by name. ``stream``: the server sends texts as they grow from the
-        beginning. Other keyword arguments as in ``run``.
+        beginning. ``server_tools``: names of tools that the server's toolbox runs, in place of the
+        client. Other keyword arguments as in ``run``.
 
         Raises:
             TraceError: the program's flow needs a value that only a run knows.
@@ -50,9 +52,10 @@ class Submittable:
             Unsupported: the backend is no runtime of ours.
         """
         given = {"backend": backend, "criteria": criteria, "session": session}
-        self._verify_options(**given, stream=stream or None)
+        self._verify_options(**given, stream=stream or None, server_tools=server_tools or None)
         params, arguments = params_and_arguments(kwargs, self.arg_names)
         options = {"criteria": criteria, "session": session, "stream": stream}
+        options["server_tools"] = server_tools
         return self._submitted(args, arguments, params, backend, **options)
 
     def _submitted(

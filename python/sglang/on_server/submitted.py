@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from sglang.errors import BackendError, ConnectionFailed, NotFound, SglangError, UnknownVariable
 from sglang.lowering.lower import Lowered
+from sglang.lowering.values import sendable
 from sglang.on_server.answers import Answers
 from sglang.on_server.server_session import LOOP, ServerSession
 from sglang.run.live_nodes import Promised
@@ -121,6 +122,7 @@ class Submitted:
         growing: bool = False,
     ) -> None:
         self.session, self._lowered, self._answers = session, lowered, answers
+        session.note(self)
         self._criteria = criteria
         self._accepted: asyncio.Future[dict[str, str]] = LOOP.loop.create_future()
         self._submission_id = ""
@@ -233,7 +235,7 @@ class Submitted:
     async def _submit(self) -> None:
         """Raises what the server refuses the submission with."""
         key = uuid.uuid4().hex
-        promised = {n: {"var": await p.id()} for n, p in self._promises().items()}
+        promised = {name: await self._sent(p) for name, p in self._lowered.promised.items()}
         submission = self._lowered.submission
         graph = {**submission, "arguments": {**submission["arguments"], **promised}}
         for attempt in range(RECONNECTIONS):
@@ -252,18 +254,13 @@ class Submitted:
                     raise
                 self.session.forget()  # the session has expired
 
-    def _promises(self) -> dict[str, VariableFuture]:
-        """Raises SglangError for a variable of another session."""
-        found: dict[str, VariableFuture] = {}
-        for name, promise in self._lowered.promised.items():
-            assert isinstance(promise, VariableFuture)
-            if promise.program.session is not self.session:
-                raise SglangError(
-                    f"argument {name!r} is a variable of another session; submit both programs to "
-                    "the same backend, or with the same session="
-                )
-            found[name] = promise
-        return found
+    async def _sent(self, promise: Promised) -> Any:
+        """An argument as it is sent: a reference to a variable of the same session; the value of
+        another one, which is waited for. Raises what that one has failed with."""
+        assert isinstance(promise, VariableFuture)
+        if promise.program.session is self.session:
+            return {"var": await promise.id()}
+        return sendable(await promise.aget())
 
     async def _follow(self, grown: bool) -> None:
         await self.variables()

@@ -26,6 +26,9 @@ class RoutingConfig:
         "the cached beginning of its prompt and the queue considered; application: by program, its "
         "task groups, latency and prefixes (Parrot)", choices=ROUTING_POLICIES,
     )  # fmt: skip
+    shared_engines: bool = flag(
+        False, "other servers use the same --engines: what is new goes where all would send it"
+    )
     slow_engine_factor: float = flag(
         5.0, "an engine whose first tokens take so many times as long as the others' gets no "
         "requests for a while; at most a third of the engines at once; 0: never", type=float,
@@ -38,6 +41,10 @@ class RoutingConfig:
         if self.engine_keys and not self.engines:
             raise ValueError(
                 f"--engine-keys is {self.engine_keys!r} and there are no --engines to use it for"
+            )
+        if self.shared_engines and not self.engines:
+            raise ValueError(
+                "--shared-engines is given and there are no --engines that others could use"
             )
         if self.slow_engine_factor and not 1.5 <= self.slow_engine_factor <= 1000:
             raise ValueError(

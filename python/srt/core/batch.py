@@ -121,8 +121,8 @@ class Row(msgspec.Struct, omit_defaults=True):
         pieces: of images and videos among the tokens, in order.
         places: positions of the tokens where a model's positions have three parts: all times, all
             heights, all widths, 3 * len(tokens); empty where all three are the position.
-        positions: of the rotary embedding; empty where they are ``start``, ``start + 1`` ... Keys
-            and values are found by ``start`` whatever they are.
+        positions: of the rotary embedding in a ``LOOSE`` row; empty where they are ``start``,
+            ``start + 1`` ... Keys and values are found by ``start`` whatever they are.
         packed: report the most likely tokens at the last position as arrays (``Drawn.ids``): so
             many, or those of the whole vocabulary (``WHOLE``); 0: none.
     """

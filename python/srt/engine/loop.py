@@ -13,8 +13,10 @@ from sglang.srt.core.context import Context
 from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.core.messages import Advance, Append, Event, ForkContext, Generate, Open, Verb
 from sglang.srt.core.progress import MESSAGES, SENDING
+from sglang.srt.core.space_messages import SpaceVerb
 from sglang.srt.core.work import STEP_BYTES, STEP_VERBS
 from sglang.srt.engine.engine_core import EngineCore
+from sglang.srt.spaces.verb_cost import space_cost
 
 log = logging.getLogger("sglang.srt.engine")
 AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
@@ -113,7 +115,7 @@ class VerbCosts:
             return 64 + 16 * size  # each is checked too
         if isinstance(verb, Advance):
             return 512 + (self._goal(verb.goal.sampling) if isinstance(verb.goal, Generate) else 0)
-        return 64
+        return space_cost(verb) if isinstance(verb, SpaceVerb) else 64
 
     def _size(self, number: int) -> int:
         if number in self._sizes:

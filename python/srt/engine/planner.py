@@ -88,8 +88,8 @@ class Planner:
         self.lookup = STEP_LOOKUP
         self.stages = 1
         self.budgets = PassBudgets(schedule, store, 1)
-        self.costs = Costs()
-        self.parked = Parked(schedule.park_policy, store, self.costs, clock)
+        self.costs = costs = Costs()
+        self.parked = Parked(schedule.park_policy, store, costs, clock, info.kv_bytes_per_token)
         self._transfer: TransferBudget | None = None  # the planned pass has one
         self._acted = False  # parked contexts were treated for the planned pass
         self.movable = STEP_MOVES
@@ -450,7 +450,7 @@ class Planner:
         stats, first = request.stats, request.stats.miss is None
         miss = self.store.miss(request.context, request.match_limit) if first else None
         self.store.acquire(request.context, request.match_limit)
-        self.parked.end(request.context.id)
+        self.parked.admitted(request.context)
         loaded = self._load(request, count, planned)
         if miss is not None:
             miss.cover(loaded)

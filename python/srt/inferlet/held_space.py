@@ -155,11 +155,11 @@ class HeldSpace:
         except ValueError as error:
             self._refuse_row(command, row, Fault("invalid", str(error)))
             return []
-        requests = iter([
-            self.expect(ExpectedReply(command, output=output, last=end == len(row.tokens)))
-            for end, output in ends
-        ])  # fmt: skip
-        return list(row.verbs(self._space, lambda: next(requests)))
+        requests = [
+            self.expect(ExpectedReply(command, output=row.output(end), last=end == len(row.tokens)))
+            for end in ends
+        ]
+        return list(row.verbs(self._space, ends, requests))
 
     def take(self, event: SpaceEvent) -> None:
         """An event of the engine."""

@@ -94,9 +94,11 @@ class PageMap:
         """Slots for ``count`` tokens: those of the pages that hold no KV, or masked KV, in order.
         They are shown from now on. Raises ValueError where they are too few; none is taken then."""
         self.verify(handles)
-        for handle in handles:
-            if handle in self.fixed:
-                raise ValueError(f"page {handle} is read-only; copy_kvpage makes one of your own")
+        if not self.fixed.isdisjoint(handles):
+            [handle, *_] = self.fixed.intersection(handles)
+            raise ValueError(f"page {handle} is read-only; copy_kvpage makes one of your own")
+        if self.size == 1 and len(handles) == count and not any(map(self.shown.get, handles)):
+            return self.write(handles)
         size, out = self.size, ints()
         for handle in handles:
             free = ~self.shown[handle]
@@ -111,6 +113,9 @@ class PageMap:
 
     def write(self, slots: Ints) -> Ints:
         """Slots hold KV from now on; the same slots. The pages are known to exist."""
+        if self.size == 1 and not self.hidden:
+            self.shown.update(dict.fromkeys(slots, 1))
+            return slots
         for slot in slots:
             handle, offset = divmod(slot, self.size)
             self.shown[handle] |= 1 << offset

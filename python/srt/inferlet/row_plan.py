@@ -6,7 +6,7 @@ of them: all KV of a pass is written before any of it is read, so they share a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,21 +53,20 @@ class RowPlan:
     sampling: Sampling | None = None
     priority: int = 0
 
-    def verbs(self, space: int, new_request: Callable[[], int]) -> list[ForwardTokens]:
-        """The verbs, in order; what is read is behind the last token of each. Raises
-        ValueError where several would need KV that is kept nowhere."""
-        ends = self._ends()
+    def verbs(
+        self, space: int, ends: Sequence[int], requests: Sequence[int]
+    ) -> list[ForwardTokens]:
+        """The verbs, in order, with their requests; what is read is behind the last token of
+        each. ``ends``: as ``ends`` gives them."""
         out, start = [], 0
-        for end in ends:
-            out.append(self._verb(space, new_request(), start, end))
+        for end, request in zip(ends, requests):
+            out.append(self._verb(space, request, start, end))
             start = end
         return out
 
-    def ends(self) -> list[tuple[int, TokenOutput | None]]:
-        """(end, output) of each of the verbs; None: nothing is read there."""
-        return [(end, self._output(end)) for end in self._ends()]
-
-    def _ends(self) -> list[int]:
+    def ends(self) -> list[int]:
+        """The index behind the last token of each verb. Raises ValueError where several verbs
+        would need KV that is kept nowhere."""
         count = len(self.tokens)
         first = count - len(self.outputs)
         ends = [first + i + 1 for i, one in enumerate(self.outputs) if one.top != -1]
@@ -79,12 +78,13 @@ class RowPlan:
             )
         return ends
 
-    def _output(self, end: int) -> TokenOutput | None:
+    def output(self, end: int) -> TokenOutput | None:
+        """The output behind the token before ``end``; None: nothing is read there."""
         index = end - 1 - (len(self.tokens) - len(self.outputs))
         return self.outputs[index] if index >= 0 else None
 
     def _verb(self, space: int, request: int, start: int, end: int) -> ForwardTokens:
-        output = self._output(end)
+        output = self.output(end)
         sampling = self.sampling if end == len(self.tokens) else None
         visible = self.visible + self.written[:start] if start else self.visible
         positions = self.positions[start:end]

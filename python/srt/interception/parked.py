@@ -28,10 +28,12 @@ from sglang.srt.interception.park_policies import (
     ParkingView,
     unclaimed_value,
 )
+from sglang.srt.interception.waste import added, chunks, waste_chunk_discard, waste_preserve
 from sglang.srt.memory.radix_node import RadixNode
 from sglang.srt.memory.store import Store, Transfer
 from sglang.srt.schedule.costs import Costs
 
+MANY = 500  # claims; of more the policy decides more rarely, so that it costs no more a second
 GROWTH = 0.1  # growth of the elapsed time at which a prediction is made anew
 
 
@@ -43,6 +45,7 @@ class PathClaim:
         node: last node of its path when it was parked.
         began: moment of the call.
         ends: the deadline.
+        tokens: those of its path when it was parked.
         pages: pages that only this context needed when that was last looked at.
         returned: whether the tool has answered.
         lacking: tokens of its path that host memory lacked when that was last looked at.
@@ -54,6 +57,7 @@ class PathClaim:
     node: RadixNode
     began: float
     ends: float
+    tokens: int
     pages: int = 0
     returned: bool = False
     lacking: int = 0
@@ -67,6 +71,7 @@ class Parked:
     Args:
         policy: a name of ``POLICIES``.
         costs: of passes and copies.
+        token_bytes: of a token's KV.
 
     Attributes:
         durations: of the calls so far, by owner and tool.
@@ -75,13 +80,17 @@ class Parked:
         seconds: of all calls that have ended.
     """
 
-    def __init__(self, policy: str, store: Store, costs: Costs, clock: Clock) -> None:
+    def __init__(
+        self, policy: str, store: Store, costs: Costs, clock: Clock, token_bytes: int = 0
+    ) -> None:
         self.policy = POLICIES[policy]
         self._ignored = policy == "none"
         self._store, self._costs, self._clock = store, costs, clock
         self.durations = Durations()
         self.expired = self.yielded = 0
         self.seconds = 0.0
+        self._token_bytes, self._waste = token_bytes, 0.0  # in token milliseconds
+        self._others, self._chunk, self._held_at = 0, 1, 0.0
         self._claims: dict[int, PathClaim] = {}  # by context id
         self._numbers = itertools.count()
         self._deadlines: list[tuple[float, int, PathClaim]] = []  # a heap; claims may have ended
@@ -99,6 +108,7 @@ class Parked:
             "parked": len(self._claims), "parked_tokens": self._held * self._store.page_size,
             "parked_expired": self.expired, "parked_yielded": self.yielded,
             "parked_seconds": self.seconds,
+            "parked_waste": self._waste * self._token_bytes / 1e12,
         }  # fmt: skip
 
     # -- the life of a claim ---------------------------------------------------------------------
@@ -113,7 +123,11 @@ class Parked:
         if node is None:
             return
         now = self._clock.now()
-        claim = self._claims[context.id] = PathClaim(context, verb, node, now, now + verb.deadline)
+        if not self._claims:
+            self._held_at = now
+        claim = self._claims[context.id] = PathClaim(
+            context, verb, node, now, now + verb.deadline, node.depth + len(node.tokens)
+        )
         claim.pages, claim.lacking = self._exclusive(claim), self._store.lacking(node)
         self._held += claim.pages
         heapq.heappush(self._deadlines, (claim.ends, next(self._numbers), claim))
@@ -126,6 +140,19 @@ class Parked:
         if claim is not None and not claim.returned:
             self._learn(claim)
             claim.returned = True
+
+    def admitted(self, context: Context) -> None:
+        """End the claim of a context that has locked what the device has of it. What neither that
+        nor host memory has is computed again: equation 4 of InferCept says what it wastes."""
+        claim = self._claims.get(context.id)
+        if claim is None:
+            return
+        found = context.saved + self._store.on_host(context, claim.tokens)
+        lost = claim.tokens - max(found, context.saved)
+        if lost > 0:
+            n = chunks(lost, self._chunk)
+            self._waste += waste_chunk_discard(lost, self._others, n, added(self._costs))
+        self.end(context.id)
 
     def end(self, context: int) -> None:
         """End the claim of a context, if it has one."""
@@ -142,8 +169,12 @@ class Parked:
             self._store.choose = None
 
     def expire(self) -> None:
-        """End the claims whose deadline has passed."""
+        """End the claims whose deadline has passed. To be called at each plan."""
         now = self._clock.now()
+        if not self.policy.soft:  # equation 2
+            held = self.withheld * self._store.page_size
+            self._waste += waste_preserve(held, 1e3 * max(now - self._held_at, 0.0))
+            self._held_at = now
         while self._deadlines and self._deadlines[0][0] <= now:
             claim = heapq.heappop(self._deadlines)[2]
             number = claim.context.id
@@ -176,7 +207,8 @@ class Parked:
             taken: tokens that the pass takes.
         """
         now, size = self._clock.now(), self._store.page_size
-        if now - self._acted_at < self.policy.pause:
+        self._others, self._chunk = others, chunk
+        if now - self._acted_at < self.policy.pause * self._rarer:
             return
         self._acted_at = now
         view = ParkingView(
@@ -195,6 +227,11 @@ class Parked:
             self._give_up(self._claims[number])
         for number in made.release:
             self.end(number)
+
+    @property
+    def _rarer(self) -> float:
+        """Factor of the time between two decisions."""
+        return max(len(self._claims) / MANY, 1.0)
 
     def _items(self) -> list[ParkedItem]:
         """Contexts that have KV on the device, and whose tool has not answered."""
@@ -263,7 +300,7 @@ class Parked:
     def _first(self, must: bool) -> tuple[PathClaim | None, RadixNode | None]:
         """The claim that goes first, with the leaf that it gives up."""
         for again in (False, True):
-            if again or self._clock.now() - self._ordered_at > REFRESH:
+            if again or self._clock.now() - self._ordered_at > REFRESH * self._rarer:
                 self._sort()
             while self._order:
                 claim = self._order[-1]

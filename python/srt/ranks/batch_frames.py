@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.batch import Batch, PageMoves, Row, Sample
+from sglang.srt.core.batch import LOOSE, Batch, PageMoves, Row, Sample, TokenCopies
 from sglang.srt.core.ints import Floats, Ints, ints
 
 READ = (
@@ -39,7 +39,7 @@ class BatchColumns(msgspec.Struct, frozen=True, omit_defaults=True):
         uniforms: their random numbers; empty where all are 0.
         params: values of ``READ`` that are not the defaults.
         whole: the other rows, by their index; with all that they have.
-        dropped, moves: the batch's.
+        dropped, moves, copies: the batch's.
     """
 
     id: int
@@ -57,6 +57,7 @@ class BatchColumns(msgspec.Struct, frozen=True, omit_defaults=True):
     whole: dict[int, Row] = {}
     dropped: Sequence[int] = ()
     moves: PageMoves | None = None
+    copies: TokenCopies | None = None
 
 
 def columns_of(batch: Batch) -> BatchColumns:
@@ -95,7 +96,7 @@ def columns_of(batch: Batch) -> BatchColumns:
         follows if any(value >= 0 for value in follows) else _NO_INTS,
         samples if any(samples) else _NO_INTS,
         uniforms if any(uniforms) else _NO_FLOATS,
-        params, whole, batch.dropped, batch.moves,
+        params, whole, batch.dropped, batch.moves, batch.copies,
     )  # fmt: skip
 
 
@@ -122,12 +123,14 @@ def batch_of(columns: BatchColumns) -> Batch:
             )
         )  # fmt: skip
         token, page, at = token + count, page + pages, at + 1
-    return Batch(columns.id, rows, columns.dropped, columns.moves)
+    return Batch(columns.id, rows, columns.dropped, columns.moves, columns.copies)
 
 
 def _plain(row: Row) -> bool:
     """Whether the row is no more than its columns."""
     sample = row.sample
+    if row.context == LOOSE or row.positions or row.packed:
+        return False
     if row.gap is not None or row.checks or row.score is not None or row.tip_top or row.probe:
         return False
     if row.adapter or row.pool >= 0 or row.every or row.pieces or row.places:

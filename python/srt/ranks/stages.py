@@ -160,7 +160,9 @@ class StageRunner:
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         """Compute the stage's layers and send what comes out. The outputs are empty."""
         began, outputs = time.perf_counter(), [RowOutput() for _ in batch.rows]
-        if not batch.rows and batch.moves is not None:
+        if batch.copies is not None:
+            self.runner.pool.copy(batch.copies)
+        if not batch.rows and (batch.moves or batch.copies):
             self.runner.reader.tables.drop(batch.dropped)
             return partial(StepResult, batch.id, [])
         inputs = self.runner.reader.read(batch, self.drawn)

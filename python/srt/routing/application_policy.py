@@ -1,8 +1,9 @@
 """Algorithm 1 (``call_placement``) for a router that sends each call on when it comes.
 
-The queue is the call alone: calls that came before count as running where they were sent. A task
-group stays together as its members come one by one, as long as its engine has room. Where no
-engine has room, the call waits at the one that is least beyond its limit.
+The queue is the call alone: calls that came before count as running where they were sent. So the
+members of a task group, which come one by one, stay together as far as they share prefixes, and
+spread over the engines that lose no capacity otherwise. Where no engine has room, the call waits at
+the one that is least beyond its limit.
 """
 
 from __future__ import annotations
@@ -31,14 +32,11 @@ def placed_call(choice: Choice) -> RoutedEngine | None:
     memory = choice.applications
     views = [view_of(engine, memory.latency_share) for engine in engines.values()]
     placement = CallPlacement(views, memory.store)
-    before = memory.engine_of(call.group)
-    if not before or not placement.find_engine([call], {before}):
-        placement.schedule([call])
+    placement.schedule([call])
     name = placement.placed.get(call.id)
     if name is None:
         name = least_beyond(call, views, memory.store)
         memory.store.add(call.prefixes, name)
-    memory.sent(call.group, name)
     return engines[name]
 
 

@@ -3,8 +3,9 @@
 The functions are pure: a queue of calls, and views of engines, which they change with every call.
 An engine with a latency-sensitive call may hold few tokens, so that its passes stay short. Sending
 such a call to an engine that serves throughput loses the difference; sending it where one runs
-already loses nothing. ``FindEngine``, whose details the paper leaves out, takes the engine where
-the capacity lost and the prefix missed are least together, both in tokens, of those with room.
+already loses nothing. ``FindEngine``, whose details the paper leaves out, takes the engine with
+room where the capacity lost, the prefix missed and the load beside the prefix are least together,
+all in tokens.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class CallPlacement:
 
         Returns the calls, none where no engine has room.
         """
-        best, least = None, (0, 0)
+        best, least = None, 0
         sensitive = any(call.sensitive for call in calls)
         for engine in self.engines:
             if among is not None and engine.name not in among:
@@ -136,7 +137,8 @@ class CallPlacement:
             need = missed(calls, engine.name, self.store)
             if engine.load + need > engine.limit(sensitive):
                 continue
-            cost = capacity_lost(engine, sensitive) + need, engine.load
+            held = max(self.store.held(call.prefixes).get(engine.name, 0) for call in calls)
+            cost = capacity_lost(engine, sensitive) + need + max(engine.load - held, 0)
             if best is None or cost < least:
                 best, least = engine, cost
         if best is None:

@@ -30,6 +30,8 @@ class Choice:
         present: engines that hold anything of the prompt's namespace and adapter.
         allowed: names of the engines that may be chosen, None: all.
         home: the engine with the prompt's parked context, or its conversation; None: unknown.
+        agreed: the engine that all routers would send the unknown rest of the prompt to; None:
+            there is one router, or all of it is known.
         pace: mean seconds a token of all engines.
         now: seconds.
         applications: what the policy ``application`` remembers.
@@ -41,6 +43,7 @@ class Choice:
     engines: Engines
     allowed: Collection[str] | None
     home: RoutedEngine | None
+    agreed: RoutedEngine | None
     random: Random
     pace: float
     now: float
@@ -78,8 +81,9 @@ class Choice:
             yield from self.permitted()
             return
         found: dict[RoutedEngine, None] = {}
-        if self.home is not None:
-            found[self.home] = None
+        for engine in (self.home, self.agreed):
+            if engine is not None and self.permits(engine):
+                found[engine] = None
         level, count = len(self.steps) - 1, AT_END
         while level >= 0 and len(found) < HOLDERS:
             self._add_some(found, self.steps[level][0].holdings, count)

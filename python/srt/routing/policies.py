@@ -10,6 +10,9 @@ The default, ``predicted``, takes the least of
     queue   mean number of requests without a first token an engine: those that more work delays
     load    seconds to load an adapter that the engine has not used
 
+Of several routers each knows a part: half of what it does not know counts as cached where all of
+them would send it.
+
 A prefix is computed again where that costs less than waiting, so that no threshold is needed.
 """
 
@@ -27,6 +30,7 @@ Policy: TypeAlias = "Callable[[Choice], RoutedEngine]"
 QUEUE = 2.0  # cost of work to each request that waits
 REQUEST = 200  # tokens of work that a request costs the others at its engine
 ADAPTER_SECONDS = 0.5  # to load an adapter
+AGREED = 0.5  # share of what no router here has sent that counts as cached where all would send it
 # Upstream's rule: the share of a prompt from which on its holder is chosen. Loads are out of
 # balance where the most and the least differ by more than both.
 MATCHED, DIFFERENCE, PROPORTION = 0.3, 64, 1.5
@@ -41,6 +45,8 @@ def predicted_cost(choice: Choice, engine: RoutedEngine) -> float:
     """Return the seconds that sending the prompt to an engine costs."""
     prompt = choice.prompt
     uncached = len(prompt.tokens) - choice.matched(engine)
+    if engine is choice.agreed:
+        uncached -= int(AGREED * uncached)
     if engine is choice.home and engine.name == prompt.home:
         uncached = 0  # the new tokens cost the same everywhere
     work = uncached * (1 + QUEUE * choice.engines.queue)

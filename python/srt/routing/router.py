@@ -11,14 +11,15 @@ The tree of prefixes (``meta_tree``) does well with what the router itself sends
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from random import Random
 
 from sglang.srt.routing.application_memory import ApplicationMemory
 from sglang.srt.routing.call_placement import is_sensitive
 from sglang.srt.routing.choice import Choice
 from sglang.srt.routing.engines import Engines
-from sglang.srt.routing.meta_tree import MetaTree
+from sglang.srt.routing.hash_ring import HashRing
+from sglang.srt.routing.meta_tree import MetaTree, Step
 from sglang.srt.routing.policies import POLICIES
 from sglang.srt.routing.prefix_reports import PrefixEvent, PrefixReports
 from sglang.srt.routing.prompt import PrefixPath, RoutedPrompt, blocks_in
@@ -39,9 +40,18 @@ class Router:
         policy: word of ``policies.POLICIES``.
         seed: of the random numbers; equal calls get equal choices.
         most_nodes: of the tree of prefixes, some 500 bytes each.
+        shared: other routers send requests to the same engines. What none of them knows goes where
+            all of them would send it (``hash_ring``).
     """
 
-    def __init__(self, policy: str = "predicted", seed: int = 0, most_nodes: int = NODES) -> None:
+    def __init__(
+        self,
+        policy: str = "predicted",
+        seed: int = 0,
+        most_nodes: int = NODES,
+        *,
+        shared: bool = False,
+    ) -> None:
         """Raises ValueError for an unknown policy or a limit below 1."""
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
@@ -49,6 +59,7 @@ class Router:
         self.tree = MetaTree(most_nodes)
         self.engines = Engines()
         self.applications = ApplicationMemory()
+        self._ring = HashRing() if shared else None
         self._random = Random(seed)
         self._reports: dict[str, PrefixReports] = {}
         self._affinities: OrderedDict[str, str] = OrderedDict()
@@ -69,6 +80,8 @@ class Router:
         engine = RoutedEngine(name, capacity_tokens, slots)
         self.engines.add(engine)
         self._reports[name] = PrefixReports(engine.cache)
+        if self._ring is not None:
+            self._ring.add(engine)
 
     def remove(self, name: str) -> None:
         """Take out an engine. Its tickets have no further effect. Raises KeyError where there is
@@ -78,6 +91,8 @@ class Router:
         self.tree.forget(engine.cache)
         self.applications.forget(name)
         del self._reports[name]
+        if self._ring is not None:
+            self._ring.remove(engine)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -94,11 +109,12 @@ class Router:
         """
         allowed = self._checked(allowed)
         path = prompt.path()
+        steps = self.tree.match(path)
         choice = Choice(
-            prompt=prompt, steps=self.tree.match(path), present=self.tree.present(path),
+            prompt=prompt, steps=steps, present=self.tree.present(path),
             engines=self.engines, allowed=allowed, home=self._home(prompt, allowed),
-            random=self._random, pace=self.engines.averages.per_token, now=now,
-            applications=self.applications,
+            agreed=self._agreed(path, steps), random=self._random,
+            pace=self.engines.averages.per_token, now=now, applications=self.applications,
         )  # fmt: skip
         engine = self.policy(choice)
         return self._send(choice, path, engine)
@@ -195,6 +211,14 @@ class Router:
         name = prompt.home or self._affinities.get(prompt.affinity, "")
         engine = self.engines.get(name)
         return engine if engine and (allowed is None or name in allowed) else None
+
+    def _agreed(self, path: PrefixPath, steps: Sequence[Step]) -> RoutedEngine | None:
+        """The engine for the first block that this router knows nowhere."""
+        if self._ring is None:
+            return None
+        node, length = steps[-1] if steps else (None, 0)
+        end = length if node is None else node.start + length
+        return self._ring.at(path.hashes[end]) if end < len(path.hashes) else None
 
     def _send(self, choice: Choice, path: PrefixPath, engine: RoutedEngine) -> Ticket:
         prompt, length = choice.prompt, len(choice.prompt.tokens)

@@ -20,7 +20,7 @@ from sglang.srt.core.call_hints import CallHint
 from sglang.srt.schedule.costs import PassTimes
 from sglang.srt.schedule.prefill_budget import PrefillBudget
 
-LEAST = 32  # prompt tokens that a pass may compute in any case
+LEAST = 128  # prompt tokens that a pass may compute in any case
 ALONE = ("", -1)  # group of the requests that are in none
 
 

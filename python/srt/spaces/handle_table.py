@@ -19,16 +19,27 @@ def numbers(data: bytes, name: str) -> Array:
     return np.frombuffer(data, dtype=np.int32)
 
 
+def outside(values: Array, limit: int) -> bool:
+    """Whether any of some int32 values is outside ``[0, limit)``."""
+    if len(values) == 1:
+        return not 0 <= int(values[0]) < limit
+    # A negative number is a large one.
+    return len(values) > 0 and int(values.view(np.uint32).max()) >= limit
+
+
 class HandleTable:
     """Pages by handle, and which of them the space may write. All lookups check their handles.
 
     Attributes:
         mapped: number of handles that stand for a page.
+        known: slots of the last forward, as the space names them, and those of the pool. All are
+            different and have KV; None where that may have changed since.
     """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.mapped = 0
+        self.known: tuple[bytes, Array] | None = None
         self._pages = np.full(LEAST, NO_PAGE, dtype=np.int32)
         self._writable = np.zeros(LEAST, dtype=np.bool_)
 
@@ -67,12 +78,13 @@ class HandleTable:
             raise ValueError("a handle is given twice")
         self._pages[handles] = NO_PAGE
         self.mapped -= len(handles)
+        self.known = None
         return pages
 
     def pages(self, handles: Array) -> Array:
         """Return the pages of handles. Raises ValueError for one that is not in use."""
         table = self._pages
-        if len(handles) and (int(handles.min()) < 0 or int(handles.max()) >= len(table)):
+        if outside(handles, len(table)):
             wrong = handles[(handles < 0) | (handles >= len(table))][0]
             raise ValueError(f"handle {wrong} is not in use; allocate or import it first")
         pages = table[handles]
@@ -89,6 +101,12 @@ class HandleTable:
         handles = np.floor_divide(slots, size)
         found: Array = self.pages(handles) * size + (slots - handles * size)
         return found
+
+    def writable(self, handle: int) -> int:
+        """Return the page of a handle that the space may write; ``NO_PAGE`` of another one."""
+        if 0 <= handle < len(self._pages) and self._writable[handle]:
+            return int(self._pages[handle])
+        return NO_PAGE
 
     def verify_writable(self, handles: Array) -> None:
         """Raise ValueError where one of these handles, which are in use, is read-only."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, Any]
-MOST_BITS = 1 << 26  # a mask is unpacked to bytes
+MOST_BITS = 1 << 22  # a mask is unpacked to bytes
 
 
 class MaskRun(NamedTuple):

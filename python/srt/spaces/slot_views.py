@@ -20,9 +20,9 @@ def verify_pages(page_size: int, visible: int, work: ForwardWork | None = None) 
         raise ValueError(f"{text}KV that is kept nowhere behind a part of a page")
     if work is None:
         return
-    if len(work.runs) > 1 or len(work.runs[0].seen) != len(work.reads):
+    if work.hides:
         raise ValueError(f"{text}masks")
-    slots = np.concatenate([work.reads, work.writes])
+    slots = work.slots
     first = np.repeat(slots[::page_size], page_size)[: len(slots)]
     if (slots != first + np.arange(len(slots)) % page_size).any() or (first % page_size).any():
         raise ValueError(f"{text}slots that do not fill their pages in order")
@@ -38,21 +38,24 @@ class SlotPositions:
     def __init__(self, slots: int, windowed: bool) -> None:
         self._positions = np.full(slots if windowed else 0, -1, dtype=np.int32)
 
+    @property
+    def kept(self) -> bool:
+        """Whether the model has windows."""
+        return len(self._positions) > 0
+
     def write(self, slots: Array, positions: Array) -> None:
         """Note the positions of tokens that are written to slots."""
-        if len(self._positions):
+        if self.kept:
             self._positions[slots] = positions
 
     def copy(self, sources: Array, targets: Array) -> None:
         """Note that tokens are copied."""
-        if len(self._positions):
+        if self.kept:
             self._positions[targets] = self._positions[sources]
 
     def verify(self, work: ForwardWork, positions: Array) -> None:
-        """Raise ValueError where the model has windows and a view has holes."""
-        if not len(self._positions):
-            return
-        if len(work.runs) > 1 or len(work.runs[0].seen) != len(work.reads):
+        """Raise ValueError where a view of a model with windows has holes."""
+        if work.hides:
             raise ValueError("the model has layers with a sliding window, which no mask can have")
         own = np.concatenate([self._positions[work.reads], positions])
         if (np.diff(own) != 1).any():

@@ -176,11 +176,16 @@ class SpaceMemory:
         return True
 
     def _forget_exports(self, enough: Callable[[], bool]) -> None:
-        """Forget the oldest exports whose pages have no other holder, until there is enough."""
+        """Forget the oldest exports whose pages no space holds, until there is enough."""
+        if enough() or not self.exports:
+            return
+        spaces = self.pages.holders().copy()  # holders that are no exports
+        for export in self.exports.values():
+            spaces[export.pages] -= 1
         for key, export in list(self.exports.items()):
             if enough():
                 return
-            if self.pages.sole(export.pages).all():
+            if not spaces[export.pages].any():
                 self.release_export(key)
 
     # -- ends ------------------------------------------------------------------------------------

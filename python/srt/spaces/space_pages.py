@@ -32,8 +32,8 @@ class SpacePages:
         self._holders = np.zeros(pages, dtype=np.int32)
         self._filled = np.zeros(pages * size, dtype=np.bool_)
         self._since = np.zeros(pages, dtype=np.int64)  # number of the last work before it was taken
-        self._mark = np.zeros(pages * size, dtype=np.int64)
-        self._mark_number = 0
+        self._mark = np.zeros(pages * size, dtype=np.int32)
+        self._order = np.arange(pages * size, dtype=np.int32)
 
     # -- holders ---------------------------------------------------------------------------------
 
@@ -52,14 +52,15 @@ class SpacePages:
         self._holders[pages] += 1
 
     def give(self, pages: Array) -> None:
-        """Take a holder from different pages. Those without another one go back to the pool."""
-        self._holders[pages] -= 1
-        free = pages[self._holders[pages] == 0]
+        """Take a holder from pages, one for each time that a page is named. Pages without another
+        holder go back to the pool."""
+        np.subtract.at(self._holders, pages, 1)
+        free = np.unique(pages[self._holders[pages] == 0])
         self._store.pool.give(from_bytes(free.astype(np.int32).tobytes()))
         self.held -= len(free)
 
-    def sole(self, pages: Array) -> Array:
-        """Return bool: whether a page has a single holder."""
+    def sole(self, pages: Array | int) -> Array:
+        """Return bool, for each page: whether it has a single holder."""
         found: Array = self._holders[pages] == 1
         return found
 
@@ -106,17 +107,17 @@ class SpacePages:
         """Return whether two lists of slots have one in common."""
         if not len(some) or not len(others):
             return False
-        self._mark_number += 1
-        self._mark[some] = self._mark_number
-        return bool((self._mark[others] == self._mark_number).any())
+        self._mark[others] = 0
+        self._mark[some] = 1
+        return bool(self._mark[others].any())
 
     def repeated(self, slots: Array) -> bool:
         """Return whether a list names a slot twice."""
         if len(slots) < 2:
             return False
-        first = self._mark_number + 1
-        self._mark_number += len(slots)
-        order = np.arange(first, first + len(slots))
+        if len(slots) > len(self._order):
+            return True
+        order = self._order[: len(slots)]
         self._mark[slots] = order
         return bool((self._mark[slots] != order).any())
 

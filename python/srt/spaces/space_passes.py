@@ -127,7 +127,9 @@ class SpacePasses:
             return False
         if work.verb.sample is not None and work.verb.sample.penalised and work.count > 1:
             return True  # only the row that follows has the token in its history
-        return work.state.begun == 0 and (self._pipelined or followed.state.at[0] != previous)
+        if work.state.begun:
+            return False
+        return self._pipelined or previous < 0 or followed.state.at[0] != previous
 
     def _adapts(self, space: ProgramSpace, adapters: set[int]) -> bool:
         """Whether the pass has room for the space's adapter."""
@@ -248,6 +250,7 @@ class SpacePasses:
             return
         pages = np.unique(slots // self._memory.pages.page_size)
         for space in self._memory.spaces.values():
+            space.table.known = None
             handles = space.table.handles_of(pages)
             if len(handles):
                 text = f"the KV of {len(handles)} pages is lost; compute it again"

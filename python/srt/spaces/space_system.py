@@ -75,10 +75,11 @@ class Spaces:
         if decision.retract:
             return False  # this may be enough
         planned = {number for number, _ in decision.rows}
-        for item in view.running:
-            if item.work and not item.fixed and item.id not in planned:
-                chunk = min(item.work, max(view.budget.tokens, 1))
-                return self._give(item, pages(chunk - item.room, self._size))
+        starved = (i for i in view.running if i.work and not i.fixed and i.id not in planned)
+        if (item := next(starved, None)) is not None:
+            chunk = min(item.work, max(view.budget.tokens, 1))
+            if self._give(item, pages(chunk - item.room, self._size)):
+                return True
         if idle and view.waiting:
             for item in sorted(view.waiting, key=lambda item: item.arrival):
                 found = view.match(item.id)

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace as replaced
-from sglang.srt.core.ints import ints
+from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.ints import from_bytes, ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.core.space_messages import (
     UNANSWERED,
@@ -29,8 +30,8 @@ from sglang.srt.core.space_messages import (
     SpaceReply,
     SpaceVerb,
 )
-from sglang.srt.spaces.handle_table import HandleTable, numbers
-from sglang.srt.spaces.mask_runs import MOST_BITS, mask_runs
+from sglang.srt.spaces.handle_table import HandleTable, numbers, outside
+from sglang.srt.spaces.mask_runs import MOST_BITS, MaskRun, mask_runs
 from sglang.srt.spaces.prefix_fills import PrefixFills
 from sglang.srt.spaces.program_space import ProgramSpace
 from sglang.srt.spaces.slot_views import verify_pages
@@ -51,6 +52,7 @@ class SpaceVerbs:
     def __init__(self, memory: SpaceMemory, facts: SpaceFacts, prefixes: PrefixFills) -> None:
         self.memory, self.facts, self._prefixes = memory, facts, prefixes
         self._fill = memory.pages.fill
+        self._verified: SamplingParams | None = None  # the last of a forward
         self._of: dict[type, Callable[[ProgramSpace, Any], None]] = {
             AllocPages: self._alloc,
             FreePages: self._free,
@@ -135,7 +137,11 @@ class SpaceVerbs:
         if not len(sources):
             return
         self._verify_pending(space)
-        reads, writes = self._readable(space, sources), self._writable(space, targets)
+        reads, writes = space.table.slots(sources), space.table.slots(targets)
+        self._verify_filled(sources, reads)
+        self._verify_writable(space, targets, writes)
+        if self.memory.pages.repeated(writes):
+            raise ValueError("a slot is written twice")
         work = CopyWork(self._next(), reads, writes, space.verb.priority)
         self.memory.positions.copy(reads, writes)
         self._fill(writes)
@@ -222,47 +228,79 @@ class SpaceVerbs:
         self._verify_outputs(space, verb)
         if verb.read or verb.keep:
             raise ValueError("this engine keeps no hidden states; forward token ids")
-        tokens = numbers(verb.tokens, "tokens")
-        visible, written = numbers(verb.visible, "visible"), numbers(verb.written, "written")
-        count, seen = len(tokens), len(visible)
+        tokens, seen = numbers(verb.tokens, "tokens"), len(verb.visible) // 4
+        count = len(tokens)
         if not count:
             raise ValueError("a forward has no tokens; give it at least one")
         self._verify_tokens(tokens)
         self._verify_length(seen, count)
-        if len(written) not in (0, count):
-            raise ValueError(
-                f"{count} tokens are written to {len(written)} slots; one each, or none"
-            )
-        positions = self._positions(verb, seen, count)
+        self._verify_positions(verb, count)
+        runs = self._runs(verb, seen, count)
+        slots, scratch = self._continued(space, verb), NONE
+        if slots is None:
+            slots, scratch = self._slots(space, verb, count)
+        verb, followed = self._followed(space, self._plain(verb))
+        work = ForwardWork(
+            self._next(), verb, slots, seen, runs, verb.priority or space.verb.priority, scratch,
+            followed,
+        )  # fmt: skip
+        try:
+            self._verify_view(work)
+        except ValueError:
+            self.memory.pages.give(scratch)
+            raise
+        self._fill(work.writes)
+        if verb.written:
+            space.table.known = verb.visible + verb.written, slots
+        space.pending.append(work)
+        if verb.request != UNANSWERED:
+            space.forwards[verb.request] = work
+
+    def _runs(self, verb: ForwardTokens, seen: int, count: int) -> list[MaskRun]:
+        if not verb.mask:
+            return [MaskRun(0, count, NONE)]
         runs = mask_runs(verb.mask, seen, count)
         if sum(len(run.seen) + run.last - run.first for run in runs) > MOST_BITS:
             raise ValueError(
                 f"the mask makes {len(runs)} rows, which see more than {MOST_BITS} slots together; "
                 "compute the tokens in several forwards"
             )
-        reads = self._readable(space, visible)
-        scratch = NONE
-        if len(written):
-            writes = self._writable(space, written)
-        else:
-            verify_pages(self.facts.page_size, seen)
-            scratch = self.memory.take(space, -(-count // self.facts.page_size))
-            writes = self.memory.pages.slots(scratch)[:count]
-        verb, followed = self._followed(space, self._plain(verb))
-        work = ForwardWork(
-            self._next(), verb, reads, writes, runs, verb.priority or space.verb.priority, scratch,
-            followed,
-        )  # fmt: skip
-        try:
-            self._verify_view(work, positions)
-        except ValueError:
-            self.memory.pages.give(scratch)
-            raise
-        self.memory.positions.write(writes, positions)
-        self._fill(writes)
-        space.pending.append(work)
-        if verb.request != UNANSWERED:
-            space.forwards[verb.request] = work
+        return runs
+
+    def _continued(self, space: ProgramSpace, verb: ForwardTokens) -> Array | None:
+        """Slots of the pool for a token that sees what the last forward has seen and written: the
+        step of a straight loop. None of another forward, or one that may be wrong."""
+        known = space.table.known
+        if known is None or known[0] != verb.visible or len(verb.written) != 4:
+            return None
+        if len(verb.tokens) != 4 or self.facts.page_size > 1 or self.memory.positions.kept:
+            return None
+        page = space.table.writable(from_bytes(verb.written)[0])
+        if page < 0 or not self.memory.pages.sole(page) or (known[1] == page).any():
+            return None
+        slots = np.empty(len(known[1]) + 1, dtype=np.int32)
+        slots[:-1], slots[-1] = known[1], page
+        return slots
+
+    def _slots(self, space: ProgramSpace, verb: ForwardTokens, count: int) -> tuple[Array, Array]:
+        """Slots of the pool that a forward sees and writes, and the pages of scratch among them.
+        Raises ValueError, SpaceOver."""
+        seen, size = len(numbers(verb.visible, "visible")), self.facts.page_size
+        named = numbers(verb.visible + verb.written, "written")
+        if len(named) - seen not in (0, count):
+            raise ValueError(
+                f"{count} tokens are written to {len(named) - seen} slots; one each, or none"
+            )
+        slots = space.table.slots(named)
+        self._verify_filled(named, slots[:seen])
+        if self.memory.pages.repeated(slots):
+            raise ValueError("a slot is seen or written twice; name each once, and none in both")
+        if len(named) > seen:
+            self._verify_writable(space, named[seen:], slots[seen:])
+            return slots, NONE
+        verify_pages(size, seen)
+        scratch = self.memory.take(space, -(-count // size))
+        return np.concatenate([slots, self.memory.pages.slots(scratch)[:count]]), scratch
 
     def _plain(self, verb: ForwardTokens) -> ForwardTokens:
         """The forward without what the program sees to itself: stops and constraints."""
@@ -272,13 +310,15 @@ class SpaceVerbs:
         plain = replace(params, stop=(), stop_regex=(), constraint=None)
         return replaced(verb, sample=plain)
 
-    def _verify_view(self, work: ForwardWork, positions: Array) -> None:
+    def _verify_view(self, work: ForwardWork) -> None:
         """Raise ValueError for a view that the memory or the model cannot have."""
-        pages = self.memory.pages
-        if pages.repeated(np.concatenate([work.reads, work.writes])):
-            raise ValueError("a slot is seen or written twice; name each once, and none in both")
         verify_pages(self.facts.page_size, 0, work)
-        self.memory.positions.verify(work, positions)
+        if self.memory.positions.kept:
+            positions = np.frombuffer(work.verb.positions, dtype=np.int32)
+            if not len(positions):
+                positions = np.arange(work.seen, work.seen + work.count, dtype=np.int32)
+            self.memory.positions.verify(work, positions)
+            self.memory.positions.write(work.writes, positions)
 
     def _verify_outputs(self, space: ProgramSpace, verb: ForwardTokens) -> None:
         vocab = self.facts.vocab_size
@@ -289,15 +329,19 @@ class SpaceVerbs:
         if verb.top < WHOLE or verb.top > vocab:
             raise ValueError(f"top is {verb.top}; it may be {WHOLE} (all ids) to {vocab}")
         if verb.sample is not None:
-            verb.sample.verify(vocab)
+            if verb.sample is not self._verified and verb.sample != self._verified:
+                verb.sample.verify(vocab)
+                self._verified = verb.sample
             if not 0 <= verb.uniform < 1:
                 raise ValueError(f"uniform is {verb.uniform}; it must be in [0, 1)")
             if verb.allowed and len(verb.allowed) != 4 * -(-vocab // 32):
                 raise ValueError(
                     f"allowed has {len(verb.allowed)} bytes; {vocab} ids need {4 * -(-vocab // 32)}"
                 )
-            self._verify_tokens(numbers(verb.history, "history"))
-        self._verify_tokens(np.array(verb.probe, dtype=np.int64))
+            if verb.history:
+                self._verify_tokens(numbers(verb.history, "history"))
+        if verb.probe:
+            self._verify_tokens(np.array(verb.probe, dtype=np.int32))
         if verb.follows >= 0 and verb.follows not in space.sampled:
             followed = space.forwards.get(verb.follows)
             if followed is None or followed.verb.sample is None:
@@ -320,22 +364,21 @@ class SpaceVerbs:
         history = verb.history + token
         return replaced(verb, tokens=token + verb.tokens[4:], history=history, follows=-1), None
 
-    def _positions(self, verb: ForwardTokens, seen: int, count: int) -> Array:
+    def _verify_positions(self, verb: ForwardTokens, count: int) -> None:
         if not verb.positions:
-            return np.arange(seen, seen + count, dtype=np.int32)
+            return
         positions, length = numbers(verb.positions, "positions"), self.facts.context_length
         if len(positions) != count:
             raise ValueError(
                 f"{count} tokens have {len(positions)} positions; give one each, or none"
             )
-        if int(positions.min()) < 0 or int(positions.max()) >= length:
+        if outside(positions, length):
             wrong = positions[(positions < 0) | (positions >= length)][0]
             raise ValueError(f"position {wrong} is outside [0, {length}), the model's positions")
-        return positions
 
     def _verify_tokens(self, tokens: Array) -> None:
         vocab = self.facts.vocab_size
-        if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab):
+        if outside(tokens, vocab):
             wrong = tokens[(tokens < 0) | (tokens >= vocab)][0]
             raise ValueError(f"token id {wrong} is outside the vocabulary of {vocab}")
 
@@ -356,28 +399,23 @@ class SpaceVerbs:
 
     # -- slots -----------------------------------------------------------------------------------
 
-    def _readable(self, space: ProgramSpace, slots: Array) -> Array:
-        """Slots of the pool for slots of the space that have KV, or will when earlier work is
-        done."""
-        found = space.table.slots(slots)
-        if len(empty := self.memory.pages.unfilled(found)):
-            where = slots[np.flatnonzero(found == empty[0])[0]]
+    def _verify_filled(self, named: Array, slots: Array) -> None:
+        """Raise ValueError unless slots of the pool have KV, or will when earlier work is done.
+        ``named``: the space's numbers of them."""
+        if len(empty := self.memory.pages.unfilled(slots)):
+            where = named[np.flatnonzero(slots == empty[0])[0]]
             raise ValueError(f"slot {where} holds no KV (never written, or lost); write it first")
-        return found
 
-    def _writable(self, space: ProgramSpace, slots: Array) -> Array:
-        """Slots of the pool for slots of the space that it may write."""
-        found, size = space.table.slots(slots), self.facts.page_size
-        space.table.verify_writable(slots // size)
-        pages = found // size
-        shared = slots[~self.memory.pages.sole(pages)]
+    def _verify_writable(self, space: ProgramSpace, named: Array, slots: Array) -> None:
+        """Raise ValueError unless the space may write these slots."""
+        size = self.facts.page_size
+        handles, pages = (named, slots) if size == 1 else (named // size, slots // size)
+        space.table.verify_writable(handles)
+        shared = named[~self.memory.pages.sole(pages)]
         if len(shared):
             raise ValueError(
                 f"slot {shared[0]} is exported, and read-only until the export is released"
             )
-        if self.memory.pages.repeated(found):
-            raise ValueError("a slot is written twice")
-        return found
 
     def _next(self) -> int:
         self.memory.pages.number += 1

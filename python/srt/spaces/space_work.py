@@ -74,15 +74,16 @@ class ForwardWork:
 
     Attributes:
         number: grows with every work of all spaces.
-        reads: visible slots; writes: a slot for each token.
+        slots: the visible ones, then one for each token.
+        seen: number of the visible ones.
         scratch: pages that hold the KV until the last row is planned.
         followed: the forward whose sampled token is the first token here; None: it is known.
     """
 
     number: int
     verb: ForwardTokens
-    reads: Array
-    writes: Array
+    slots: Array
+    seen: int
     runs: Sequence[MaskRun]
     priority: int
     scratch: Array
@@ -90,13 +91,26 @@ class ForwardWork:
     state: ForwardState = field(default_factory=ForwardState)
 
     @property
+    def reads(self) -> Array:
+        return self.slots[: self.seen]
+
+    @property
+    def writes(self) -> Array:
+        return self.slots[self.seen :]
+
+    @property
     def count(self) -> int:
-        return len(self.writes)
+        return len(self.slots) - self.seen
 
     @property
     def left(self) -> int:
         """Number of tokens that no pass has a row for."""
-        return len(self.writes) - self.state.begun
+        return len(self.slots) - self.seen - self.state.begun
+
+    @property
+    def hides(self) -> bool:
+        """Whether a mask hides anything."""
+        return bool(self.verb.mask) and (len(self.runs) > 1 or len(self.runs[0].seen) != self.seen)
 
     @property
     def kept(self) -> Array:
@@ -127,21 +141,18 @@ def _row(
     work: ForwardWork, run: MaskRun, first: int, last: int, adapter: int, page_size: int
 ) -> Row:
     tokens = from_bytes(work.verb.tokens[4 * first : 4 * last])
-    before = work.reads
-    if len(run.seen) != len(before) or run.first:
-        both = np.concatenate([work.reads, work.writes])
-        before = both[run.seen]
-    slots = np.concatenate([before, work.writes[run.first : last]])
+    slots, end = work.slots, work.seen + last
+    if work.verb.mask:
+        slots = np.concatenate([slots[run.seen], slots[work.seen + run.first : end]])
+    else:
+        slots = slots[:end]
     pages = slots if page_size == 1 else slots[::page_size] // page_size
     row = Row(LOOSE, len(slots) - (last - first), tokens, as_ints(pages))
     row.adapter = adapter
-    counted = range(len(work.reads) + first, len(work.reads) + last)
     if work.verb.positions:
-        positions = from_bytes(work.verb.positions[4 * first : 4 * last])
-    else:
-        positions = ints(counted)
-    if positions != ints(range(row.start, row.start + len(tokens))):
-        row.positions = positions
+        row.positions = from_bytes(work.verb.positions[4 * first : 4 * last])
+    elif row.start != work.seen + first:
+        row.positions = ints(range(work.seen + first, end))
     return row
 
 

@@ -102,7 +102,10 @@ class InputReader:
         parts = positions
         if self.sections:
             parts = _places(batch, positions, firsts, self.context_length)
-        if own := [i for i, row in enumerate(rows) if row.positions]:
+        contexts = [row.context for row in rows if row.gap is None]
+        loose = LOOSE in contexts
+        if loose:
+            own = [i for i, row in enumerate(rows) if row.positions]
             parts = _rotated(batch, parts, firsts, own, self.context_length)
         arrays = {"tokens": tokens, "positions": parts}
         if following.size:
@@ -116,8 +119,7 @@ class InputReader:
         sent = send_all(arrays, self.device)
         ids, places = sent["tokens"], sent["positions"]
         layout = Layout(starts, counts, offsets, pages, positions)
-        contexts = [row.context for row in rows if row.gap is None and row.context != LOOSE]
-        if len(set(contexts)) < len(rows):
+        if loose or len(set(contexts)) < len(rows):
             contexts = []
         if drawn is None or not following.size:
             return Inputs(ids, places, firsts, layout, self.tables, contexts)

@@ -68,9 +68,7 @@ class PageTables:
     def _view(self, batch: Batch, index: int, row: Row, count: int) -> Ints:
         """The first ``count`` entries that the row sees, of its changed table."""
         table = self._tables.get(row.context)
-        if row.context == LOOSE:
-            table = row.pages
-        elif table is not None and row.kept == len(table):
+        if table is not None and row.kept == len(table):
             table.extend(row.pages)
         else:
             table = self._changed(batch, index, row)
@@ -88,6 +86,8 @@ class PageTables:
 
     def _changed(self, batch: Batch, index: int, row: Row) -> Ints:
         """A new table: the entries that are kept and the new ones."""
+        if row.context == LOOSE:
+            return row.pages
         before = self._tables.get(row.context, _NO_PAGES)
         if len(before) < row.kept:
             raise ValueError(

@@ -293,7 +293,9 @@ def _tips(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator
                 yield _Tip(first + j, -1, sample, _top(sample), row.probe, check)
         if row.sample is not None or row.tip_top or row.probe or row.packed:
             top = max(_top(row.sample), row.tip_top or -1)
-            tip = _Tip(ends[i], i, row.sample, top, row.probe, outputs[i], packed=row.packed)
+            tip = _Tip(ends[i], i, row.sample, top, row.probe, outputs[i])
+            if row.packed:
+                tip = tip._replace(packed=row.packed)
             if row.sample is not None and i in inputs.followed:
                 tip = tip._replace(sample=row.sample.after(inputs.followed[i]))
             yield tip

@@ -335,10 +335,10 @@ def test_the_engine_is_started_before_the_server_is_imported() -> None:
     "module",
     ["sglang.srt.core.messages", "sglang.srt.memory.store",
      "sglang.srt.schedule.scheduler", "sglang.srt.engine.client", "sglang.srt.remote.remote_engine",
-     "sglang.srt.requests.completion.completer", "sglang.srt.web.app"],
+     "sglang.srt.requests.completion.completer", "sglang.srt.web.app", "sglang.srt.web.serving"],
 )  # fmt: skip
 def test_planning_and_serving_import_no_torch(module: str) -> None:
-    assert loaded(f"import {module}", ("torch", "transformers"))[0] == []
+    assert loaded(f"import {module}", ("torch", "transformers", "ray"))[0] == []
 
 
 @pytest.mark.parametrize("folder", ["sglang", "srt"])

@@ -24,7 +24,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sglang.backend.engine.engine_control import EngineControl
+from sglang.backend.engine.engine_programs import EnginePrograms
 from sglang.backend.engine.inferlets import Inferlet, Inferlets
 from sglang.backend.engine.server_args import ServerArgs, settings_of
 from sglang.backend.loop_thread import begin, drawn, finish, waited
@@ -43,7 +43,7 @@ _STATUSES = {
 }  # fmt: skip
 
 
-class Engine(EngineControl):
+class Engine(EnginePrograms):
     """A backend for programs, and a runtime of its own: ``generate``, ``async_generate``.
 
     Keyword arguments are the server's settings (``model_path=``, ``max_total_tokens=``, ...);
@@ -179,7 +179,10 @@ class Engine(EngineControl):
         with _translated():
             yield from drawn(self._begin, lambda: self._events(body))
 
-    async def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        return self._aiterate(lambda: self._events(body))
+
+    async def _aiterate(self, make: Callable[[], AsyncGenerator[T, None]]) -> AsyncIterator[T]:
         loop = asyncio.get_running_loop()
         items: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -190,7 +193,7 @@ class Engine(EngineControl):
         future: Future[None] = Future()
         future.add_done_callback(lambda _: put(_END))
         try:
-            self._begin(lambda: self._pump(body, put), future)
+            self._begin(lambda: _pump(make, put), future)
             while (item := await items.get()) is not _END:
                 yield item
             await self._awaited(future)
@@ -304,11 +307,6 @@ class Engine(EngineControl):
         request = convert({"text": prompt, "input_ids": input_ids, **fields}, EncodeRequest)
         return plain(await encode(self._alive(), request))
 
-    async def _pump(self, fields: dict[str, Any], put: Any) -> None:
-        async with aclosing(self._events(fields)) as stream:
-            async for item in stream:
-                put(item)
-
     async def _events(self, fields: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         from sglang.srt.runtime.generate_request import GenerateRequest
         from sglang.srt.runtime.generation import stream
@@ -318,6 +316,12 @@ class Engine(EngineControl):
         async with aclosing(stream(self._alive(), request)) as items:
             async for item in items:
                 yield plain(item)
+
+
+async def _pump(make: Callable[[], AsyncGenerator[Any, None]], put: Any) -> None:
+    async with aclosing(make()) as items:
+        async for item in items:
+            put(item)
 
 
 @contextmanager

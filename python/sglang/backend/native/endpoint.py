@@ -184,6 +184,12 @@ class RuntimeEndpoint(NativeBackend):
             answer = _answer(self.base_url, exchange.status, await exchange.read(), _is_object)
             return dict(answer)
 
+    async def close_program_session(self, session_id: str) -> None:
+        """End a session of programs that the runtime runs. Raises BackendError."""
+        path = f"/v1/session/{session_id}"
+        async with (await self._async_http()).exchange("DELETE", path) as exchange:
+            _answer(self.base_url, exchange.status, await exchange.read(), _is_object)
+
     async def program_events(
         self, path: str, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:

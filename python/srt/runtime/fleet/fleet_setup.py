@@ -38,7 +38,9 @@ def connector(config: Config, tokenizer: Tokenizer) -> Callable[[str], Superviso
 def fleet_of(config: Config, members: Members) -> Fleet:
     """The fleet of engines that have been started."""
     routing = config.routing
-    router = Router(routing.routing_policy, seed=config.model.random_seed)
+    router = Router(
+        routing.routing_policy, seed=config.model.random_seed, shared=routing.shared_engines
+    )
     fleet = Fleet(members, router, SlowEngines(routing.slow_engine_factor))
     fleet.start()
     return fleet

@@ -23,6 +23,7 @@ from sglang.srt.runtime.request_fields import convert, plain
 from sglang.srt.runtime.resumed_request import read_call
 
 AHEAD_PRIORITY = -1_000_000  # a prompt that is computed ahead gives way to calls
+AHEAD_SHARE = 4  # of the running requests, a fourth may be prompts computed ahead
 FULL_RETRIES = 60  # attempts of a call at a full queue, a second apart
 SHOWN_TOKENS = 8  # tokens between two looks at a text that a step of the program waits for
 
@@ -85,6 +86,7 @@ class ModelCalls:
         limit = engines * (info.max_running_requests + info.max_queued_requests)
         self.slots = CallSlots(max(limit // 4, 1))
         self.asked = self.ahead = self.ahead_tokens = 0
+        self._computing = 0
 
     async def ask(
         self, body: dict[str, Any], place: CallPlace, show: Show | None = None, every: int = 0
@@ -122,8 +124,17 @@ class ModelCalls:
     async def compute_ahead(self, text: str, place: CallPlace, adapter: str | None) -> bool:
         runtime = self._runtime
         room = runtime.info.max_running_requests * runtime.completion.engines.count
-        if runtime.completion.pending >= room or runtime.queue.waiting:
+        busy = runtime.completion.pending >= room or runtime.queue.waiting
+        if busy or self._computing >= max(room // AHEAD_SHARE, 1):
             return False
+        self._computing += 1
+        try:
+            return await self._compute(text, place, adapter)
+        finally:
+            self._computing -= 1
+
+    async def _compute(self, text: str, place: CallPlace, adapter: str | None) -> bool:
+        runtime = self._runtime
         caller = replace(place.caller, charge=None)  # the call itself is charged its whole prompt
         body = {"text": text, "sampling_params": {"max_new_tokens": 0}, "lora_path": adapter,
                 "rid": place.rid, "priority": AHEAD_PRIORITY}  # fmt: skip

@@ -74,10 +74,9 @@ class ProgramService:
 
         Raises RequestError.
         """
-        if (body.prompt is None) == (body.graph is None):
-            raise RequestError("Give prompt with placeholders, or graph.", "graph")
-        if body.placeholders is not None and body.prompt is None:
-            raise RequestError("placeholders are those of prompt; leave it out.", "placeholders")
+        prompt, placeholders = body.prompt is None, body.placeholders is None
+        if prompt != placeholders or prompt == (body.graph is None):
+            raise RequestError("Give prompt and placeholders, or graph.", "graph")
         wishes = _wishes(body.criteria)
         digest = b""
         if body.idempotency_key is not None:
@@ -340,7 +339,9 @@ def program_service(
     """The programs of a runtime. ``toolbox``: the operator's tools, where there are some."""
     limits = runtime.config.applications
     tools = RunTools(
-        ModelCalls(runtime), runtime.completion.verify_chars, limits.max_program_value_bytes,
+        ModelCalls(runtime),
+        lambda count: runtime.completion.verify_chars(count),
+        limits.max_program_value_bytes,
         toolbox, limits.program_ahead_chars, runtime.config.server.stream_interval,
     )  # fmt: skip
     return ProgramService(limits, tools, runtime.info.vocab_size)

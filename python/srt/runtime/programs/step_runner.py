@@ -245,7 +245,7 @@ class StepRunner:
             promise = None
         else:
             promise = run.variables[step.number, step.name]
-        if step.body.get("sampling_params", {}).get("n", 1) != 1:
+        if ((step.body.get("sampling_params") or {}).get("n") or 1) != 1:
             return None
 
         def show(text: str) -> None:

@@ -49,7 +49,7 @@ NEEDED_AT: dict[str, Schema] = {
 # Groups of fields of which one is given whole, and nothing of the others; None is the field's own
 # schema, without null. A prompt is not empty: of a query and an item behind it, one is not.
 GROUPS: dict[str, Sequence[dict[str, Schema | None]]] = {
-    "SubmitBody": ({"prompt": None}, {"graph": None}),
+    "SubmitBody": ({"prompt": None, "placeholders": None}, {"graph": None}),
     "CancelBody": ({"semantic_var_id": None}, {"submission_id": None}),
     "GenerateRequest": ({"text": None}, {"input_ids": None}, {"parts": None}),
     "EncodeRequest": ({"text": None}, {"input_ids": None}),

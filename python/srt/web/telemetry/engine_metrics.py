@@ -47,6 +47,11 @@ _COUNTERS = {
     "disk_wait_seconds": ("disk_wait_seconds_total", "seconds that they waited"),
     "disk_late": ("disk_late_total", "of these, requests whose read failed or was late"),
     "parked_seconds": ("parked_seconds_total", "seconds of the calls that contexts waited for"),
+    "parked_waste": (
+        "parked_waste_gb_seconds_total",
+        "memory times time that waiting contexts withheld, or that requests held while KV of "
+        "waiting contexts was computed again",
+    ),
     "parked_yielded": ("parked_yielded_total", "times that memory took KV of a waiting context"),
     "retractions": ("num_retractions_total", "running requests sent back to the queue"),
     "postponed_rows": ("postponed_rows_total", "rows whose mask a later pass made"),

@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.tables import Tables
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
-from sglang.srt.core.batch import Batch, Row, encode
+from sglang.srt.core.batch import LOOSE, Batch, Row, encode
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Advance, Failed, Generate, Open, Tokens
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Executor, Inline, Threaded, load_worker
 from sglang.srt.schedule.scheduler import Reserve
+from sglang.srt.worker.inputs import InputReader
 from sglang.srt.worker.page_tables import PageTables
 
 from benchmark.models import EMBEDDED
@@ -140,3 +142,16 @@ def test_retraction_and_a_failed_pass_change_no_text(page_size: int, depth: int)
     failed = [number for number, text in found.items() if not text]
     assert 0 < len(failed) <= 4
     assert all(found[number] == wanted[number] for number in found if number not in failed)
+
+
+def test_loose_rows_leave_no_table() -> None:
+    """Rows of programs bring all that they see; a replayed pass must not look for it later."""
+    tables = PageTables(8, 1)
+    reader = InputReader(tables, torch.device("cpu"), 100, 64)
+    loose = Row(LOOSE, 2, ints([5]), ints([7, 3, 1]), positions=ints([40]))
+    inputs = reader.read(Batch(1, [Row(1, 0, ints([4]), ints([0])), loose]))
+    assert inputs.layout.pages.tolist() == [0, 7, 3, 1]
+    assert inputs.layout.positions.tolist() == [0, 2], "slots are found by the index in the row"
+    assert inputs.positions.tolist() == [0, 40]
+    assert not inputs.contexts
+    assert len(tables) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import gc
 import threading
 import zlib
 
@@ -19,8 +21,12 @@ from sglang.errors import (
     UnknownVariable,
     Unsupported,
 )
+from sglang.on_server import server_session
 from sglang.on_server.answered_backend import ProgramMismatch
 from sglang.on_server.server_session import LOOP, ServerSession
+
+IMAGE = b"\x89PNG\r\n\x1a\n" + bytes(16)
+ADDRESS = f"data:image/png;base64,{base64.b64encode(IMAGE).decode()}"
 
 
 @sgl.function
@@ -350,14 +356,34 @@ def test_connection_that_never_opens_fails(server):
 def test_expired_session_is_opened_again(server):
     write.run("snake", backend=server, on="server")
     server.sessions.discard("session0")
-    server.sessions.add("gone")
     assert write.run("snake", backend=server, on="server").text()
 
 
-def test_variable_of_another_session_is_refused(server):
+def test_variable_of_another_session_is_sent_as_its_value(server):
     first = write.submit("snake", backend=server)
-    with pytest.raises(sgl.SglangError, match="a variable of another session"):
-        review.submit(first["code"], session=ServerSession(server)).result()
+    own = review.submit(first["code"])
+    other = review.submit(first["code"], session=ServerSession(server))
+    assert other["review"].get(timeout=10) == own["review"].get(timeout=10)
+    sent = [body["graph"]["arguments"]["code"] for body in server.submissions[1:]]
+    assert first["code"].get() in sent
+    assert [set(value) for value in sent if isinstance(value, dict)] == [{"var"}]
+
+
+def test_full_session_is_closed_once_its_programs_are_forgotten(server, monkeypatch):
+    monkeypatch.setattr(server_session, "MOST_PROGRAMS", 2)
+    kept = write.submit("snake", backend=server)
+    for _ in range(4):
+        write.run("snake", backend=server, on="server")
+    assert server.opened == 3
+    late = review.submit(kept["code"], backend=server)
+    assert late["review"].get(timeout=10)
+    assert "session0" not in server.closed
+    del kept, late
+    gc.collect()
+    for _ in range(3):
+        write.run("snake", backend=server, on="server")
+        gc.collect()
+    assert {"session0", "session1"} <= set(server.closed)
 
 
 def test_other_prompt_on_the_server_is_an_error(server):
@@ -419,3 +445,13 @@ def test_random_program_makes_the_same_everywhere(first, seeded):
         plain = made(program.run("Where?", backend=server))
         assert made(program.compile().run("Where?", backend=server)) == plain, seed
         assert made(program.run("Where?", backend=server, on="server")) == plain, seed
+
+
+@pytest.mark.parametrize("image", [IMAGE, ADDRESS], ids=["bytes", "address"])
+def test_random_program_with_images_makes_the_same(image):
+    server = SeededServer()
+    for seed in range(8):
+        program = random_program(seed, media=True)
+        plain = made(program.run("Where?", image=image, backend=server))
+        assert made(program.compile(image=image).run("Where?", backend=server)) == plain, seed
+        assert made(program.run("Where?", image=image, backend=server, on="server")) == plain, seed

@@ -69,6 +69,7 @@ FORMS = {"assigned_layers": "4", "dist_init_addr": "host:1", "slow_engine_factor
          "kv_events_config": '{"publisher": "null"}'}  # fmt: skip
 COMPANIONS: dict[str, dict[str, Any]] = {
     "engine_keys": {"engines": ("tcp://127.0.0.1:1",)},  # settings that one needs beside it
+    "shared_engines": {"engines": ("tcp://127.0.0.1:1",)},
     "hicache_storage_dir": {"enable_hierarchical_cache": True, "hicache_storage_size": 1.0},
     "hicache_storage_size": {"enable_hierarchical_cache": True, "hicache_storage_dir": "kv"},
     "nnodes": {"tp_size": 7, "dist_init_addr": "host:1"},
@@ -149,6 +150,8 @@ def test_a_section_is_frozen() -> None:
         ("stream_interval", 0, "at least 1"),
         ("max_body_bytes", 0, "at least 1"),
         ("schedule_policy", "sjf", "lpm"),
+        ("prefill_budget", "greedy", "throttle"),
+        ("park_policy", "lru", "priced"),
         ("load_format", "pickle", "safetensors"),
         ("dtype", "int8", "bfloat16"),
         ("log_level", "loud", "warning"),

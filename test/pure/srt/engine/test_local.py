@@ -16,6 +16,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Close, Done, Failed, Goal, Open, Tokens, Verb
+from sglang.srt.core.space_messages import SpaceEnded, SpaceEvent, SpaceReply
 from sglang.srt.core.workers import NO_MASKS, Masks
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.executor import Threaded
@@ -192,6 +193,23 @@ def test_verbs_that_cannot_be_sent_hold_up_nobody_else() -> None:
             client.send(Open(1, b"", "\ud800"))
         client.send(Close(2))
         assert sent == [Close(2)]
+
+    asyncio.run(main())
+
+
+def test_events_of_a_space_go_to_its_listener() -> None:
+    async def main() -> None:
+        client = Client(fake_info(64, 1), lambda _: None)
+        heard: list[SpaceEvent] = []
+        for space in (1, 2, 3):
+            client.listen(space, heard.append)
+        client.unlisten(2)
+        events = [SpaceReply(1, 5, 2), SpaceReply(2, 5), SpaceReply(9, 5), SpaceEnded(1, "a", "b")]
+        client.deliver(events)
+        client.deliver([SpaceReply(1, 6)])  # behind the end
+        assert heard == [events[0], events[3]]
+        client.fail(EngineLost("it died"))
+        assert heard[2:] == [SpaceEnded(3, "lost", "it died")]
 
     asyncio.run(main())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.fake_worker import FakeWorker, fake_info
 from helpers.wishes import TEXT
@@ -24,7 +26,8 @@ from sglang.srt.core.messages import (
 )
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
-from sglang.srt.interception.park_policies import RETENTION
+from sglang.srt.interception import parked as parked_module
+from sglang.srt.interception.park_policies import REFRESH, RETENTION
 from sglang.srt.schedule.costs import LineFit
 
 GOAL = Generate(SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True))
@@ -36,7 +39,7 @@ class Desk:
     def __init__(self, policy: str = "priced", capacity: int = 50, host: int = 0) -> None:
         self.clock = ManualClock()
         self.worker = FakeWorker(1)
-        info = fake_info(capacity, 1, host_capacity=host)
+        info = fake_info(capacity, 1, host_capacity=host, kv_bytes_per_token=1000)
         schedule = ScheduleConfig(schedule_policy="fcfs", park_policy=policy)
         self.engine = EngineCore(Inline(self.worker), info, schedule, TEXT, clock=self.clock)
         self.parked = self.engine.planner.parked
@@ -213,6 +216,54 @@ def test_copies_out_leave_the_time_of_prompts_that_wait_for_copies() -> None:
     for moves, rows in list(zip(desk.worker.moves, desk.worker.batches))[first:]:
         copied = len(moves.stores) + len(moves.loads) if moves is not None else 0
         assert 0.5 * copied <= 2.0 + sum(count for _, count in rows)
+
+
+@pytest.mark.parametrize(("many", "decisions"), [(500, 8), (2, 4)])
+def test_the_policy_decides_more_rarely_about_many(
+    many: int, decisions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parked_module, "MANY", many)
+    desk, calls = Desk("priced", capacity=100), []
+    desk.compute(1, 2, 3, 4)
+    decide = desk.parked.policy.decide
+    desk.parked.policy = replace(
+        desk.parked.policy, decide=lambda items, view: calls.append(1) or decide(items, view)
+    )
+    desk.engine.handle([Park(number, expected=9.0) for number in (1, 2, 3, 4)])
+    goal = Generate(SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True))
+    desk.engine.handle([Open(9, ints([9] * 5).tobytes()), Advance(9, 9, goal, close=True)])
+    while desk.engine.busy:
+        desk.clock.advance(1.01 * REFRESH)
+        desk.engine.step()
+    assert len(calls) == decisions
+
+
+def wasted(desk: Desk) -> float:
+    """Token milliseconds that were wasted; a token has a kilobyte of KV."""
+    return desk.parked.counts["parked_waste"] * 1e9
+
+
+def test_what_is_withheld_is_wasted() -> None:
+    desk = Desk("preserve")
+    desk.compute(1)
+    desk.engine.handle([Park(1, expected=500.0)])
+    assert wasted(desk) == 0
+    desk.clock.advance(3.0)
+    desk.compute(2)
+    assert wasted(desk) == pytest.approx(10 * 1e3 * (desk.clock.now() - 1.0))
+
+
+@pytest.mark.parametrize("policy", ["priced", "discard"])
+def test_what_is_computed_again_is_wasted(policy: str) -> None:
+    desk = Desk(policy)
+    desk.compute(1)
+    desk.engine.handle([Park(1, expected=500.0)])
+    desk.compute(2, close=True)  # the policy decides
+    desk.engine.planner.costs.forward, before = LineFit(2.0, 0.5), wasted(desk)
+    desk.engine.handle([Append(1, ints([7, 8]).tobytes()), Advance(1, 5, GOAL, close=True)])
+    desk.run()
+    lost = 10 if policy == "discard" else 0
+    assert wasted(desk) - before == pytest.approx(0.5 * lost * lost / 2)
 
 
 def test_a_claim_ends_with_the_pause() -> None:

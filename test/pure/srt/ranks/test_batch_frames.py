@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.batch import Batch, PageMoves, Row, RowScore, Sample
+from sglang.srt.core.batch import LOOSE, WHOLE, Batch, PageMoves, Row, RowScore, Sample, TokenCopies
 from sglang.srt.core.ints import ints
 from sglang.srt.ranks.batch_frames import batch_of, columns_of
 from sglang.srt.ranks.rank_messages import PassPlan, decode_message, encode_message
@@ -31,6 +31,7 @@ def random_row(r: random.Random) -> Row:
         more = r.choice([
             {"gap": (1, 2)}, {"score": RowScore(0, ints([1]))}, {"probe": (1, 2)}, {"pool": 0},
             {"checks": [Sample(params)]}, {"adapter": 2}, {"tip_top": 3}, {"places": ints([1] * 3)},
+            {"positions": ints([7])}, {"packed": WHOLE}, {"context": LOOSE},
         ])  # fmt: skip
     sample = None
     if r.random() < 0.8:
@@ -40,8 +41,9 @@ def random_row(r: random.Random) -> Row:
                 sample.after(4), sample.with_mask(b"1234"), Sample(params, forbidden=(1,)),
                 Sample(params, mask=0), Sample(params, top=2),
             ])  # fmt: skip
+    context = more.pop("context", r.randrange(1 << r.choice([30, 62])))
     return Row(
-        r.randrange(1 << r.choice([30, 62])), r.randrange(1 << 20), ints([r.randrange(9)]) + few(3),
+        context, r.randrange(1 << 20), ints([r.randrange(9)]) + few(3),
         few(4), r.randrange(9), follows=r.choice([-1, -1, 3]), sample=sample, **more,
     )  # fmt: skip
 
@@ -51,7 +53,9 @@ def test_random_batches_come_back() -> None:
     for number in range(300):
         rows = [random_row(r) for _ in range(r.randint(0, 8))]
         moves = r.choice([None, PageMoves(stores=ints([1]), stored=ints([2]))])
-        batch = Batch(number, rows, [r.randrange(99) for _ in range(r.randint(0, 3))], moves)
+        copies = r.choice([None, TokenCopies(ints([1, 2]), ints([4, 3]))])
+        dropped = [r.randrange(99) for _ in range(r.randint(0, 3))]
+        batch = Batch(number, rows, dropped, moves, copies)
         assert over_the_wire(batch) == batch
 
 

@@ -34,6 +34,15 @@ from sglang.srt.core.messages import (
     decode_events,
     encode,
 )
+from sglang.srt.core.space_messages import (
+    AllocPages,
+    CloseSpace,
+    ForwardDone,
+    ForwardTokens,
+    ListExports,
+    OpenSpace,
+    SpaceReply,
+)
 from sglang.srt.remote.front_numbers import OWN
 from sglang.srt.remote.fronts import FrontLimits, Fronts
 from sglang.srt.remote.handshake import EngineWelcome, Expected, FrontHello, messages_digest
@@ -169,6 +178,31 @@ def test_what_a_front_leaves_is_closed_and_nothing_else(bench: Bench) -> None:
     assert not bench.engine.store.contexts
     assert bench.engine.stats.aborted == bench.engine.stats.received == 2
     bench.engine.store.check()
+
+
+def test_spaces_of_a_front_are_its_own_and_end_with_it(bench: Bench) -> None:
+    for identity in (A, B):
+        bench.join(identity)
+        bench.send(
+            identity, OpenSpace(1), AllocPages(1, ints([0, 1]).tobytes()),
+            ForwardTokens(1, 7, ints([5, 6]).tobytes(), written=ints([0, 1]).tobytes()),
+            ListExports(1, 8),
+        )  # fmt: skip
+    bench.run()
+    for identity in (A, B):
+        found = [(type(e), e.space, e.request) for e in bench.events[identity]]  # type: ignore[union-attr]
+        assert sorted(found, key=str) == [(ForwardDone, 1, 7), (SpaceReply, 1, 8)]
+    holder = bench.engine.store.holder
+    assert holder is not None
+    assert holder.held == 4
+    bench.fronts.gone(A)
+    bench.run()
+    assert holder.held == 2
+    bench.send(B, CloseSpace(1))
+    bench.run()
+    assert holder.held == 0
+    bench.fronts.gone(B)
+    assert bench.fronts.verbs() == [], "what is closed is not closed again"
 
 
 def test_verbs_go_in_turn_by_their_costs(bench: Bench) -> None:

@@ -67,10 +67,16 @@ class Transcript:
             then = small if urgent else now
             need = self.need(calls, name)
             if (names is None or name in names) and self.load[name] + need <= then:
-                options.append((now - then + need, self.load[name], name))
+                held = max(
+                    p.tokens
+                    for r in calls
+                    for p in [*r.prefixes, PrefixHash(0, 0)]
+                    if p.tokens == 0 or p in self.held[name]
+                )
+                options.append((now - then + need + max(self.load[name] - held, 0), name))
         if not options:
             return []
-        first = min(options, key=lambda option: option[:2])[2]
+        first = min(options, key=lambda option: option[0])[1]
         self.load[first] += self.need(calls, first)
         self.latency[first] |= urgent
         for r in calls:
@@ -213,10 +219,17 @@ def test_sharers_stay_together_and_others_do_not() -> None:
     assert first[0] != other[0]
 
 
-def test_members_of_a_group_follow_the_first() -> None:
-    found = router()
+def test_members_of_a_group_spread_unless_they_share() -> None:
     group = CallHint("book", "latency", group=3)
-    names = {found.choose(prompt(100, group, seed=n), 0.0).engine for n in range(8)}
+    found = router()
+    apart = [found.choose(prompt(100, group, seed=n), 0.0).engine for n in range(6)]
+    assert sorted(apart) == ["e0", "e0", "e1", "e1", "e2", "e2"]
+    found = router()
+    names = set()
+    for number in range(6):
+        tokens, prefixes = ints([9]) * 128 + ints([number]) * 10, (PrefixHash(7, 128),)
+        routed = RoutedPrompt(tokens, new_tokens=1, hint=group, prefixes=prefixes)
+        names.add(found.choose(routed, 0.0).engine)
     assert len(names) == 1
 
 
@@ -234,7 +247,6 @@ def test_a_lost_engine_is_forgotten() -> None:
     name = found.choose(prompt(200, CallHint("p", group=0), "a"), 0.0).engine
     found.remove(name)
     assert not len(found.applications.store)
-    assert not found.applications.engine_of(("p", 0))
     assert found.choose(prompt(200, CallHint("p", group=0), "a"), 0.0).engine != name
 
 

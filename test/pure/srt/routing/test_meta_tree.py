@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
+from helpers.seeds import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.routing.meta_tree import Holder, MetaTree, held_blocks
@@ -37,7 +38,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=len(seeds(100, 1000)), deadline=None)
 @given(operations)
 def test_a_large_tree_matches_a_list_of_blocks(history: list[tuple]) -> None:
     """An engine without limits holds the prefixes that were sent and not lost."""
@@ -68,7 +69,7 @@ def test_a_large_tree_matches_a_list_of_blocks(history: list[tuple]) -> None:
             assert held(tree, other, prefix) == found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=len(seeds(100, 1000)), deadline=None)
 @given(operations, st.integers(1, 6), st.integers(1, 12))
 def test_limits_hold_after_every_operation(history: list[tuple], nodes: int, room: int) -> None:
     tree, holders = MetaTree(nodes), [Holder(room * FINE + 7) for _ in range(3)]

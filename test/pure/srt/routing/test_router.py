@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.seeds import seeds
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -231,7 +232,9 @@ class Routing(RuleBasedStateMachine):
 
 
 TestRouting = Routing.TestCase
-TestRouting.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRouting.settings = settings(
+    max_examples=len(seeds(25, 200)), stateful_step_count=30, deadline=None
+)
 
 
 def test_the_holder_of_most_of_a_prompt_is_found() -> None:

@@ -11,7 +11,9 @@ from helpers.fake_worker import VOCAB
 from helpers.simulation import expected
 from helpers.space_desk import GREEDY, TEXT, SpaceDesk, data, filled, finish, refused
 from helpers.space_worker import SpaceWorker
+from msgspec.structs import replace
 from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.messages import LoadAdapter, UnloadAdapter
 from sglang.srt.core.space_messages import (
     WHOLE,
     AllocPages,
@@ -443,3 +445,29 @@ def test_a_lost_device_ends_all_spaces() -> None:
     assert program.ended.code == "lost"
     assert idle.ended is not None
     assert "the device was lost" in idle.ended.message
+
+
+def test_an_adapter_stays_while_a_space_has_it() -> None:
+    desk = SpaceDesk()
+    info = replace(desk.engine.info, lora=True, max_loaded_loras=2, max_loras_per_batch=1)
+    desk.engine.adapters._info = desk.engine.door._facts = info
+    desk.send(LoadAdapter(500, "poet", "good"), LoadAdapter(501, "critic", "good"))
+    while desk.engine.compiling:
+        desk.send()
+    for number, name in enumerate(("poet", "critic"), 1):
+        program = desk.program(adapter=name)
+        program.adapter = number
+        program.alloc(0, 1)
+        program.forward([5, 6], written=[0, 1], sample=GREEDY)
+    desk.run()
+    assert (desk.engine.stats.passes, desk.worker.adapters) == (2, 1), "one adapter a pass"
+    assert all(len(program.answers) == 1 for program in desk.programs.values())
+    replies = len(desk.replies)
+    desk.send(UnloadAdapter(502, "poet"))
+    assert len(desk.replies) == replies, "a space has it"
+    poet = min(desk.programs)
+    desk.send(CloseSpace(poet))
+    del desk.programs[poet]
+    desk.send()
+    assert [reply.id for reply in desk.replies[replies:]] == [502]
+    finish(desk)

@@ -10,6 +10,7 @@ import pytest
 from helpers.fake_worker import VOCAB
 from helpers.space_desk import GREEDY, TEXT, Program, SpaceDesk, data, filled, finish, refused
 from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.ints import ints
 from sglang.srt.core.space_messages import (
     MOST_HANDLES,
     AllocPages,
@@ -22,6 +23,9 @@ from sglang.srt.core.space_messages import (
     PrefixPages,
     ReleaseExport,
 )
+from sglang.srt.core.work import STEP_VERBS
+from sglang.srt.engine.loop import VerbCosts, affordable
+from sglang.srt.spaces.mask_runs import MOST_BITS
 
 
 def _forward(program: Program, **changes: Any) -> ForwardTokens:
@@ -92,7 +96,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("see a slot twice", lambda p: _forward(p, visible=[0, 0]), "seen or written twice"),
     ("write what is seen", lambda p: _forward(p, written=[0]), "seen or written twice"),
     ("write an unknown slot", lambda p: _forward(p, written=[70]), "handle 70 is not in use"),
-    ("write one twice", lambda p: _forward(p, tokens=[1, 2], written=[8, 8]), "written twice"),
+    (
+        "write one twice",
+        lambda p: _forward(p, tokens=[1, 2], written=[8, 8]),
+        "seen or written twice",
+    ),
     ("write too few", lambda p: _forward(p, tokens=[1, 2]), "2 tokens are written to 1 slots"),
     (
         "too few positions",
@@ -165,6 +173,47 @@ def test_other_programs_pages_cannot_be_named() -> None:
     program.forward([7], list(range(8)), top=1)
     desk.run()
     finish(desk)
+
+
+def test_the_step_of_a_loop_is_held_against_the_same_rules() -> None:
+    """A forward that goes on from the last one's view is looked up in another way."""
+    desk = SpaceDesk()
+    program = filled(desk)
+    program.alloc(8, 9)
+    view = list(range(8))
+    wrong = {
+        "2 tokens are written to 1 slots": {"tokens": [1, 2]},
+        "seen or written twice": {"written": [3]},
+        "handle 70 is not in use": {"written": [70]},
+        "handle -1 is not in use": {"written": [-1]},
+    }
+    for text, more in wrong.items():
+        verb = _forward(program, visible=view, **more)
+        assert text in refused(program, lambda verb=verb: program.send(verb))
+    program.forward([7], view, [8], sample=GREEDY)
+    program.forward([7], [*view, 8], [9], sample=GREEDY)
+    desk.run()
+    program.export("shared", 9)
+    assert "slot 9 is exported" in refused(
+        program, lambda: program.send(_forward(program, visible=[*view, 8], written=[9]))
+    )
+    program.free(3)
+    assert "handle 3 is not in use" in refused(
+        program, lambda: program.send(_forward(program, visible=[*view, 8], written=[9]))
+    )
+    finish(desk)
+
+
+def test_verbs_cost_what_they_hold() -> None:
+    """A step takes some of many large verbs, and the rest later."""
+    desk = SpaceDesk()
+    few, many = ints([1]).tobytes(), ints([1] * 4000).tobytes()
+    costs = VerbCosts(desk.engine.store.contexts)
+    assert costs.of(ForwardTokens(1, 0, few)) < costs.of(ForwardTokens(1, 0, few, visible=many))
+    assert costs.of(AllocPages(1, few)) < costs.of(AllocPages(1, many))
+    mask = ForwardTokens(1, 0, few, mask=bytes(MOST_BITS // 8))
+    assert STEP_VERBS // 2 < costs.of(mask) < 2 * STEP_VERBS
+    assert affordable([mask] * 4, desk.engine.store.contexts) == 1
 
 
 def test_spaces_are_opened_once_and_with_what_is_there() -> None:

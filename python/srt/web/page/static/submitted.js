@@ -5,7 +5,7 @@ import { $, el } from "./dom.js";
 
 const HEADS = ["Step", "Call", "State", "Reads", "Served for", "Stage", "Group", "Line"];
 
-export function showPrograms({ programs, more_programs: more }) {
+export function showPrograms({ programs = [], more_programs: more = 0 }) {
   const box = $("programs");
   if (!programs.length) {
     box.replaceChildren(el("p", { className: "quiet" }, "None runs."));

@@ -3,99 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
 import pytest
+from helpers.program_clients import Clients, clients, until
 from helpers.program_graphs import (
-    Plain,
-    branch,
     chain,
-    fork,
     gen,
     graph,
-    join,
     map_reduce,
     stream,
-    text,
-    transform,
     value,
 )
 from helpers.program_oracle import values_of
-from helpers.scripted_calls import ManualTimers, ScriptedCalls, reply
-from sglang.srt.config.applications_section import ApplicationsConfig
+from helpers.scripted_calls import reply
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.programs.program_bodies import (
     CancelBody,
     GetBody,
-    SetBody,
     SubmitBody,
 )
-from sglang.srt.runtime.programs.program_run import ProgramRun
-from sglang.srt.runtime.programs.program_service import GetTimeout, ProgramService
-from sglang.srt.runtime.programs.program_sessions import ProgramSession, ProgramSessions
-from sglang.srt.runtime.programs.run_tools import RunTools
+from sglang.srt.runtime.programs.program_service import GetTimeout
 from sglang.srt.runtime.request_fields import convert
 
 T = TypeVar("T")
 APPEND = "concate_and_append"
-
-
-class Clients:
-    """A service over scripted calls, and the requests of its clients."""
-
-    def __init__(self, ahead: int = 0, **limits: Any) -> None:
-        self.calls, self.timers = ScriptedCalls(random.Random(0)), ManualTimers()
-        config = ApplicationsConfig(**limits)
-        tools = RunTools(
-            self.calls, lambda chars: None, config.max_program_value_bytes, lambda: None, ahead
-        )
-        clock = self.timers.clock
-        sessions = ProgramSessions(config, clock, self.timers.later)
-        self.service = ProgramService(config, tools, 1000, sessions, clock)
-
-    async def submit(
-        self, body: Plain, session: ProgramSession | None = None, **more: Any
-    ) -> tuple[ProgramSession, ProgramRun]:
-        given = {"graph": body, "session_id": session.id if session else None, **more}
-        return await self.service.submit(convert(given, SubmitBody), ANYBODY)
-
-    async def get(
-        self, session: ProgramSession, run: ProgramRun, step: int, name: str, **more: Any
-    ) -> Any:
-        id = run.variables[step, name].id
-        body = {"session_id": session.id, "semantic_var_id": id, **more}
-        return await self.service.get(convert(body, GetBody), ANYBODY)
-
-    def set(self, session: ProgramSession, id: str, value: Any) -> None:
-        body = {"session_id": session.id, "semantic_var_id": id, "value": value}
-        self.service.set(convert(body, SetBody), ANYBODY)
-
-    def cancel(self, session: ProgramSession, **what: str) -> bool:
-        return self.service.cancel(convert({"session_id": session.id, **what}, CancelBody), ANYBODY)
-
-    async def events(self, session: ProgramSession, run: ProgramRun) -> list[dict[str, Any]]:
-        found = self.service.events(session, run, False)
-        return [msgspec.json.decode(event) async for event in found]
-
-
-def clients(use: Callable[[Clients], Awaitable[T]], **options: Any) -> T:
-    async def main() -> T:
-        return await asyncio.wait_for(use(Clients(**options)), 20)
-
-    return asyncio.run(main())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it does not come")
 
 
 def test_a_chain_is_one_submit_and_reads_what_came_before() -> None:
@@ -118,7 +52,7 @@ def test_a_second_output_of_a_prompt_reads_the_right_text() -> None:
         _, run = await c.service.submit(convert(body, SubmitBody), ANYBODY)
         await until(lambda: run.over)
         first = "A in B "
-        assert c.calls.asked == [first, f"{first}{reply(first)} C "]
+        assert c.calls.prompts == [first, f"{first}{reply(first)} C "]
 
     clients(use)
 
@@ -176,16 +110,6 @@ def test_an_error_crosses_submissions() -> None:
             await c.get(session, second, 1, "y")
         assert caught.value.code == "context_length_exceeded"
         assert first.application is second.application
-
-    clients(use)
-
-
-def test_a_failed_transform_is_an_error_of_its_step() -> None:
-    async def use(c: Clients) -> None:
-        body = graph(stream(0, gen("x"), transform("y", 0, "x", {"op": "number"})))
-        session, run = await c.submit(body)
-        with pytest.raises(RequestError, match=r"step 1 \(transform 'y'\): transform 'number'"):
-            await c.get(session, run, 1, "y")
 
     clients(use)
 
@@ -260,40 +184,6 @@ def test_a_get_times_out_and_may_be_repeated() -> None:
     clients(use)
 
 
-def test_inputs_and_tools_of_the_client_are_set() -> None:
-    async def use(c: Clients) -> None:
-        tool = {"op": "tool", "name": "t", "tool": "calc", "of": {"step": 0, "name": "x"}}
-        session, run = await c.submit(graph(stream(0, gen("x"), tool, gen("y"))))
-        await until(lambda: b"waiting" in b"".join(map(bytes, run.log._events)))
-        id = run.variables[1, "t"].id
-        with pytest.raises(RequestError, match="must be a text"):
-            c.set(session, id, 4)
-        with pytest.raises(RequestError, match="is made by step 0"):
-            c.set(session, run.variables[0, "x"].id, "no")
-        c.set(session, id, "42")
-        c.set(session, id, "42")
-        with pytest.raises(RequestError, match="has been set"):
-            c.set(session, id, "43")
-        await c.get(session, run, 2, "y")
-        assert c.calls.asked[1] == f"{reply('')}42"
-        waiting = [e for e in await c.events(session, run) if e["event"] == "waiting"]
-        assert waiting == [{"event": "waiting", "step": 1, "tool": "calc", "of": reply(""),
-                            "semantic_var_id": id}]  # fmt: skip
-
-    clients(use)
-
-
-def test_a_tool_that_is_late_fails_its_step() -> None:
-    async def use(c: Clients) -> None:
-        tool = {"op": "tool", "name": "t", "tool": "calc", "timeout": 0.01}
-        session, run = await c.submit(graph(stream(0, tool)))
-        with pytest.raises(RequestError, match="has not answered in") as caught:
-            await c.get(session, run, 0, "t")
-        assert caught.value.code == "expired"
-
-    clients(use)
-
-
 def test_an_input_is_set_later_and_an_output_binds_a_variable() -> None:
     async def use(c: Clients) -> None:
         session = c.service.sessions.open("")
@@ -305,7 +195,7 @@ def test_an_input_is_set_later_and_an_output_binds_a_variable() -> None:
             {"name": "code", "in_out": True, "semantic_var_id": code}]}  # fmt: skip
         _, writes = await c.service.submit(convert(maker, SubmitBody), ANYBODY)
         await until(lambda: tests.over)
-        assert c.calls.asked == ["Write ", f"Test {reply('Write ')}: "]
+        assert c.calls.prompts == ["Write ", f"Test {reply('Write ')}: "]
         assert tests.application is writes.application
         with pytest.raises(RequestError, match="two calls cannot make it"):
             await c.service.submit(convert(maker, SubmitBody), ANYBODY)
@@ -338,7 +228,7 @@ def test_hints_say_application_stage_and_group() -> None:
             ("latency", 1, 0), ("latency", 1, 0), ("latency", 1, 0), ("latency", 0, -1),
         ]  # fmt: skip
         assert len({hint.program for hint in c.calls.hints}) == 1
-        assert [len(place.prefixes) for place in c.calls.places] == [1, 1, 1, 5]
+        assert [len(place.prefixes) for place in c.calls.sites] == [1, 1, 1, 5]
 
     clients(use)
 
@@ -356,31 +246,6 @@ def test_a_later_get_raises_the_calls_to_come() -> None:
         assert [hint.stage for hint in c.calls.hints] == [-1, 1, 0]
 
     clients(use)
-
-
-def test_known_text_is_computed_while_a_value_grows() -> None:
-    async def use(c: Clients) -> None:
-        long = "read this " * 8
-        body = graph(
-            stream(0, text(long), value(1000, "x"), gen("y")),
-            stream(1, gen("x"), begin={"call": "g"}),
-        )
-        session, run = await c.submit(body)
-        await c.get(session, run, 2, "y")
-        assert c.calls.ahead[0] == long
-        assert all((long + reply("")).startswith(each) for each in c.calls.ahead)
-        assert len(c.calls.ahead) <= 1 + len(reply("")) // 4
-
-    clients(use, ahead=4)
-
-
-def test_nothing_is_computed_ahead_where_that_is_off() -> None:
-    async def use(c: Clients) -> None:
-        _, run = await c.submit(map_reduce(3))
-        await until(lambda: run.over)
-        assert not c.calls.ahead
-
-    clients(use, ahead=0)
 
 
 def test_a_session_expires_with_all_that_it_has() -> None:
@@ -449,21 +314,6 @@ def test_quotas_name_their_flag(limits: dict[str, int], message: str) -> None:
     clients(use, **limits)
 
 
-def test_a_value_that_refers_to_itself_many_times_is_refused() -> None:
-    """2^30 entries by 30 steps: refused by its size before it is made."""
-
-    async def use(c: Clients) -> None:
-        steps = [{"op": "set", "name": "s", "value": ["aaaa"]}]
-        for i in range(30):
-            ref = {"step": i, "name": "s"}
-            steps.append({"op": "set", "name": "s", "value": [ref, ref]})
-        session, run = await c.submit(graph(stream(0, *steps)))
-        with pytest.raises(RequestError, match="the list has more than"):
-            await c.get(session, run, 30, "s")
-
-    clients(use)
-
-
 def test_tenants_see_nothing_of_each_other() -> None:
     async def use(c: Clients) -> None:
         session, run = await c.submit(chain(1))
@@ -489,22 +339,6 @@ def test_tenants_see_nothing_of_each_other() -> None:
     clients(use)
 
 
-def test_a_join_appends_branches_side_by_side() -> None:
-    async def use(c: Clients) -> None:
-        body = graph(
-            stream(
-                0, text("p "), fork(1, 2), join(1001, 2000, mode="concate_and_append"), gen("y")
-            ),
-            branch(1, 1, 0, text("a"), gen("x")),
-            branch(2, 1, 1, text("b")),
-        )
-        session, run = await c.submit(body)
-        await c.get(session, run, 3, "y")
-        assert c.calls.asked[-1] == str(["p ", [f"a{reply('p a')}", "b"], ""])
-
-    clients(use)
-
-
 def test_many_programs_cost_a_bounded_number_of_turns() -> None:
     """1,000 programs alive: each call is made once, and each event is logged once."""
 
@@ -514,7 +348,7 @@ def test_many_programs_cost_a_bounded_number_of_turns() -> None:
             await c.submit(chain(length))
         runs = [run for session in c.service.sessions.all() for run in session.runs.values()]
         await until(lambda: all(run.over for run in runs))
-        assert len(c.calls.asked) == count * length
+        assert len(c.calls.prompts) == count * length
         assert sum(len(run.log._events) for run in runs) == count * (2 * length + 1)
         assert asyncio.all_tasks() == before
 

@@ -228,7 +228,7 @@ def test_an_error_of_the_engine_names_the_step(served: Served) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "Give prompt with placeholders, or graph"),
+        ({}, "Give prompt and placeholders, or graph"),
         ({"graph": chain(1), "prompt": "x"}, "Give prompt"),
         ({"graph": chain(101)}, "203 steps and streams; at most 200"),
         ({"graph": graph(stream(0, value(4, "x")))}, "step 0 (value): variable 'x' of step 4"),
@@ -342,6 +342,27 @@ def test_tenants_have_sessions_of_their_own(tmp_path: Path) -> None:
         is_error(served.client.delete(path, headers=b), 404)
         assert served.client.delete(path, headers=a).status_code == 200
         assert all(t.open == 0 for t in served.state.tenants._tenants.values())
+
+
+def test_known_text_is_computed_while_a_tool_is_awaited(served: Served) -> None:
+    tool = {"op": "tool", "name": "t", "tool": "calc"}
+    body = graph(stream(0, text("a long beginning " * 20), tool, gen("y")))
+    ids = served.client.post("/v1/submit", json={"graph": body}).json()
+    [run] = [
+        session.runs[ids["submission_id"]] for session in served.state.programs.sessions.all()
+        if session.id == ids["session_id"]
+    ]  # fmt: skip
+    served.client.idle()
+    assert run.states == {1: "running"}
+    query = {"session_id": ids["session_id"]}
+    given = {**query, "semantic_var_id": ids["variables"]["t"], "value": " 42"}
+    served.client.post("/v1/set", json=given).raise_for_status()
+    wanted = {**query, "semantic_var_id": ids["variables"]["y"]}
+    assert served.client.post("/v1/get", json=wanted).status_code == 200
+    events = {**query, "submission_id": ids["submission_id"], "stream": True}
+    found = done(events_in(served.client.post("/v1/get", json=events).text))
+    meta = found[2]["answers"][0]["meta_info"]
+    assert meta["cached_tokens"] >= 0.9 * meta["prompt_tokens"]
 
 
 def test_running_programs_are_seen(served: Served) -> None:

@@ -1,0 +1,68 @@
+"""Calls of programs: how many prompts are computed ahead at once, and what a full queue does."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.core.call_hints import CallHint
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.caller import ANYBODY
+from sglang.srt.runtime.programs.model_calls import AHEAD_SHARE, CallPlace, ModelCalls
+
+RUNNING = 16
+PLACE = CallPlace(ANYBODY, CallHint(), 0.0, "r")
+
+
+def calls() -> Any:
+    info = SimpleNamespace(max_running_requests=RUNNING, max_queued_requests=0)
+    engines = SimpleNamespace(count=1)
+    completion = SimpleNamespace(engines=engines, pending=0)
+    queue = SimpleNamespace(waiting=0)
+    runtime: Any = SimpleNamespace(info=info, completion=completion, queue=queue)
+    return ModelCalls(runtime)
+
+
+def test_a_share_of_the_requests_is_computed_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        found, release = calls(), asyncio.Event()
+
+        async def compute(text: str, place: CallPlace, adapter: str | None) -> bool:
+            await release.wait()
+            return True
+
+        monkeypatch.setattr(found, "_compute", compute)
+        asked = [asyncio.ensure_future(found.compute_ahead("t", PLACE, None)) for _ in range(50)]
+        await asyncio.sleep(0)
+        release.set()
+        assert sum(await asyncio.gather(*asked)) == RUNNING // AHEAD_SHARE
+        assert await found.compute_ahead("t", PLACE, None)
+        found._runtime.completion.pending = RUNNING
+        assert not await found.compute_ahead("t", PLACE, None)
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        found, tries = calls(), 0
+
+        async def answer(*_: Any) -> dict[str, str]:
+            nonlocal tries
+            tries += 1
+            if tries < 3:
+                raise RequestError("full", code="queue_full")
+            return {"text": "x"}
+
+        async def at_once(seconds: float) -> None:
+            assert seconds == 1
+
+        monkeypatch.setattr(found, "_answer", answer)
+        monkeypatch.setattr("sglang.srt.runtime.programs.model_calls.asyncio.sleep", at_once)
+        assert await found.ask({"text": "a"}, PLACE) == {"text": "x"}
+        assert tries == 3
+        assert not found.slots.running
+
+    asyncio.run(main())
