@@ -15,14 +15,14 @@ from typing import NamedTuple
 from sglang.srt.inferlet.host.deadline import Deadline
 from sglang.srt.inferlet.host.guest_engine import FATAL, GuestTrap, make_engine, reason, shut_linker
 from sglang.srt.inferlet.host.guests import ComponentGuest, ModuleGuest, RunningGuest, make_store
-from sglang.srt.inferlet.host.host_messages import GuestCalls, GuestOver, LaunchGuest, Report
+from sglang.srt.inferlet.host.host_messages import GuestCalls, GuestOver, Report
 from sglang.srt.inferlet.host.residency import (
     LimitExceeded,
     Residency,
     check_answers,
     check_calls,
 )
-from wasmtime import Module, WasmtimeError
+from wasmtime import Module, Store, WasmtimeError
 from wasmtime.component import Component, Linker
 
 ABORTED = "`unreachable`"  # in the text of such a trap
@@ -109,8 +109,15 @@ class GuestLane:
 
     def _start(self, resident: Residency) -> None:
         launch = resident.launch
-        resident.guest = guest = self._instantiate(launch)
-        self._step(resident, lambda: guest.start(launch.guest.source, launch.guest.arguments))
+        loaded = self._load(launch.guest.path, launch.guest.component)
+        store = make_store(self.engine, launch.limits)
+
+        def first() -> str:
+            """Instantiation is inside of the turn: a module may have a start function."""
+            resident.guest = guest = _instantiated(loaded, store, launch.limits.calls_bytes)
+            return guest.start(launch.guest.source, launch.guest.arguments)
+
+        self._step(resident, first)
         while resident.rebuilding and not resident.ended:
             self._turn(resident, launch.log[resident.logged].answers)
 
@@ -142,6 +149,9 @@ class GuestLane:
         seconds = resident.begins()
         resident.entered = deadline.now()
         deadline.begin(resident.run, resident.entered + seconds)
+        if resident.ended:  # before there was a deadline that ``drop`` could let pass
+            deadline.end()
+            raise LimitExceeded("killed", "the run was ended")
 
     def _leave(self, resident: Residency) -> float:
         """Seconds of processor time since ``_enter``."""
@@ -192,16 +202,6 @@ class GuestLane:
         guest, resident.guest = resident.guest, None
         if guest is not None:
             guest.store.close()
-
-    def _instantiate(self, launch: LaunchGuest) -> RunningGuest:
-        guest, limits = launch.guest, launch.limits
-        loaded = self._load(guest.path, guest.component)
-        store = make_store(self.engine, limits)
-        if loaded.component is None:
-            assert loaded.module is not None
-            return ModuleGuest(store, loaded.module, limits.calls_bytes)
-        assert loaded.linker is not None
-        return ComponentGuest(store, loaded.linker, loaded.component)
 
     def _load(self, path: str, is_component: bool) -> Loaded:
         loaded = self._programs.get(path)
@@ -255,3 +255,11 @@ class GuestLane:
                 self.stop()
             raise LimitExceeded("killed", "the run was ended")
         return job.answers or ""
+
+
+def _instantiated(loaded: Loaded, store: Store, most: int) -> RunningGuest:
+    if loaded.component is None:
+        assert loaded.module is not None
+        return ModuleGuest(store, loaded.module, most)
+    assert loaded.linker is not None
+    return ComponentGuest(store, loaded.linker, loaded.component)

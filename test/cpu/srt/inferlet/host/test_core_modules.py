@@ -67,6 +67,10 @@ def test_the_committed_module_completes_a_text(bench: GuestBench, tmp_path: Path
 
 HOSTILE = {
     "spin": (text("i32.const 0", "(loop br 0) i64.const 0"), "turn_cpu", "turn_cpu is 0.3 s"),
+    "a start function that spins": (
+        text("i32.const 0", "i64.const 0", "(func $s (loop br 0)) (start $s)"),
+        "turn_cpu", "turn_cpu is 0.3 s",
+    ),
     "recursion": (
         text("i32.const 0", "call $deep", "(func $deep (result i64) call $deep)"),
         "trap", "call stack exhausted",
