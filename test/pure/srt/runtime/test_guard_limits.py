@@ -174,7 +174,7 @@ def test_tokens_of_a_client_that_leaves_are_charged(tmp_path: Path) -> None:
         body = {"input_ids": [5] * 100, "sampling_params": {**LONG, "n": 2}, "stream": True}
         with http_of(server, "a") as http, http.stream("POST", "/generate", json=body) as reply:
             lines = reply.iter_lines()
-            for _ in range(40):
+            for _ in range(60):  # an id, data and an empty line each
                 next(lines)
         stats = server.client.idle()
         charged = 500 - tenant._tokens._level

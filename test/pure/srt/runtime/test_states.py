@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -66,7 +67,7 @@ def test_states_of_a_completion(served: Served, stream: bool) -> None:
             "sampling_params": {"max_new_tokens": 5, "temperature": 0}}  # fmt: skip
     reply = served.client.post("/generate", json=body)
     assert reply.status_code == 200, reply.text
-    events = reply.text.split("data: ")[1:-1] if stream else [reply.text]
+    events = re.findall(r"(?m)^data: (\{.*)$", reply.text) if stream else [reply.text]
     *others, last = [json.loads(event) for event in events]
     assert all("hidden_states" not in other["meta_info"] for other in others)
     prompt = list(served.tokenizer.encode("the lazy dog"))
@@ -87,7 +88,7 @@ def test_states_of_several_prompts_and_completions(served: Served) -> None:
     for answer in found[2:]:
         assert "hidden_states" not in answer["meta_info"]
     streamed = served.client.post("/generate", json={**body, "stream": True}).text
-    events = [json.loads(event) for event in streamed.split("data: ")[1:-1]]
+    events = [json.loads(event) for event in re.findall(r"(?m)^data: (\{.*)$", streamed)]
     ends = {event["index"]: event for event in events if event["meta_info"]["finish_reason"]}
     assert len(ends) == 4
     for index, answer in enumerate(found):
