@@ -71,7 +71,8 @@ class DelayingProxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self._server)
-        await asyncio.gather(self._carry(reader, back, True), self._carry(there, writer, False))
+        with suppress(asyncio.CancelledError):  # at the proxy's end
+            await asyncio.gather(self._carry(reader, back, True), self._carry(there, writer, False))
 
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: bool
