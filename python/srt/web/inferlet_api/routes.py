@@ -70,9 +70,9 @@ async def remove(state: ServerState, request: Request) -> Response:
 async def launch(state: ServerState, request: Request) -> Response:
     """Run a program: the answer is the run at its start or, as a stream, its events to the end. A
     client that goes away ends no run."""
+    body = await read_optional_body(request, RunBody, state.body_limit)
     sandbox, caller = _sandbox(state)
     program = sandbox.uploads.get(caller.tenant, request.path_params["id"])
-    body = await read_optional_body(request, RunBody, state.body_limit)
     assert caller.grant is not None
     order = RunOrder(
         program,
@@ -115,10 +115,10 @@ async def retrieve(state: ServerState, request: Request) -> Response:
 
 async def message(state: ServerState, request: Request) -> Response:
     """Send a message to a run, which it gets by ``receive`` or ``receive_blob``."""
+    body = await read_body(request, MessageBody, state.body_limit)
     sandbox, caller = _sandbox(state)
     name = request.path_params["id"]
     sandbox.get(caller.tenant, name)
-    body = await read_body(request, MessageBody, state.body_limit)
     if (body.text is None) == (body.data is None):
         raise RequestError("Give text, or data, base64: one of them.", "text")
     sent = _binary(body.data, "data") if body.data is not None else body.text
