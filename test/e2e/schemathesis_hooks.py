@@ -29,7 +29,7 @@ BETWEEN_FIELDS = re.compile(
     |entries\ for\ \d+\ prompts|give\ one,\ or\ as\ many
     |Only\ a\ response\ created
     |\ needs\ |\ is\ given\ with(out)?\ |exclude\ one\ another|names\ of\ one\ thing
-    |must\ be\ at\ least\ n,|^kv_hints\.protocol_version
+    |must\ be\ at\ least\ n,|^output_ids\ are\ those\ of\ one\ text|^kv_hints\.protocol_version
     |^tool_choice|has\ no\ token\ that\ begins|is\ open\ already""",
     re.VERBOSE,
 )
