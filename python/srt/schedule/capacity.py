@@ -36,6 +36,7 @@ class Capacity:
     def __init__(self, times: PassTimes, default_ms: float, tokens: int) -> None:
         self._times, self._default_ms, self._tokens = times, default_ms, tokens
         self._strictest: list[tuple[float, tuple[str, int]]] = []  # two targets, of two groups
+        self._alone = math.inf  # the strictest target of a request in no group
 
     def join(self, hint: CallHint | None, tokens: int = 0) -> None:
         """Count a running request, which needs ``tokens`` tokens of KV more."""
@@ -45,6 +46,8 @@ class Capacity:
             targets = {key: ms for ms, key in self._strictest}
             targets[group] = min(target, targets.get(group, target))
             self._strictest = sorted((ms, key) for key, ms in targets.items())[:2]
+            if group == ALONE and target < self._alone:
+                self._alone = target
 
     def admits(self, hint: CallHint | None, tokens: int) -> bool:
         """Whether one more request leaves the passes within the targets of all that are not in its
@@ -56,10 +59,9 @@ class Capacity:
     def within(self, budget: PrefillBudget) -> PrefillBudget:
         """Return the budget of prompts, cut to what the targets of requests in no group leave of a
         pass."""
-        alone = [ms for ms, key in self._strictest if key == ALONE]
-        if not alone:
+        if self._alone == math.inf:
             return budget
-        left = alone[0] - self._times.decode.at(self._tokens)
+        left = self._alone - self._times.decode.at(self._tokens)
         tokens = max(int(left / max(self._times.prompt, 1e-9)), LEAST)
         return budget._replace(tokens=min(tokens, budget.tokens))
 

@@ -138,6 +138,15 @@ def test_prompts_take_what_the_target_leaves_of_a_pass() -> None:
     assert full((CHAT, 1)).within(PrefillBudget(9)).tokens == 9
 
 
+def test_stricter_groups_leave_the_target_of_a_lone_request() -> None:
+    budget, lone = PrefillBudget(10**6), CallHint("chat", tpot_ms=30.0)
+    groups = [(CallHint("book", tpot_ms=ms, group=int(ms)), 0) for ms in (5.0, 8.0)]
+    want = (30.0 - 20.5) / 0.05
+    assert full((lone, 500), *groups).within(budget).tokens == want
+    assert full(*groups, (lone, 500)).within(budget).tokens == want
+    assert full(*groups, (CHAT, 0), (lone, 500), (CHAT, 0)).within(budget).tokens == want
+
+
 def test_times_of_passes_are_learnt_by_kind() -> None:
     times = PassTimes()
     times.add(500, 100, 99.0)  # nothing to compare it with yet
