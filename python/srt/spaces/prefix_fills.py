@@ -15,10 +15,11 @@ from sglang.srt.core.ints import Ints
 from sglang.srt.core.space_messages import SpaceFailed, SpaceReply
 from sglang.srt.memory.radix_node import RadixNode
 from sglang.srt.spaces.program_space import ProgramSpace
-from sglang.srt.spaces.space_memory import SpaceMemory
+from sglang.srt.spaces.space_memory import OverCap, SpaceMemory
 from sglang.srt.spaces.space_work import as_ints
 
 Array: TypeAlias = np.ndarray[Any, Any]
+MOST_FILLS = 16  # texts of one space, computed at the same time
 TRIES = 3  # fills of one text, whose KV is evicted before it is locked
 
 
@@ -54,9 +55,15 @@ class PrefixFills:
         return len(self._fills)
 
     def begin(self, space: ProgramSpace, request: int, handles: Array, tokens: Array) -> None:
-        """Compute what is missing. Raises ValueError where the engine cannot."""
+        """Compute what is missing. Raises ValueError where the engine cannot, OverCap where the
+        space has ``MOST_FILLS``."""
         if not self._memory.store.share:
             raise ValueError("the prefix cache is off; start without --disable-radix-cache")
+        if sum(fill.space is space for fill in self._fills.values()) >= MOST_FILLS:
+            raise OverCap(
+                f"{MOST_FILLS} texts of the program are being computed, as many as may be; await "
+                "some first"
+            )
         self._submit(PrefixFill(space, request, handles, as_ints(tokens)))
 
     def _submit(self, fill: PrefixFill) -> None:
@@ -80,16 +87,22 @@ class PrefixFills:
         node, pages = tree.lock(fill.tokens, len(fill.tokens), space.namespace)
         if len(pages) < len(fill.handles):
             tree.unlock(node)
-            if fill.tries < TRIES:
-                self._submit(fill)
-            else:
-                self._fail(fill, "its KV was evicted as soon as it was computed; try again later")
+            self._again(fill)
             return
         fill.node, fill.pages, fill.sure = node, np.frombuffer(pages, dtype=np.int32), in_flight
         if in_flight:
             self._fills[number] = fill
         else:
             self._hand_over(fill, node)
+
+    def _again(self, fill: PrefixFill) -> None:
+        if fill.tries >= TRIES:
+            self._fail(fill, "its KV was evicted as soon as it was computed; try again later")
+            return
+        try:
+            self._submit(fill)
+        except ValueError as error:  # the queue is full meanwhile
+            self._fail(fill, str(error))
 
     def collected(self, number: int) -> None:
         """Hand over the paths that pass ``number`` and those before have computed."""

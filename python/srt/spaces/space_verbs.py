@@ -165,6 +165,7 @@ class SpaceVerbs:
             raise ValueError(
                 f"an export {verb.name!r} is there already; release it or take another"
             )
+        self._verify_pending(space)
         self.memory.pages.hold(pages)
         slots = self.memory.pages.slots(pages)
         work = ExportWork(self._next(), verb, pages, slots, space.verb.priority)
@@ -393,8 +394,8 @@ class SpaceVerbs:
     def _verify_pending(self, space: ProgramSpace) -> None:
         if len(space.pending) >= MOST_PENDING:
             raise OverCap(
-                f"{MOST_PENDING} forwards and copies of the space wait for a pass, as many as may; "
-                "await some first"
+                f"{MOST_PENDING} forwards, copies and exports of the space wait for a pass, as "
+                "many as may; await some first"
             )
 
     # -- slots -----------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from sglang.srt.core.space_messages import (
     ListExports,
     ReleaseExport,
 )
+from sglang.srt.spaces import space_verbs
+from sglang.srt.spaces.prefix_fills import MOST_FILLS
 
 PENALISED = SamplingParams(temperature=0.0, frequency_penalty=0.5, presence_penalty=0.25)
 
@@ -267,6 +269,55 @@ def test_a_prefix_of_a_requests_text_computes_nothing() -> None:
     desk.run()
     assert program.replies[number].count == 11
     assert desk.worker.tokens == computed
+    finish(desk)
+
+
+def test_a_flood_of_prefixes_leaves_the_queue_to_others() -> None:
+    desk = SpaceDesk(max_queued_requests=MOST_FILLS + 2)
+    program, other = desk.program(), desk.program()
+    texts = [[n % VOCAB, n // VOCAB, 1] for n in range(MOST_FILLS + 1)]
+    numbers = [program.prefix(text, 10 * n) for n, text in enumerate(texts[:-1])]
+    text = refused(program, lambda: program.prefix(texts[-1], 900))
+    assert f"{MOST_FILLS} texts of the program are being computed" in text
+    assert program.failed[-1].code == "overloaded"
+    number, request = other.prefix(TEXT, 0), desk.ask(TEXT, generate(4))
+    desk.run()
+    assert sorted(program.replies) == numbers
+    assert other.replies[number].count == len(TEXT)
+    assert len(desk.tokens(request)) == 4
+    last = program.prefix(texts[-1], 900)
+    desk.run()
+    assert program.replies[last].count == 3
+    finish(desk)
+
+
+def test_an_evicted_prefix_fails_where_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = SpaceDesk(max_running_requests=1, max_queued_requests=2, chunked_prefill_size=4)
+    program, tree = desk.program(), desk.engine.store.tree
+    number, lock = program.prefix(TEXT, 0), tree.lock
+    desk.step()  # the first of two passes
+    requests = [desk.ask(TEXT, generate(4)) for _ in range(2)]
+    monkeypatch.setattr(tree, "lock", lambda tokens, most, space: lock(tokens, 0, space))
+    desk.step()
+    monkeypatch.undo()
+    desk.run()
+    assert [failed.request for failed in program.failed] == [number]
+    assert "2 requests are waiting and 2 may" in program.failed[-1].message
+    assert all(len(desk.tokens(request)) == 4 for request in requests)
+    finish(desk)
+
+
+def test_exports_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space_verbs, "MOST_PENDING", 3)
+    desk = SpaceDesk()
+    program = filled(desk)
+    numbers = [program.export(name, 0) for name in "ab"]
+    text = refused(program, lambda: program.export("c", 0))
+    assert "3 forwards, copies and exports of the space wait" in text
+    assert program.failed[-1].code == "overloaded"
+    desk.run()
+    assert sorted(program.replies) == numbers
+    program.export("c", 0)
     finish(desk)
 
 
