@@ -18,18 +18,21 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Meet: TypeAlias = Callable[[Array, Array], bool]
 SWEEPS = 4  # looks at the pending work: work may have waited for earlier work of lower priority
 WINDOW = 32  # pending work of a space that a pass looks at, the oldest
-CHECKS = 4096  # comparisons of two lists of slots that a pass makes, some microseconds each
+CHECKS = 4096  # of two lists of slots that a pass makes, some microseconds each
+SLOTS = 256  # that one check may compare; larger lists count as several
 
 
 class Comparisons:
-    """Whether two lists of slots have one in common, ``CHECKS`` times a pass; after that all of
-    them are said to."""
+    """Whether two lists of slots have one in common, for ``CHECKS`` a pass; after that all of them
+    are said to."""
 
     def __init__(self, meet: Meet) -> None:
         self._meet, self.left = meet, CHECKS
 
     def meet(self, some: Array, others: Array) -> bool:
         self.left -= 1
+        if len(some) and len(others):
+            self.left -= (len(some) + len(others)) // SLOTS
         return self.left < 0 or self._meet(some, others)
 
 
