@@ -20,6 +20,7 @@ MAX_NAME = 256  # characters of a variable, an argument, a tool
 MAX_OPTIONS = 1024  # of one choose
 MAX_TRANSFORMS = 32  # in a row
 MAX_VALUE_DEPTH = 32  # of lists in a value
+MAX_ARGUMENTS = 4096  # of one submission
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
@@ -249,7 +250,9 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     version: Literal[1] = 1
     name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     streams: list[ProgramStream]
-    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+    arguments: Annotated[dict[str, Any], Meta(max_length=MAX_ARGUMENTS)] = msgspec.field(
+        default_factory=dict
+    )
     result: Any = None
 
     def steps(self) -> dict[int, AnyStep]:

@@ -22,7 +22,11 @@ from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.core.segments import Segments
 from sglang.srt.engine.client import Client
 from sglang.srt.requests.completion.completer import Completer
-from sglang.srt.requests.completion.completion_request import CompletionRequest, verified
+from sglang.srt.requests.completion.completion_request import (
+    CompletionRequest,
+    verified,
+    verify_length,
+)
 from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.completion.serving_engines import merged
@@ -258,6 +262,8 @@ class EngineRuntime:
         """Token ids of a prompt given as text or as ids. Raises RequestError."""
         if isinstance(value, str):
             return await self.completion.encode_prompt(value)
+        if isinstance(value, list):
+            verify_length(len(value), self.info)  # before each of them is looked at
         if not isinstance(value, list) or not set(map(type, value)) <= {int}:
             raise RequestError(f"{field} must be text or a list of token ids.", field)
         try:

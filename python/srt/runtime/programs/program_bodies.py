@@ -11,6 +11,7 @@ from sglang.srt.programs.submission import Submission
 from sglang.srt.requests.common_fields import NAME, Stream
 
 MAX_WAIT = 86400.0  # seconds
+MOST_CRITERIA = 4096  # of one submission
 
 Seconds = Annotated[
     float, Bounds(0, MAX_WAIT, open=True), "Seconds after which the answer is an error; null: none."
@@ -43,7 +44,7 @@ class SubmitBody(msgspec.Struct, kw_only=True):
         str | None, NAME, "The session; null: a new one, which the answer names."
     ] = None
     criteria: Annotated[
-        dict[str, Any] | None,
+        Annotated[dict[str, Any], msgspec.Meta(max_length=MOST_CRITERIA)] | None,
         Bounds(words="an object"),
         "Criteria by the name of a variable; `*` is all that no call reads.",
     ] = None

@@ -24,7 +24,7 @@ from helpers.program_graphs import (
     value,
 )
 from sglang.srt.programs.call_graph import call_graph
-from sglang.srt.programs.submission import MAX_VALUE_DEPTH, Submission
+from sglang.srt.programs.submission import MAX_ARGUMENTS, MAX_VALUE_DEPTH, Submission
 from sglang.srt.programs.submission_check import SubmissionError, checked
 
 HOSTILE = 10_000
@@ -111,6 +111,14 @@ def test_values_are_no_deeper_than_their_bound() -> None:
     program(graph(stream(0, {"op": "set", "name": "s", "value": deep})))
     with pytest.raises(SubmissionError, match="nested deeper"):
         program(graph(stream(0, {"op": "set", "name": "s", "value": [deep]})))
+
+
+def test_arguments_are_bounded_in_number() -> None:
+    body = {"streams": [{"stream": 0, "steps": []}]}
+    arguments = {f"a{i}": 1 for i in range(MAX_ARGUMENTS)}
+    assert msgspec.convert({**body, "arguments": arguments}, Submission).arguments == arguments
+    with pytest.raises(msgspec.ValidationError, match=f"{MAX_ARGUMENTS} - at `\\$.arguments`"):
+        msgspec.convert({**body, "arguments": {**arguments, "one": 1}}, Submission)
 
 
 def test_references_are_bounded_in_sum() -> None:
