@@ -158,7 +158,7 @@ class RuntimeCalls:
         self._tell(call, self._parts.served.tokenizer.decode(tokens))
 
     def get_vocab(self, call: c.GetVocabCall) -> None:
-        self._tell(call, list(self._parts.served.tokenizer.token_bytes))
+        self._tell(call, self._parts.served.tokenizer.token_bytes)  # no copy: it is large
 
     # Calls that take time.
 
