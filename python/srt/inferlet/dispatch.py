@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 from sglang.srt.inferlet.dispatch_policies import Policy, Situation
 
@@ -43,18 +43,6 @@ class Command:
     number: int = -1
 
 
-def conflict(earlier: Command, later: Command) -> bool:
-    """Whether ``later`` may not be computed together with ``earlier``, or before it."""
-    written = earlier.writes
-    if later.writes:
-        own = set(later.writes)
-        if not (own.isdisjoint(written) and own.isdisjoint(earlier.reads)):
-            return True
-        if not own.isdisjoint(earlier.needs):
-            return True
-    return bool(later.needs) and not set(later.needs).isdisjoint(written)
-
-
 @dataclass(eq=False)
 class CommandQueue:
     """Commands of one queue of a program, oldest first."""
@@ -63,17 +51,30 @@ class CommandQueue:
     pending: deque[Command] = field(default_factory=deque)
     flying: list[Command] = field(default_factory=list)
 
-    def head(self) -> list[Command]:
-        """Commands at the head that may leave together: of one kind, without conflicts."""
+    def head(self, most: int) -> list[Command]:
+        """Commands at the head that may leave together, at most ``most``.
+
+        They are of one kind. A command writes and needs no slot that an earlier one writes, and
+        writes none that an earlier one reads; commands in flight are earlier ones. Each slot is
+        examined once.
+        """
         out: list[Command] = []
-        for command in self.pending:
+        earlier = list(self.flying)
+        written: set[int] = set()
+        used: set[int] = set()  # slots that are read or needed
+        for command in islice(self.pending, most):
             if out and command.kind != out[0].kind:
                 break
-            if any(conflict(one, command) for one in self.flying):
+            for one in earlier:
+                written.update(one.writes)
+                used.update(one.reads, one.needs)
+            own = command.writes
+            if not (written.isdisjoint(own) and used.isdisjoint(own)):
                 break
-            if any(conflict(one, command) for one in out):
+            if not written.isdisjoint(command.needs):
                 break
             out.append(command)
+            earlier = [command]
         return out
 
 
@@ -110,7 +111,7 @@ class Dispatcher:
 
     def delay(self, now: float, runnable: int) -> float | None:
         """Seconds until the next batch leaves unless something changes; None: nothing could."""
-        heads = [command for queue in self._waiting.values() for command in queue.head()]
+        heads = [command for queue in self._waiting.values() for command in queue.head(self._most)]
         if not heads:
             return None
         oldest = min(command.arrived for command in heads)
@@ -126,7 +127,7 @@ class Dispatcher:
         """Remove the next batch, in its order; empty where no command may leave."""
         kinds: dict[str, list[tuple[int, int, Command]]] = {}
         for queue in self._waiting.values():
-            for command in queue.head():
+            for command in queue.head(self._most):
                 entry = (-queue.priority, command.number, command)
                 kinds.setdefault(command.kind, []).append(entry)
         if not kinds:

@@ -68,9 +68,21 @@ class Driver(Protocol):
     def close(self) -> None: ...
 
 
-def write_text(answers: Sequence[CallAnswer]) -> bytes:
-    """Answers as JSON, bytes as base64."""
-    return msgspec.json.encode(answers, enc_hook=_plain)
+def write_text(answers: Sequence[CallAnswer], most: int) -> bytes:
+    """Answers as JSON, bytes as base64. Raises ProgramEnded ``answer_bytes`` where they have more
+    than ``most`` bytes; at most one answer beyond them has been written then."""
+    out = bytearray(b"[")
+    for answer in answers:
+        if len(out) > 1:
+            out += b","
+        _answers.encode_into(answer, out, -1)
+        if len(out) >= most:
+            raise ProgramEnded(
+                "answer_bytes",
+                f"answer_bytes: the answers of a turn have more than {most} bytes; ask for less "
+                "at a time",
+            )
+    return bytes(out + b"]")
 
 
 def plain(answer: CallAnswer) -> dict[str, Any]:
@@ -83,3 +95,6 @@ def plain(answer: CallAnswer) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return base64.b64encode(value).decode()
+
+
+_answers = msgspec.json.Encoder(enc_hook=_plain)

@@ -136,7 +136,11 @@ class HeldSpace:
         return request
 
     def leave(self, command: SpaceCommand) -> list[SpaceVerb]:
-        """The verbs of a command, which leaves now; the space is opened where it is the first."""
+        """The verbs of a command, which leaves now; the space is opened where it is the first.
+        Where the space has ended there are none, and the command is refused."""
+        if self.end is not None:
+            self._refuse_late(command, self.end)
+            return []
         out: list[SpaceVerb] = []
         if self._space < 0:
             self._space = self._link.new_id()
@@ -146,6 +150,17 @@ class HeldSpace:
             return out + self._forward(command, command.row)
         assert command.verbs is not None
         return out + command.verbs()
+
+    def _refuse_late(self, command: SpaceCommand, fault: Fault) -> None:
+        """Refuse a command that was pending when its space ended."""
+        if command.row is not None:
+            self._refuse_row(command, command.row, fault)
+        elif command.verbs is not None:
+            command.verbs()  # says which call expects an answer
+            expected, self._expected = self._expected, {}
+            for one in expected.values():
+                self._refuse(one, fault)
+            command.open = 0
 
     def _forward(self, command: SpaceCommand, row: RowPlan) -> list[SpaceVerb]:
         for output in row.outputs:

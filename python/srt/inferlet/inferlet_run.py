@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 
+from sglang.srt.inferlet.call_reading import BadCall
+from sglang.srt.inferlet.calls import ProgramCall
 from sglang.srt.inferlet.controller import Controller
 from sglang.srt.inferlet.driver import CallAnswer, Driver, ProgramEnded, Turn
 from sglang.srt.inferlet.inferlet_session import InferletSession
+
+SLICE = 0.005  # seconds for which calls of one turn may hold the event loop
 
 
 class InferletRun:
@@ -69,11 +74,19 @@ class InferletRun:
         if len(turn) > most:
             self._fail(ProgramEnded("invalid", f"a turn made {len(turn)} calls; at most {most}"))
             return
+        self._handle(iter(turn))
+
+    def _handle(self, calls: Iterator[ProgramCall | BadCall]) -> None:
+        """Give calls their effect, in slices: between two, other work of the event loop is done."""
+        until = time.monotonic() + SLICE
         try:
-            for call in turn:
+            for call in calls:
                 if self._session.parts.outcome.ended:
                     break
                 self._session.handle(call)
+                if time.monotonic() >= until:
+                    asyncio.get_running_loop().call_soon(self._handle, calls)
+                    return
         except Exception as error:  # the control layer has a fault
             self._fail(error)
             return

@@ -59,6 +59,7 @@ class InferletSession:
         self.deliver: Callable[[CallAnswer], None] = lambda answer: None
         self.driver: Driver | None = None
         self._commands = commands
+        self._waiting = 0  # calls without their answer
         self._open_queue(RUNTIME_QUEUE)
         owner, info = parts.rights.owner, parts.served.info
         opening = {"owner": owner, "namespace": owner, "most": parts.limits.pages}
@@ -75,8 +76,13 @@ class InferletSession:
         self.parts.outcome.calls += 1
         if isinstance(call, BadCall):
             fault = Fault("invalid", f"call {call.id}, {call.message}")
-            self.refuse(call.id if call.answered else -1, call.queue, fault)
+            number = call.id if call.answered else -1
+            if number >= 0:
+                self._waiting += 1
+            self.refuse(number, call.queue, fault)
             return
+        if call.answer:
+            self._waiting += 1
         queue = getattr(call, "queue", RUNTIME_QUEUE)
         try:
             self._verify(call, queue)
@@ -90,6 +96,9 @@ class InferletSession:
             self._refuse_call(call, queue, "invalid", error)
 
     def _verify(self, call: c.ProgramCall, queue: int) -> None:
+        most = self.parts.limits.waiting
+        if self._waiting > most:
+            raise ValueError(f"{most} calls wait for their answer already; await some first")
         if call.trait and call.trait not in self._commands.traits:
             raise ValueError(
                 f"model {self.parts.facts.models[0]} has no trait {call.trait!r}; "
@@ -168,6 +177,7 @@ class InferletSession:
             self.tell(call, handle, None)
 
     def _put(self, answer: CallAnswer) -> None:
+        self._waiting -= 1
         if not self.parts.outcome.ended:
             self.deliver(answer)
 

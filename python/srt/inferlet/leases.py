@@ -13,17 +13,20 @@ Body = dict[str, Any]
 class Leases:
     """``complete`` answers a body of ``/generate``."""
 
-    def __init__(self, complete: Callable[[Body], Awaitable[Body]]) -> None:
+    def __init__(self, complete: Callable[[Body], Awaitable[Any]]) -> None:
         self._complete = complete
 
     async def generate(self, text: str, tokens: Sequence[int] | bytes, params: Body) -> Body:
-        """The completion of a prompt: text, token ids, why it ended, counts of tokens."""
+        """The completion of a prompt: text, token ids, why it ended, counts of tokens. Raises
+        ValueError where ``params`` ask for several."""
         params = dict(params)
         logprobs = bool(params.pop("logprobs", False))
         body: Body = {"sampling_params": params, **_prompt(text, tokens)}
         if logprobs:
             body["return_logprob"] = True
         answer = await self._complete(body)
+        if not isinstance(answer, dict):
+            raise ValueError("params ask for several completions (n); make one call for each")
         meta = answer["meta_info"]
         found = {
             "text": answer["text"],

@@ -7,12 +7,23 @@ answer.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from sglang.srt.core.version import __version__
 from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
 from sglang.srt.requests.media_input.fetch import CHUNK, PinnedConnection, resolved, verified
+
+# Requests that wait for slow hosts delay one another, and no other work of the server's threads.
+_THREADS = ThreadPoolExecutor(32, "srt-inferlet-http")
+
+
+async def fetched(url: str, body: str | None, rights: Rights, limits: ProgramLimits) -> str:
+    """``request`` in a thread of programs' requests."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_THREADS, request, url, body, rights, limits)
 
 
 def request(url: str, body: str | None, rights: Rights, limits: ProgramLimits) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
@@ -11,11 +12,12 @@ from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet.driver import Fault
 from sglang.srt.inferlet.inference_calls import RUNTIME_QUEUE
 from sglang.srt.inferlet.leases import Leases
-from sglang.srt.inferlet.outbound import request
+from sglang.srt.inferlet.outbound import fetched
 from sglang.srt.inferlet.packed_numbers import unpacked
 from sglang.srt.inferlet.served import RunParts
 from sglang.srt.requests.request_error import RequestError
 
+log = logging.getLogger("sglang.srt.inferlet")
 MOST_TASKS = 256  # leases, requests and timers of a program at a time
 
 
@@ -156,7 +158,7 @@ class RuntimeCalls:
         self._tell(call, self._parts.served.tokenizer.decode(tokens))
 
     def get_vocab(self, call: c.GetVocabCall) -> None:
-        self._tell(call, list(self._parts.served.tokenizer.token_bytes))
+        self._tell(call, self._parts.served.tokenizer.token_bytes)  # no copy: it is large
 
     # Calls that take time.
 
@@ -174,11 +176,11 @@ class RuntimeCalls:
 
     def http_get(self, call: c.HttpGetCall) -> None:
         rights, limits = self._parts.rights, self._parts.limits
-        self._begin(call, asyncio.to_thread(request, call.url, None, rights, limits))
+        self._begin(call, fetched(call.url, None, rights, limits))
 
     def http_post(self, call: c.HttpPostCall) -> None:
         rights, limits = self._parts.rights, self._parts.limits
-        self._begin(call, asyncio.to_thread(request, call.url, call.body, rights, limits))
+        self._begin(call, fetched(call.url, call.body, rights, limits))
 
     def close(self) -> None:
         """Cancel the calls that take time, end the subscriptions."""
@@ -209,6 +211,9 @@ class RuntimeCalls:
             self._refuse(call, Fault(error.code, f"{name}: {error.message}"))
         except (ValueError, OSError, RuntimeError) as error:
             self._refuse(call, Fault("failed", f"{name}: {error}"))
+        except Exception as error:  # a fault of the server; the program must not wait for ever
+            log.exception("%s of a program has failed", c.name_of(call))
+            self._refuse(call, Fault("internal", f"{name}: {type(error).__name__}: {error}"))
         else:
             self._tell(call, value)
 

@@ -26,6 +26,7 @@ from sglang.srt.inferlet.served import RunFollower
 from sglang.srt.requests.request_error import RequestError
 
 KEPT = 256  # runs of a tenant that have ended and may still be read
+KEPT_BYTES = 64 << 20  # bytes of their events, about
 Body = dict[str, Any]
 
 
@@ -81,9 +82,7 @@ class ProgramSandbox:
                 code="unsupported",
             )
         record = RunRecord(f"run_{uuid.uuid4().hex}", order.program.id, owner, limits.backlog)
-        follower = RunFollower(
-            record.message, lambda line: record.emit("log", text=line), lambda _: None
-        )
+        follower = RunFollower(record.message, record.log)
         session = self._controller().open(
             order.arguments, order.rights, limits.of_program(), follower
         )
@@ -152,9 +151,13 @@ class ProgramSandbox:
                 f"There are {running} runs already (--inferlet-max-runs); wait for one, or end it.",
                 code="rate_limit_exceeded",
             )
-        ended = [run.id for run in own if run.status != "running"]
-        for run in ended[: max(0, len(ended) - KEPT + 1)]:
-            del self._runs[run]
+        ended = [run for run in own if run.status != "running"]
+        held = sum(run.size for run in ended)
+        for position, run in enumerate(ended):
+            if len(ended) - position < KEPT and held <= KEPT_BYTES:
+                break
+            held -= run.size
+            del self._runs[run.id]
 
     def _image(self, order: RunOrder, session: InferletSession) -> GuestImage:
         program = order.program
@@ -174,11 +177,11 @@ class ProgramSandbox:
     ) -> None:
         wall.cancel()
         self._sessions.pop(record.id, None)
+        outcome = session.parts.outcome
+        if not error and not record.emit("result", value=outcome.value):
+            error = "backlog: the result has more bytes than the limit backlog leaves"
         self._counts["failed"] += bool(error)
         self._counts["turns"] += run.turns
         self._counts["cpu"] += run.cpu
-        outcome = session.parts.outcome
-        if not error:
-            record.emit("result", value=outcome.value)
         usage = {"turns": run.turns, "cpu_seconds": round(run.cpu, 6), "calls": outcome.calls}
         record.end(error, usage)

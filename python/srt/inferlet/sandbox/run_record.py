@@ -23,6 +23,7 @@ class RunRecord:
         status: "running", then "completed" or "failed".
         events: by their number, the first is 0.
         created: seconds since the epoch.
+        size: bytes of the events, about.
     """
 
     def __init__(self, name: str, program: str, owner: str, backlog: int) -> None:
@@ -30,20 +31,21 @@ class RunRecord:
         self.status: Status = "running"
         self.events: list[Event] = []
         self.created = int(time.time())
-        self._left = backlog
+        self.size, self._backlog = 0, backlog
         self._news = asyncio.Event()
         self.stop: Callable[[str], None] = lambda error: None
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        """Add an event. Where the events have more bytes than the backlog, the run is ended."""
+    def emit(self, kind: str, **fields: Any) -> bool:
+        """Add an event; whether it was added. Where the events have more bytes than the backlog, it
+        is not, and the run is ended."""
         if self.status != "running":
-            return
-        size = SHARE + len(msgspec.json.encode(fields))
-        if kind in ("message", "blob", "log", "result") and size > self._left:
+            return False
+        size = _size(fields)
+        if kind in ("message", "blob", "log", "result") and self.size + size > self._backlog:
             self.stop("backlog: the run has sent more bytes than its limit backlog allows")
-            return
-        self._left -= size
-        self._add(kind, fields)
+            return False
+        self._add(kind, fields, size)
+        return True
 
     def message(self, message: str | bytes) -> None:
         """A text or bytes for the client."""
@@ -52,17 +54,22 @@ class RunRecord:
         else:
             self.emit("blob", data=base64.b64encode(message).decode())
 
+    def log(self, line: str) -> None:
+        """A line of the run's log."""
+        self.emit("log", text=line)
+
     def end(self, error: str, usage: Event) -> None:
         """Add the last events; once."""
         if self.status != "running":
             return
-        if error:
-            self._add("error", {"message": error})
-        self._add("usage", usage)
+        last = {"error": {"message": error}} if error else {}
+        for kind, fields in {**last, "usage": usage}.items():
+            self._add(kind, fields, _size(fields))
         self.status = "failed" if error else "completed"
         self._news.set()
 
-    def _add(self, kind: str, fields: Event) -> None:
+    def _add(self, kind: str, fields: Event, size: int) -> None:
+        self.size += size
         self.events.append({"type": kind, "number": len(self.events), **fields})
         news, self._news = self._news, asyncio.Event()
         news.set()
@@ -99,3 +106,7 @@ class RunRecord:
             "result": found.get("result", {}).get("value"),
             "error": found.get("error", {}).get("message"),
         }
+
+
+def _size(fields: Event) -> int:
+    return SHARE + len(msgspec.json.encode(fields))

@@ -16,7 +16,8 @@ class SandboxDriver:
 
     async def turn(self, answers: list[CallAnswer]) -> Turn:
         """The calls of the next turn. Raises ProgramEnded."""
-        text = write_text(answers).decode() if self._begun else None
+        most = self._run.limits.answer_bytes
+        text = write_text(answers, most).decode() if self._begun else None
         self._begun = True
         try:
             calls = await self._run.turn(text)

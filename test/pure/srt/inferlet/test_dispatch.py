@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.inferlet.dispatch import Command, Dispatcher, conflict
+from sglang.srt.inferlet.dispatch import Command, CommandQueue, Dispatcher
 from sglang.srt.inferlet.dispatch_policies import (
     FIXED_SECONDS,
     FIXED_SIZE,
@@ -116,12 +118,36 @@ def test_everything_leaves_and_ends(commands: list[Command]) -> None:
 
 
 def test_a_pass_may_read_what_it_writes_and_not_write_what_it_reads() -> None:
+    def together(*commands: Command) -> bool:
+        return CommandQueue(pending=deque(commands)).head(9) == list(commands)
+
     prefill = Command(0, "forward", writes=[0, 1])
     decode = Command(0, "forward", reads=[0, 1], writes=[2])
-    assert not conflict(prefill, decode)
-    assert conflict(decode, Command(0, "forward", writes=[1]))
-    assert conflict(prefill, Command(0, "forward", writes=[1]))
-    assert conflict(prefill, Command(0, "forward", needs=[1]))
+    assert together(prefill, decode)
+    assert not together(decode, Command(0, "forward", writes=[1]))
+    assert not together(prefill, Command(0, "forward", writes=[1]))
+    assert not together(prefill, Command(0, "forward", needs=[1]))
+
+
+class CountedSlots(list[int]):
+    """Slots that count how often they are gone through."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        CountedSlots.looks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(("most", "looked"), [(5000, 3 * 300), (8, 3 * 8)])
+def test_a_head_is_found_in_one_walk_of_what_may_leave(most: int, looked: int) -> None:
+    dispatcher = Dispatcher(POLICIES["adaptive"], most)
+    for slot in range(300):
+        dispatcher.put(Command(0, "memory", writes=CountedSlots([slot])), 0.0)
+    CountedSlots.looks = 0
+    assert dispatcher.delay(1.0, 0) == 0.0
+    assert 0 < CountedSlots.looks <= looked
+    assert len(dispatcher.take(1.0)) == min(most, 300)
 
 
 def test_closed_queue_leaves_nothing_behind() -> None:
