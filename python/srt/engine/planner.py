@@ -397,7 +397,8 @@ class Planner:
         first = len(rows)
         rows += make_rows(request, count, self.info.eos, drafts, follows, self.info.sections,
                           planned.masks)  # fmt: skip
-        self.attained.serve(request.scheduling.hint, count)
+        if request.scheduling.hint is not None:
+            self.attained.serve(request.scheduling.hint, count)
         complete = context.saved + count == len(context.tokens)
         planned.parts[request.id] = PassPart(request, first, len(rows) - 1, complete)
         if rows[-1].sample is not None:
