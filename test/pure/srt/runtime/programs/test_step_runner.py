@@ -21,6 +21,7 @@ from helpers.program_graphs import (
 )
 from helpers.scripted_calls import reply
 from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.programs.stream_text import StreamText
 from sglang.srt.runtime.toolbox.tool_processes import ToolResult
 
 APPEND = "concate_and_append"
@@ -188,5 +189,22 @@ def test_gens_without_settings_are_taken() -> None:
         _, run = await c.submit(graph(stream(0, text("a"), *steps)))
         await until(lambda: run.over)
         assert set(run.states.values()) == {"done"}
+
+    clients(use)
+
+
+def test_a_join_keeps_the_own_text_of_a_branch_and_not_for_long() -> None:
+    parent = StreamText()
+    parent.append("p" * 1000)
+    own = parent.copy()
+    own.append("own")
+    kept = own.snapshot()
+    assert (kept.text, kept.length, kept.origin) == ("own", 3, (0, 0, 0))
+
+    async def use(c: Clients) -> None:
+        _, run = await c.submit(map_reduce(3))
+        assert len(run.ends) == 3
+        await until(lambda: run.over)
+        assert not run.ends
 
     clients(use)
