@@ -89,7 +89,10 @@ class ProgramService:
             if not each.in_out and each.value is None and each.semantic_var_id is None
         }
         with _as_refusal():
-            submission = body.graph or _submission(body, inputs)
+            submission = body.graph
+            if submission is None:
+                size, most = len(body.prompt or ""), self._limits.max_program_steps
+                submission = await offload(size, _submission, body, inputs, most)
             size = CHECK_COST * sum(len(stream.steps) for stream in submission.streams)
             program, graph = await offload(size, self._checked, submission)
             if (known := self._same(body, digest, caller)) is not None:
@@ -380,12 +383,12 @@ def _wishes(given: Mapping[str, Any] | None) -> dict[str, Criteria]:
         raise RequestError(f"{error}.", "criteria") from None
 
 
-def _submission(body: SubmitBody, inputs: Mapping[str, SemanticVariable]) -> Submission:
+def _submission(body: SubmitBody, inputs: Mapping[str, SemanticVariable], most: int) -> Submission:
     placeholders: list[PromptPlaceholder] = body.placeholders or []
     ids = {each.name: each.semantic_var_id for each in placeholders if not each.in_out}
     ids |= {name: variable.id for name, variable in inputs.items()}
     given = {name: id for name, id in ids.items() if id is not None}
-    return submission_of(body.prompt or "", placeholders, given)
+    return submission_of(body.prompt or "", placeholders, given, most)
 
 
 def _bind(run: ProgramRun, name: str, variable: SemanticVariable) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+import threading
+from typing import Any, TypeVar
 
 import pytest
 from helpers.program_clients import Clients, clients, until
@@ -17,9 +18,12 @@ from helpers.program_graphs import (
 )
 from helpers.program_oracle import values_of
 from helpers.scripted_calls import reply
+from sglang.srt.programs.placeholders import submission_of
+from sglang.srt.programs.submission import Submission
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.programs import program_service
 from sglang.srt.runtime.programs.program_bodies import (
     CancelBody,
     GetBody,
@@ -199,6 +203,28 @@ def test_an_input_is_set_later_and_an_output_binds_a_variable() -> None:
         assert tests.application is writes.application
         with pytest.raises(RequestError, match="two calls cannot make it"):
             await c.service.submit(convert(maker, SubmitBody), ANYBODY)
+
+    clients(use)
+
+
+def test_a_long_prompt_is_expanded_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def watched(*args: Any) -> Submission:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return submission_of(*args)
+
+    monkeypatch.setattr(program_service, "submission_of", watched)
+
+    async def use(c: Clients) -> None:
+        for prompt in ("{{x}}", "{{x}} " * 2000):
+            x = {"name": "x", "in_out": False, "value": "v"}
+            body = {"prompt": prompt, "placeholders": [x]}
+            await c.service.submit(convert(body, SubmitBody), ANYBODY)
+        assert threads == [True, False]
+        body["prompt"] = "{{x}}" * 10_000
+        with pytest.raises(RequestError, match="--max-program-steps"):
+            await c.service.submit(convert(body, SubmitBody), ANYBODY)
 
     clients(use)
 
