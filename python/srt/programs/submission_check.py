@@ -77,6 +77,7 @@ class CheckedProgram:
             found.update({name: (step.number, name) for name in step.made()})
         return found
 
+    @cached_property
     def external(self) -> list[str]:
         """Ids of the semantic variables that the program reads."""
         refs = [ref for number in self.before for ref in self.refs(number)]

@@ -18,11 +18,14 @@ from helpers.program_graphs import (
 )
 from helpers.program_oracle import values_of
 from helpers.scripted_calls import reply
+from sglang.srt.programs.call_graph import CallGraph
 from sglang.srt.programs.placeholders import submission_of
 from sglang.srt.programs.submission import Submission
+from sglang.srt.programs.submission_check import CheckedProgram
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.programs import application as application_module
 from sglang.srt.runtime.programs import program_service
 from sglang.srt.runtime.programs.program_bodies import (
     CancelBody,
@@ -30,6 +33,7 @@ from sglang.srt.runtime.programs.program_bodies import (
     SubmitBody,
 )
 from sglang.srt.runtime.programs.program_service import GetTimeout
+from sglang.srt.runtime.programs.program_view import program_view
 from sglang.srt.runtime.request_fields import convert
 
 T = TypeVar("T")
@@ -270,6 +274,65 @@ def test_a_later_get_raises_the_calls_to_come() -> None:
         await get
         assert [hint.kind for hint in c.calls.hints] == ["throughput", "latency", "latency"]
         assert [hint.stage for hint in c.calls.hints] == [-1, 1, 0]
+
+    clients(use)
+
+
+def test_objectives_are_deduced_over_a_bounded_number_of_edges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """30 calls read a list of 30: 900 edges over two small submissions."""
+    count = 30
+    reads = [
+        stream(i, value_of, gen("y"), begin={"call": "g"} if i else None)
+        for i, value_of in enumerate([{"op": "value", "of": {"argument": "all"}}] * count)
+    ]
+
+    async def use(c: Clients) -> None:
+        c.calls.held = asyncio.Event()
+        session, first = await c.submit(map_reduce(count), c.service.sessions.open(""))
+        gathered = first.variables[2, "part"].id
+        body = graph(*reads, all={"var": gathered})
+        _, second = await c.submit(body, session, criteria={"*": "latency"})
+        application = session.application_of(second)
+        assert first.application is application
+        assert application.labels()[first.id, 1001].group == 0
+        monkeypatch.setattr(application_module, "MOST_EDGES", 900)
+        application.changed()
+        assert not application.labels()
+        assert application.hint(first.id, 1001).kind == ""
+        assert program_view(second)["calls"][0]["criteria"] == ""
+
+    clients(use)
+
+
+def test_bound_outputs_and_criteria_of_all_walk_the_graph_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[CheckedProgram] = []
+    plain = CheckedProgram.variables
+
+    def variables(program: CheckedProgram) -> dict[str, tuple[int, str]]:
+        asked.append(program)
+        return plain(program)
+
+    monkeypatch.setattr(CheckedProgram, "variables", variables)
+    monkeypatch.delattr(CallGraph, "readers")
+
+    async def use(c: Clients) -> None:
+        session = c.service.sessions.open("")
+        names = [f"x{i}" for i in range(20)]
+        holes = "".join(f"{{{{{name}}}}}" for name in names)
+        inputs = [{"name": name, "in_out": False} for name in names]
+        body = {"prompt": holes, "placeholders": inputs, "session_id": session.id}
+        _, run = await c.service.submit(convert(body, SubmitBody), ANYBODY)
+        body["placeholders"] = [
+            {"name": name, "in_out": True, "semantic_var_id": run.inputs[name].id} for name in names
+        ]
+        body["criteria"] = {"*": "latency"}
+        _, maker = await c.service.submit(convert(body, SubmitBody), ANYBODY)
+        assert [v.criteria.level for v in maker.variables.values()] == [0] * 19 + [3]
+        assert len(asked) <= 3  # for the bindings, the check of the criteria, and the criteria
 
     clients(use)
 
