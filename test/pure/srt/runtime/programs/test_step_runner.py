@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from helpers.program_clients import Clients, clients, until
@@ -98,6 +99,31 @@ def test_known_text_is_computed_while_a_value_grows() -> None:
         assert c.calls.ahead[0] == long
         assert all((long + reply("")).startswith(each) for each in c.calls.ahead)
         assert len(c.calls.ahead) <= 1 + len(reply("")) // 4
+
+    clients(use, ahead=4)
+
+
+@pytest.mark.parametrize("salt", [
+    gen("y", cache_salt="s"), gen("y", extra_key="k"), gen("y", lora_path="a"),
+    {"op": "choose", "name": "y", "options": ["a"], "method": "greedy_token_selection",
+     "adapter": {"lora_path": "a"}},
+])  # fmt: skip
+def test_nothing_is_computed_ahead_of_salted_calls(salt: dict[str, Any]) -> None:
+    """A prompt that is computed ahead is cached for all requests."""
+
+    async def use(c: Clients) -> None:
+        body = graph(
+            stream(0, text("long " * 20), value(1000, "x"), salt),
+            stream(1, gen("x"), begin={"call": "g"}),
+        )
+        c.calls.held = asyncio.Event()
+        _, run = await c.submit(body)
+        await until(lambda: c.calls.open == 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not c.calls.ahead
+        run.cancel()
+        await until(lambda: run.over)
 
     clients(use, ahead=4)
 
