@@ -13,7 +13,9 @@ from sglang.srt.requests.common_fields import NAME, Stream
 MAX_WAIT = 86400.0  # seconds
 
 Seconds = Annotated[
-    float, Bounds(0, MAX_WAIT, open=True), "Seconds after which the answer is an error; null: none."
+    float,
+    Bounds(0, MAX_WAIT, open=True),
+    "Seconds after which the answer is an error; null: none. Not with `stream`.",
 ]
 SessionId = Annotated[str, NAME, "The session."]
 VariableId = Annotated[str, NAME, "The semantic variable."]

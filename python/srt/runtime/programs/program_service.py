@@ -107,7 +107,8 @@ class ProgramService:
         self.submitted += 1
         if caller.slot is not None:
             caller.slot.hold()
-        run.log.growers += bool(body.stream and body.grown)  # the stream is about to follow
+        if body.stream and body.grown:
+            run.log.expect()
         run.start()
         return session, run
 
@@ -115,8 +116,9 @@ class ProgramService:
         self, body: SubmitBody, digest: bytes, caller: Caller
     ) -> tuple[ProgramSession, ProgramRun] | None:
         """The run of the same request, where it came before. Raises RequestError."""
+        now = self._clock.now()
         if body.session_id is not None:
-            self.sessions.find(caller.tenant, body.session_id)
+            self.sessions.find(caller.tenant, body.session_id).used = now
         tenant = self.sessions.tenants.get(caller.tenant)
         if body.idempotency_key is None or tenant is None:
             return None
@@ -129,6 +131,7 @@ class ProgramService:
                 "idempotency_key",
                 "conflict",
             )
+        found[1].used = now
         return found[1:]
 
     def _checked(self, submission: Submission) -> tuple[CheckedProgram, CallGraph]:

@@ -365,6 +365,43 @@ def test_a_session_expires_with_all_that_it_has() -> None:
     clients(use)
 
 
+def test_a_submission_to_a_session_and_its_repetition_are_uses_of_it() -> None:
+    async def use(c: Clients) -> None:
+        session = c.service.sessions.open("")
+        for _ in range(3):
+            c.timers.advance(400)
+            _, run = await c.submit(chain(1), session, idempotency_key="k")
+        free, _ = await c.submit(chain(1), idempotency_key="k")
+        for _ in range(3):
+            c.timers.advance(400)
+            await c.submit(chain(1), idempotency_key="k")
+        assert not session.open
+        assert free.open
+        await until(lambda: run.over)
+
+    clients(use)
+
+
+def test_text_grows_for_a_stream_as_long_as_it_is_followed() -> None:
+    async def use(c: Clients) -> None:
+        c.calls.held = asyncio.Event()
+        session, run = await c.submit(chain(2), stream=True, grown=True)
+        assert run.log.growers == 1  # before its first call begins
+        events = c.service.events(session, run, True)
+        await anext(events)
+        assert run.log.growers == 1
+        other = c.service.events(session, run, True)
+        await anext(other)
+        assert run.log.growers == 2
+        await events.aclose()
+        await other.aclose()
+        assert run.log.growers == 0
+        run.cancel()
+        await until(lambda: run.over)
+
+    clients(use)
+
+
 def test_the_same_key_is_one_submission() -> None:
     async def use(c: Clients) -> None:
         session = c.service.sessions.open("")
