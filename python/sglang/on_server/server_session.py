@@ -1,4 +1,4 @@
-"""ServerSession: a session of a runtime that runs programs, and the calls that need it."""
+"""ServerSession: a session of a runtime that runs programs, opened when it is first used."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class ServerSession:
         self.count = 0
         self.programs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._opening: asyncio.Task[str] | None = None
+        self._known = ""  # the id, once it is opened
 
     def note(self, program: Any) -> None:
         """Count a program that is submitted to this session."""
@@ -83,15 +84,14 @@ class ServerSession:
             raise
 
     async def _open(self) -> str:
-        return str((await self.service.program_call("/v1/session", {}))["session_id"])
+        self._known = str((await self.service.program_call("/v1/session", {}))["session_id"])
+        return self._known
 
-    def forget(self) -> None:
-        """Open another one with the next submission: the server knows this one no more."""
-        self._opening = None
-
-    async def call(self, path: str, **body: Any) -> dict[str, Any]:
-        """A call about something of this session. Raises BackendError."""
-        return await self.service.program_call(path, {**body, "session_id": await self.id()})
+    def forget(self, known: str) -> None:
+        """Open another one with the next submission, unless that was done: the server knows the
+        session ``known`` no more."""
+        if self._known == known:
+            self._opening, self._known = None, ""
 
 
 _SESSIONS: weakref.WeakKeyDictionary[Backend, ServerSession] = weakref.WeakKeyDictionary()

@@ -125,7 +125,7 @@ class Submitted:
         session.note(self)
         self._criteria = criteria
         self._accepted: asyncio.Future[dict[str, str]] = LOOP.loop.create_future()
-        self._submission_id = ""
+        self._submission_id = self._session_id = ""
         self._growing, self._cancelled = growing, False
         self._done: Future[None] = Future()
         self.replayed: ProgramState
@@ -187,7 +187,15 @@ class Submitted:
 
     async def call(self, path: str, future: VariableFuture, body: dict[str, Any]) -> dict[str, Any]:
         """A call about one variable. Raises BackendError."""
-        return await self.session.call(path, semantic_var_id=await future.id(), **body)
+        return await self._call(path, semantic_var_id=await future.id(), **body)
+
+    async def _call(self, path: str, **body: Any) -> dict[str, Any]:
+        """A call about something of this program, in the session that it was accepted in. Raises
+        BackendError."""
+        await self.variables()
+        return await self.session.service.program_call(
+            path, {**body, "session_id": self._session_id}
+        )
 
     def wish(self, name: str, criteria: Any) -> None:
         """Tell the server what is wanted of a variable; nothing is waited for."""
@@ -208,9 +216,9 @@ class Submitted:
         ids, name = await self.variables(), self._lowered.tools[step]
         id = ids[f"{step}.{name}"]
         if text is None:
-            await _quietly(self.session.call, "/v1/cancel", semantic_var_id=id)
+            await _quietly(self._call, "/v1/cancel", semantic_var_id=id)
         else:
-            await self.session.call("/v1/set", semantic_var_id=id, value=text)
+            await self._call("/v1/set", semantic_var_id=id, value=text)
 
     async def _serve(self) -> None:
         """Send the submission and take its events, over several connections where one is lost."""
@@ -239,7 +247,8 @@ class Submitted:
         submission = self._lowered.submission
         graph = {**submission, "arguments": {**submission["arguments"], **promised}}
         for attempt in range(RECONNECTIONS):
-            body = {"graph": graph, "session_id": await self.session.id(), "stream": True,
+            self._session_id = await self.session.id()
+            body = {"graph": graph, "session_id": self._session_id, "stream": True,
                     "idempotency_key": key, "criteria": self._criteria,
                     "grown": self._growing}  # fmt: skip
             try:
@@ -252,7 +261,7 @@ class Submitted:
             except NotFound:
                 if promised or attempt:
                     raise
-                self.session.forget()  # the session has expired
+                self.session.forget(self._session_id)  # the session has expired
 
     async def _sent(self, promise: Promised) -> Any:
         """An argument as it is sent: a reference to a variable of the same session; the value of
@@ -265,7 +274,7 @@ class Submitted:
     async def _follow(self, grown: bool) -> None:
         await self.variables()
         body = {"submission_id": self._submission_id, "stream": True, "grown": grown,
-                "session_id": await self.session.id()}  # fmt: skip
+                "session_id": self._session_id}  # fmt: skip
         await self._take("/v1/get", body)
 
     async def _take(self, path: str, body: dict[str, Any]) -> None:
@@ -302,7 +311,7 @@ class Submitted:
 
     async def _give_up(self) -> None:
         await self.variables()
-        await self.session.call("/v1/cancel", submission_id=self._submission_id)
+        await self._call("/v1/cancel", submission_id=self._submission_id)
 
 
 async def _quietly(function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> None:

@@ -61,6 +61,10 @@ class CallGraph:
         """The calls that read one of ``sources``."""
         return sorted({call for source in sources for call in self._readers.get(source, ())})
 
+    def is_read(self, variable: Key) -> bool:
+        """Whether a call reads what a variable is made of."""
+        return any(source in self._readers for source in self.made[variable])
+
     def before(self, call: int) -> Iterator[int]:
         """The calls that a call waits for, but for those that they wait for."""
         return (source for source in self.reads[call] if isinstance(source, int))

@@ -45,12 +45,13 @@ MAX_PLACEHOLDERS = 1024
 
 
 def submission_of(
-    prompt: str, placeholders: Sequence[PromptPlaceholder], inputs: Mapping[str, str]
+    prompt: str, placeholders: Sequence[PromptPlaceholder], inputs: Mapping[str, str], most: int
 ) -> Submission:
     """The submission of a prompt with ``{{name}}`` for each placeholder.
 
     Args:
         inputs: ids of the variables of inputs that have no value.
+        most: steps of the submission.
 
     Raises SubmissionError, naming the placeholder.
     """
@@ -61,6 +62,7 @@ def submission_of(
     known = {each.name: each for each in placeholders}
     if len(known) < len(placeholders):
         raise SubmissionError("placeholders has a name twice; give each name once")
+    transforms = {each.name: _transforms(each) for each in placeholders}
     steps: list[AnyStep] = []
     arguments: dict[str, Any] = {}
     begin, made = 0, set[str]()
@@ -74,7 +76,12 @@ def submission_of(
         if placeholder.in_out and placeholder.name in made:
             raise SubmissionError(f"prompt has the output {placeholder.name!r:.80} twice")
         made.add(placeholder.name)
-        steps += _steps(placeholder, len(steps))
+        steps += _steps(placeholder, transforms[placeholder.name], len(steps))
+        if len(steps) > most:
+            raise SubmissionError(
+                f"prompt makes more than {most} steps (--max-program-steps); cut it into several "
+                "submissions"
+            )
         if not placeholder.in_out:
             value = inputs.get(placeholder.name)
             arguments[placeholder.name] = placeholder.value if value is None else Ref(var=value)
@@ -85,8 +92,10 @@ def submission_of(
     return Submission(streams=[ProgramStream(MAIN, steps)], arguments=arguments)
 
 
-def _steps(placeholder: PromptPlaceholder, number: int) -> list[AnyStep]:
-    name, transforms = placeholder.name, _transforms(placeholder)
+def _steps(
+    placeholder: PromptPlaceholder, transforms: list[dict[str, Any]], number: int
+) -> list[AnyStep]:
+    name = placeholder.name
     if not placeholder.in_out:
         if placeholder.sampling_params is not None:
             raise SubmissionError(

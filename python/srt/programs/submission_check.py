@@ -14,6 +14,7 @@ from sglang.semantics.transforms import Transform, TransformError, transforms_of
 from sglang.srt.programs.submission import (
     MAIN,
     AnyStep,
+    ChooseStep,
     ForkStep,
     GenStep,
     JoinStep,
@@ -37,6 +38,9 @@ SERVER_FIELDS = frozenset({
     "resume", "idempotency_key", "kv_hints", "incremental_streaming_output",
 })  # fmt: skip
 """Fields of ``/generate`` that a gen may not have: the server makes them, or has no use of them."""
+
+SALTS = ("cache_salt", "extra_key", "lora_path")
+"""Fields of ``/generate`` by which requests have KV of their own."""
 
 
 class SubmissionError(ValueError):
@@ -77,11 +81,22 @@ class CheckedProgram:
             found.update({name: (step.number, name) for name in step.made()})
         return found
 
+    @cached_property
     def external(self) -> list[str]:
         """Ids of the semantic variables that the program reads."""
         refs = [ref for number in self.before for ref in self.refs(number)]
         refs += [ref for value in self.arguments.values() for ref in refs_in(value)]
         return list(dict.fromkeys(ref.var for ref in refs if ref.var is not None))
+
+    @cached_property
+    def salted(self) -> bool:
+        """Whether a call has KV of its own, by a cache_salt, an extra_key or an adapter."""
+        for step in self.steps.values():
+            if isinstance(step, GenStep) and any(step.body.get(name) for name in SALTS):
+                return True
+            if isinstance(step, ChooseStep) and step.adapter and step.adapter.lora_path:
+                return True
+        return False
 
 
 def checked(submission: Submission, most_steps: int) -> CheckedProgram:

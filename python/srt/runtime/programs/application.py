@@ -7,13 +7,17 @@ objectives are deduced over all its calls, again whenever a client says more.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from sglang.srt.core.call_hints import CallHint, HintKind
 from sglang.srt.programs.call_graph import Sources
 from sglang.srt.programs.objectives import NO_CRITERIA, CallLabel, Criteria, Level, deduce
 from sglang.srt.runtime.programs.program_run import ProgramRun
-from sglang.srt.runtime.programs.semantic_variables import SemanticVariable
 
+MOST_EDGES = 1 << 14
+"""Calls of an application, and values that they read, which objectives are deduced over; calls of a
+larger one are served without: labels are made anew with each submission and each new wish."""
+PLAIN = CallLabel()
 Node = tuple[str, int]
 """A call, by its run's id and its step."""
 
@@ -51,7 +55,7 @@ class Application:
         """Facts for the engine about a call; step -1 is a prompt that is computed ahead."""
         if step < 0:
             return CallHint(self.name)
-        label = self.labels()[run, step]
+        label = self.labels().get((run, step), PLAIN)
         criteria = label.criteria
         kind: HintKind = ""
         if criteria.level >= Level.TIMED:
@@ -63,41 +67,48 @@ class Application:
         )
 
     def labels(self) -> dict[Node, CallLabel]:
-        """The label of each call."""
+        """The label of each call; none has one where there are more than MOST_EDGES."""
         if self._labels is None:
-            before: dict[Node, list[Node]] = {}
-            wishes: dict[Node, Criteria] = {}
-            for run in self.runs:
-                for call in run.graph.reads:
-                    before[run.id, call] = list(_before(run, call))
-                for variable in run.variables.values():
-                    if variable.criteria.level:
-                        for node in producers(run, variable):
-                            known = wishes.get(node, NO_CRITERIA)
-                            wishes[node] = known.joined(variable.criteria)
-            self._labels = deduce(before, wishes)
+            self._labels = self._deduced()
         return self._labels
 
+    def _deduced(self) -> dict[Node, CallLabel]:
+        before: dict[Node, list[Node]] = {}
+        wishes: dict[Node, Criteria] = {}
+        left = MOST_EDGES
+        for run in self.runs:
+            for call, sources in run.graph.reads.items():
+                nodes = list(islice(_calls(run, sources), left))
+                left -= len(nodes) + 1
+                if left <= 0:
+                    return {}
+                before[run.id, call] = list(filter(None, nodes))
+        for run in self.runs:
+            for variable in run.variables.values():
+                if variable.criteria.level:
+                    made = run.graph.made[variable.step, variable.name]
+                    nodes = list(islice(_calls(run, made), left))
+                    left -= len(nodes) + 1
+                    if left <= 0:
+                        return {}
+                    for node in filter(None, nodes):
+                        known = wishes.get(node, NO_CRITERIA)
+                        wishes[node] = known.joined(variable.criteria)
+        return deduce(before, wishes)
 
-def producers(run: ProgramRun, variable: SemanticVariable) -> Iterator[Node]:
-    """The calls that a variable of a run is directly made by, of whichever run."""
-    return _calls(run, run.graph.made[variable.step, variable.name])
 
-
-def _before(run: ProgramRun, call: int) -> Iterator[Node]:
-    """The calls that a call directly waits for."""
-    return _calls(run, run.graph.reads[call])
-
-
-def _calls(run: ProgramRun, sources: Sources) -> Iterator[Node]:
-    """The calls among sources of a run, and those behind the variables of other runs there."""
+def _calls(run: ProgramRun, sources: Sources) -> Iterator[Node | None]:
+    """The calls among sources of a run, and those behind the variables of other runs there; None
+    for each of the other sources."""
     waiting, seen = [(run, sources)], set[str]()
     while waiting:
         run, sources = waiting.pop()
         for source in sources:
             if isinstance(source, int):
                 yield run.id, source
-            elif source.var is not None and source.var not in seen:
+                continue
+            yield None
+            if source.var is not None and source.var not in seen:
                 seen.add(source.var)
                 made = run.session.variables[source.var]
                 if made.run:

@@ -21,12 +21,13 @@ class CallSlots:
         self.limit = limit
         self.running: Counter[str] = Counter()
         self._lines: dict[str, list[tuple[float, int, asyncio.Future[None]]]] = {}
+        self._gone: Counter[str] = Counter()  # cancelled entries that are still in a line
         self._numbers = itertools.count()
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a slot."""
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._lines.values())) - sum(self._gone.values())
 
     @asynccontextmanager
     async def slot(self, tenant: str, arrived: float) -> AsyncIterator[None]:
@@ -43,17 +44,15 @@ class CallSlots:
             return
         future = asyncio.get_running_loop().create_future()
         line = self._lines.setdefault(tenant, [])
-        entry = (arrived, next(self._numbers), future)
-        heapq.heappush(line, entry)
+        heapq.heappush(line, (arrived, next(self._numbers), future))
         try:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
                 self._leave(tenant)  # the slot was handed over meanwhile
-            elif entry in line:
-                line.remove(entry)
-                heapq.heapify(line)
-                self._forget(tenant)
+            else:
+                self._gone[tenant] += 1
+                self._tidy(tenant)
             raise
 
     def _leave(self, tenant: str) -> None:
@@ -61,14 +60,30 @@ class CallSlots:
         line = self._lines.get(tenant, [])
         while line:
             future = heapq.heappop(line)[2]
-            self._forget(tenant)
-            if not future.done():
+            waits = not future.done()
+            if waits:
                 future.set_result(None)
+            else:
+                self._gone[tenant] -= 1  # the cancelled call counts it, maybe later
+            self._forget(tenant)
+            if waits:
                 return
         self.running[tenant] -= 1
         if not self.running[tenant]:
             del self.running[tenant]
 
+    def _tidy(self, tenant: str) -> None:
+        """Take the cancelled entries out of a line once they are half of it."""
+        line = self._lines.get(tenant, [])
+        if 2 * self._gone[tenant] >= len(line):
+            kept = [entry for entry in line if not entry[2].done()]
+            self._gone[tenant] -= len(line) - len(kept)
+            line[:] = kept
+            heapq.heapify(line)
+        self._forget(tenant)
+
     def _forget(self, tenant: str) -> None:
         if not self._lines.get(tenant, True):
             del self._lines[tenant]
+        if not self._gone[tenant]:
+            del self._gone[tenant]

@@ -14,7 +14,9 @@ MAX_WAIT = 86400.0  # seconds
 MOST_CRITERIA = 4096  # of one submission
 
 Seconds = Annotated[
-    float, Bounds(0, MAX_WAIT, open=True), "Seconds after which the answer is an error; null: none."
+    float,
+    Bounds(0, MAX_WAIT, open=True),
+    "Seconds after which the answer is an error; null: none. Not with `stream`.",
 ]
 SessionId = Annotated[str, NAME, "The session."]
 VariableId = Annotated[str, NAME, "The semantic variable."]

@@ -239,6 +239,7 @@ class ProgramRun:
             self._over(self._streams[child], own)
 
     def _end(self) -> None:
+        self.ends.clear()  # no join reads them any more
         states = set(self.states.values())
         word = "failed" if "failed" in states else "cancelled" if "cancelled" in states else "done"
         if any(v.failure is not None for v in self.variables.values()) and word == "done":

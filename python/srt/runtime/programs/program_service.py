@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Set
 from contextlib import aclosing
 from hashlib import sha256
 from typing import Any
@@ -14,7 +14,7 @@ from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.programs.call_graph import CallGraph, call_graph
 from sglang.srt.programs.objectives import Criteria, criteria_of
 from sglang.srt.programs.placeholders import PromptPlaceholder, submission_of
-from sglang.srt.programs.submission import GenStep, Submission, ToolStep
+from sglang.srt.programs.submission import GenStep, Key, Submission, ToolStep
 from sglang.srt.programs.submission_check import CheckedProgram, SubmissionError, checked
 from sglang.srt.requests.completion.completion_request import sampling_from
 from sglang.srt.requests.request_error import RequestError, shown
@@ -89,7 +89,10 @@ class ProgramService:
             if not each.in_out and each.value is None and each.semantic_var_id is None
         }
         with _as_refusal():
-            submission = body.graph or _submission(body, inputs)
+            submission = body.graph
+            if submission is None:
+                size, most = len(body.prompt or ""), self._limits.max_program_steps
+                submission = await offload(size, _submission, body, inputs, most)
             size = CHECK_COST * sum(len(stream.steps) for stream in submission.streams)
             program, graph = await offload(size, self._checked, submission)
             if (known := self._same(body, digest, caller)) is not None:
@@ -104,7 +107,8 @@ class ProgramService:
         self.submitted += 1
         if caller.slot is not None:
             caller.slot.hold()
-        run.log.growers += bool(body.stream and body.grown)  # the stream is about to follow
+        if body.stream and body.grown:
+            run.log.expect()
         run.start()
         return session, run
 
@@ -112,8 +116,9 @@ class ProgramService:
         self, body: SubmitBody, digest: bytes, caller: Caller
     ) -> tuple[ProgramSession, ProgramRun] | None:
         """The run of the same request, where it came before. Raises RequestError."""
+        now = self._clock.now()
         if body.session_id is not None:
-            self.sessions.find(caller.tenant, body.session_id)
+            self.sessions.find(caller.tenant, body.session_id).used = now
         tenant = self.sessions.tenants.get(caller.tenant)
         if body.idempotency_key is None or tenant is None:
             return None
@@ -126,6 +131,7 @@ class ProgramService:
                 "idempotency_key",
                 "conflict",
             )
+        found[1].used = now
         return found[1:]
 
     def _checked(self, submission: Submission) -> tuple[CheckedProgram, CallGraph]:
@@ -160,7 +166,7 @@ class ProgramService:
         """A run in its session, with its variables. Raises RequestError and SubmissionError."""
         program, graph = checked
         own = {variable.id for variable in inputs.values()}
-        read = [id for id in program.external() if id not in own]
+        read = [id for id in program.external if id not in own]
         bound = {p.name: p.semantic_var_id for p in body.placeholders or () if p.in_out}
         if body.session_id is None:
             if ids := [*read, *filter(None, bound.values())]:
@@ -174,14 +180,16 @@ class ProgramService:
             run = ProgramRun(program, graph, session, self.tools, caller)
             session.verify_room(len(run.variables) + len(inputs))
             outputs = {name: session.variable(id) for name, id in bound.items() if id is not None}
+            waited = _waited_for(run) if outputs else set[str]()
             for name, variable in outputs.items():
-                _verify_unbound(run, name, variable)
+                _verify_unbound(name, variable, waited)
         except (RequestError, SubmissionError):
             if body.session_id is None:
                 self.sessions.close(session)
             raise
+        keys = program.variables() if outputs else {}
         for name, variable in outputs.items():
-            _bind(run, name, variable)
+            _bind(run, keys[name], variable)
         session.runs[run.id] = run
         for variable in (*inputs.values(), *run.variables.values()):
             if variable.id not in session.variables:
@@ -369,7 +377,7 @@ def _wish(session: ProgramSession, run: ProgramRun, wishes: Mapping[str, Criteri
     for name, criteria in wishes.items():
         keys = [named[name]] if name != "*" else list(run.variables)
         for key in keys:
-            if name != "*" or not run.graph.consumers(key):
+            if name != "*" or not run.graph.is_read(key):
                 raise_criteria(session, run.variables[key], criteria)
 
 
@@ -380,45 +388,44 @@ def _wishes(given: Mapping[str, Any] | None) -> dict[str, Criteria]:
         raise RequestError(f"{error}.", "criteria") from None
 
 
-def _submission(body: SubmitBody, inputs: Mapping[str, SemanticVariable]) -> Submission:
+def _submission(body: SubmitBody, inputs: Mapping[str, SemanticVariable], most: int) -> Submission:
     placeholders: list[PromptPlaceholder] = body.placeholders or []
     ids = {each.name: each.semantic_var_id for each in placeholders if not each.in_out}
     ids |= {name: variable.id for name, variable in inputs.items()}
     given = {name: id for name, id in ids.items() if id is not None}
-    return submission_of(body.prompt or "", placeholders, given)
+    return submission_of(body.prompt or "", placeholders, given, most)
 
 
-def _bind(run: ProgramRun, name: str, variable: SemanticVariable) -> None:
+def _bind(run: ProgramRun, key: Key, variable: SemanticVariable) -> None:
     """Let an output be a variable that is there."""
-    key = run.program.variables()[name]
     variable.run, variable.step, variable.name = run.id, key[0], key[1]
     run.variables[key] = variable
 
 
-def _verify_unbound(run: ProgramRun, name: str, variable: SemanticVariable) -> None:
-    """Raise SubmissionError where a variable cannot be an output of a run."""
+def _verify_unbound(name: str, variable: SemanticVariable, waited: Set[str]) -> None:
+    """Raise SubmissionError where a variable cannot be an output of a run, which waits for those of
+    the ids ``waited``."""
     if variable.run or variable.settled:
         raise SubmissionError(
             f"output {name!r:.80} is a semantic variable that has a value or is made already; two "
             "calls cannot make it"
         )
-    if _leads_to(run, variable):
+    if variable.id in waited:
         raise SubmissionError(f"output {name!r:.80} is a variable that its own prompt waits for")
 
 
-def _leads_to(run: ProgramRun, variable: SemanticVariable) -> bool:
-    """Whether a run reads a variable, or reads one of a run that does."""
-    waiting, seen = [run], {run.id}
+def _waited_for(run: ProgramRun) -> set[str]:
+    """Ids of the variables that a run reads, and of those that the runs that make them read."""
+    waiting, seen, found = [run], {run.id}, set[str]()
     while waiting:
-        for id in waiting.pop().program.external():
-            if id == variable.id:
-                return True
+        for id in waiting.pop().program.external:
+            found.add(id)
             known = run.session.variables.get(id)
             maker = None if known is None else run.session.runs.get(known.run)
             if maker is not None and maker.id not in seen:
                 seen.add(maker.id)
                 waiting.append(maker)
-    return False
+    return found
 
 
 def _verify_tool(step: ToolStep, toolbox: Toolbox | None) -> None:

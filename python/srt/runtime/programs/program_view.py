@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.programs.objectives import CallLabel
-from sglang.srt.runtime.programs.application import Application
+from sglang.srt.runtime.programs.application import PLAIN, Application
 from sglang.srt.runtime.programs.program_run import ProgramRun
 from sglang.srt.runtime.programs.program_sessions import ProgramSessions
 
@@ -25,11 +25,12 @@ def program_view(run: ProgramRun) -> dict[str, Any]:
     assert isinstance(run.application, Application)
     labels = run.application.labels()
     calls = list(run.graph.reads)
+    shown = calls[:MOST_CALLS]
     return {
         "id": run.id,
         "name": run.program.name,
         "application": run.application.name,
-        "calls": [_call(run, call, labels[run.id, call]) for call in calls[:MOST_CALLS]],
+        "calls": [_call(run, call, labels.get((run.id, call), PLAIN)) for call in shown],
         "more": max(len(calls) - MOST_CALLS, 0),
     }
 

@@ -22,7 +22,7 @@ class RunEvents:
 
     def __init__(self) -> None:
         self.size = self.growers = self.followers = 0
-        self.ended = False
+        self.ended = self._expected = False
         self._events: list[msgspec.Raw] = []
         self._growing: dict[int, str] = {}  # the latest text of calls that run
         self._changed = Signal()
@@ -43,11 +43,19 @@ class RunEvents:
         if self.growers:
             self._changed.notify()
 
+    def expect(self) -> None:
+        """A follower that wants text as it grows is about to come; it counts from now on."""
+        self._expected = True
+        self.growers += 1
+
     async def follow(self, grown: bool) -> AsyncGenerator[Any, None]:
         """All events, those to come too. ``grown``: with the text of calls that run."""
         at, shown = 0, dict[int, int]()
         self.followers += 1
-        self.growers += grown
+        if grown and self._expected:
+            self._expected = False
+        else:
+            self.growers += grown
         try:
             while True:
                 while at < len(self._events):

@@ -92,6 +92,7 @@ class StepRunner:
 
     def __init__(self, run: StepHost) -> None:
         self._run, self._program = run, run.program
+        self._ahead_chars = 0 if run.program.salted else run.tools.ahead_chars
 
     async def visit(self, step: AnyStep, text: StreamText) -> None:
         """Run a step of the stream whose text is ``text``."""
@@ -189,7 +190,7 @@ class StepRunner:
 
     async def _awaited(self, promise: Promise, text: StreamText, grows: bool) -> Any:
         """The value of a promise. Meanwhile what is known of the stream's text is computed."""
-        if promise.settled or not self._run.tools.ahead_chars or text.media or text.parallel:
+        if promise.settled or not self._ahead_chars or text.media or text.parallel:
             return await promise.result()
         ahead = asyncio.ensure_future(self._compute_ahead(promise if grows else None, text))
         try:
@@ -205,7 +206,7 @@ class StepRunner:
         while True:
             more = (growing.text if growing is not None else None) or ""
             size = len(known) + len(more)
-            if size - done >= run.tools.ahead_chars and await run.compute_ahead(known + more, text):
+            if size - done >= self._ahead_chars and await run.compute_ahead(known + more, text):
                 done = size
             if growing is None or growing.settled:
                 return
@@ -255,7 +256,7 @@ class StepRunner:
 
         if run.log.growers:
             return show, run.tools.stream_interval
-        read = step.number in run.read_as_text and run.tools.ahead_chars
+        read = step.number in run.read_as_text and self._ahead_chars
         return show, (SHOWN_TOKENS if read else UNREAD)
 
     async def _choose(self, step: ChooseStep, text: StreamText) -> None:

@@ -90,8 +90,13 @@ class StreamText:
         )
 
     def snapshot(self) -> StreamText:
-        """A copy that begins where this one does."""
-        return replace(self.copy(), origin=self.origin)
+        """A copy that holds the stream's own text alone: what stood before its begin is left out,
+        as a prompt may have many streams behind it."""
+        begin, media, parallel = self.origin
+        own = self.text[begin:]
+        return replace(
+            self.copy(), origin=(0, media, parallel), length=len(own), marks=[], _pieces=[own]
+        )
 
     def append_parallel(self, texts: list[str]) -> None:
         """Append texts that are encoded side by side; empty ones are left out."""

@@ -68,6 +68,12 @@ async def get_value(state: ServerState, request: Request) -> Response:
     """The value of a variable when it has come, or the events of a submission."""
     body = await read_body(request, GetBody, state.body_limit)
     caller, programs = CALLER.get(), state.programs
+    if body.stream and body.timeout is not None:
+        raise RequestError(
+            f"timeout is {body.timeout:g} and stream is true; a stream has no timeout. Leave one "
+            "of them out.",
+            "timeout",
+        )
     if body.submission_id is not None:
         if not body.stream or body.semantic_var_id is not None:
             raise RequestError(

@@ -359,6 +359,33 @@ def test_expired_session_is_opened_again(server):
     assert write.run("snake", backend=server, on="server").text()
 
 
+def test_expired_session_is_opened_again_once_for_all_programs(server):
+    """The answer to the second program arrives when the first one has another session."""
+    write.run("snake", backend=server, on="server")
+    server.sessions.discard("session0")
+    late, asked = asyncio.Event(), threading.Event()
+    plain = server.program_events
+
+    async def events(path, body):
+        if body["session_id"] == "session0" and not asked.is_set():
+            asked.set()
+            await late.wait()
+        async for event in plain(path, body):
+            yield event
+
+    server.program_events = events
+    second = write.submit("bird", backend=server)
+    assert asked.wait(10)
+    first = write.submit("snake", backend=server)
+    first.result()
+    LOOP.loop.call_soon_threadsafe(late.set)
+    second.result()
+    LOOP.run(first.call, "/v1/get", first["code"], {})
+    LOOP.run(second.call, "/v1/get", second["code"], {})
+    assert {body["session_id"] for body in server.submissions[1:]} == {"session1"}
+    assert {body["session_id"] for _, body in server.others} == {"session1"}
+
+
 def test_variable_of_another_session_is_sent_as_its_value(server):
     first = write.submit("snake", backend=server)
     own = review.submit(first["code"])

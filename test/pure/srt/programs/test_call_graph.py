@@ -30,6 +30,14 @@ def test_a_chain_reads_the_call_before() -> None:
     assert found.consumers((3, "x1")) == [5]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_is_read_says_whether_there_are_consumers(seed: int) -> None:
+    found = call_graph(program(random_graph(seed)))
+    assert [found.is_read(key) for key in found.made] == [
+        bool(found.consumers(key)) for key in found.made
+    ]
+
+
 def test_a_map_reduce_reads_all_branches() -> None:
     found = call_graph(program(map_reduce(3)))
     reduce = next(reversed(found.reads))

@@ -16,7 +16,8 @@ TEST = PromptPlaceholder(name="test", in_out=True)
 
 
 def test_a_second_output_reads_the_text_behind_the_first() -> None:
-    submission = submission_of("Do {{task}}: {{code}} Test: {{ test }}.", [TASK, CODE, TEST], {})
+    prompt = "Do {{task}}: {{code}} Test: {{ test }}."
+    submission = submission_of(prompt, [TASK, CODE, TEST], {}, 100)
     steps = submission.streams[0].steps
     assert [type(step) for step in steps] == [
         TextStep, ValueStep, TextStep, GenStep, TextStep, GenStep, TextStep,
@@ -30,7 +31,7 @@ def test_a_second_output_reads_the_text_behind_the_first() -> None:
 def test_transforms_come_as_a_list_its_text_or_a_name() -> None:
     for given in ([{"op": "strip"}], '[{"op": "strip"}]', '{"op": "strip"}', "strip", " strip "):
         placeholder = PromptPlaceholder(name="x", in_out=True, transforms=given)
-        found = checked(submission_of("{{x}}", [placeholder], {}), 10)
+        found = checked(submission_of("{{x}}", [placeholder], {}, 10), 10)
         assert found.variables()["x"] == (1, "x")
         assert found.transforms[1][0].to_json() == {"op": "strip"}
 
@@ -59,4 +60,12 @@ CASES: dict[str, tuple[Any, str]] = {
 def test_refusals_name_the_placeholder(case: str) -> None:
     (prompt, placeholders), message = CASES[case]
     with pytest.raises(SubmissionError, match=message):
-        submission_of(prompt, placeholders, {})
+        submission_of(prompt, placeholders, {}, 100)
+
+
+def test_a_prompt_is_not_expanded_beyond_the_most_steps() -> None:
+    held = PromptPlaceholder(name="x", in_out=False, value="v", transforms='[{"op": "strip"}]')
+    found = submission_of("{{x}}" * 4, [held], {}, 4).streams[0].steps
+    assert len({id(step.transform) for step in found if isinstance(step, ValueStep)}) == 1
+    with pytest.raises(SubmissionError, match=r"more than 4 steps \(--max-program-steps\)"):
+        submission_of("{{x}}" * 1_000_000, [held], {}, 4)

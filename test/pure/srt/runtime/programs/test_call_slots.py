@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
 
+import pytest
 from sglang.srt.runtime.programs.call_slots import CallSlots
 
 
@@ -50,7 +52,37 @@ def test_cancels_at_random_lose_no_slot() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         assert not slots.running
         assert not slots._lines
+        assert not slots._gone
+        assert slots.waiting == 0
         assert len(order) >= 10
 
     for seed in range(200):
         asyncio.run(main(seed))
+
+
+def test_a_cancel_does_not_walk_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[int] = []
+    plain = heapq.heapify
+
+    def heapify(line: list[object]) -> None:
+        walked.append(len(line))
+        plain(line)
+
+    monkeypatch.setattr(heapq, "heapify", heapify)
+
+    async def main(count: int) -> None:
+        slots, order = CallSlots(1), list[float]()
+        async with slots.slot("a", 0):
+            tasks = [asyncio.ensure_future(hold(slots, "a", at, order)) for at in range(count)]
+            await asyncio.sleep(0)
+            assert slots.waiting == count
+            for task in tasks[: count - 2]:
+                task.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert slots.waiting == 2
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == [count - 2, count - 1]
+        assert sum(walked) <= 2 * count
+
+    asyncio.run(main(500))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+import threading
+from typing import Any, TypeVar
 
 import pytest
 from helpers.program_clients import Clients, clients, until
@@ -17,15 +18,22 @@ from helpers.program_graphs import (
 )
 from helpers.program_oracle import values_of
 from helpers.scripted_calls import reply
+from sglang.srt.programs.call_graph import CallGraph
+from sglang.srt.programs.placeholders import submission_of
+from sglang.srt.programs.submission import Submission
+from sglang.srt.programs.submission_check import CheckedProgram
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
+from sglang.srt.runtime.programs import application as application_module
+from sglang.srt.runtime.programs import program_service
 from sglang.srt.runtime.programs.program_bodies import (
     CancelBody,
     GetBody,
     SubmitBody,
 )
 from sglang.srt.runtime.programs.program_service import GetTimeout
+from sglang.srt.runtime.programs.program_view import program_view
 from sglang.srt.runtime.request_fields import convert
 
 T = TypeVar("T")
@@ -203,6 +211,28 @@ def test_an_input_is_set_later_and_an_output_binds_a_variable() -> None:
     clients(use)
 
 
+def test_a_long_prompt_is_expanded_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def watched(*args: Any) -> Submission:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return submission_of(*args)
+
+    monkeypatch.setattr(program_service, "submission_of", watched)
+
+    async def use(c: Clients) -> None:
+        for prompt in ("{{x}}", "{{x}} " * 2000):
+            x = {"name": "x", "in_out": False, "value": "v"}
+            body = {"prompt": prompt, "placeholders": [x]}
+            await c.service.submit(convert(body, SubmitBody), ANYBODY)
+        assert threads == [True, False]
+        body["prompt"] = "{{x}}" * 10_000
+        with pytest.raises(RequestError, match="--max-program-steps"):
+            await c.service.submit(convert(body, SubmitBody), ANYBODY)
+
+    clients(use)
+
+
 def test_a_cycle_over_submissions_is_refused() -> None:
     async def use(c: Clients) -> None:
         session = c.service.sessions.open("")
@@ -248,6 +278,65 @@ def test_a_later_get_raises_the_calls_to_come() -> None:
     clients(use)
 
 
+def test_objectives_are_deduced_over_a_bounded_number_of_edges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """30 calls read a list of 30: 900 edges over two small submissions."""
+    count = 30
+    reads = [
+        stream(i, value_of, gen("y"), begin={"call": "g"} if i else None)
+        for i, value_of in enumerate([{"op": "value", "of": {"argument": "all"}}] * count)
+    ]
+
+    async def use(c: Clients) -> None:
+        c.calls.held = asyncio.Event()
+        session, first = await c.submit(map_reduce(count), c.service.sessions.open(""))
+        gathered = first.variables[2, "part"].id
+        body = graph(*reads, all={"var": gathered})
+        _, second = await c.submit(body, session, criteria={"*": "latency"})
+        application = session.application_of(second)
+        assert first.application is application
+        assert application.labels()[first.id, 1001].group == 0
+        monkeypatch.setattr(application_module, "MOST_EDGES", 900)
+        application.changed()
+        assert not application.labels()
+        assert application.hint(first.id, 1001).kind == ""
+        assert program_view(second)["calls"][0]["criteria"] == ""
+
+    clients(use)
+
+
+def test_bound_outputs_and_criteria_of_all_walk_the_graph_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[CheckedProgram] = []
+    plain = CheckedProgram.variables
+
+    def variables(program: CheckedProgram) -> dict[str, tuple[int, str]]:
+        asked.append(program)
+        return plain(program)
+
+    monkeypatch.setattr(CheckedProgram, "variables", variables)
+    monkeypatch.delattr(CallGraph, "readers")
+
+    async def use(c: Clients) -> None:
+        session = c.service.sessions.open("")
+        names = [f"x{i}" for i in range(20)]
+        holes = "".join(f"{{{{{name}}}}}" for name in names)
+        inputs = [{"name": name, "in_out": False} for name in names]
+        body = {"prompt": holes, "placeholders": inputs, "session_id": session.id}
+        _, run = await c.service.submit(convert(body, SubmitBody), ANYBODY)
+        body["placeholders"] = [
+            {"name": name, "in_out": True, "semantic_var_id": run.inputs[name].id} for name in names
+        ]
+        body["criteria"] = {"*": "latency"}
+        _, maker = await c.service.submit(convert(body, SubmitBody), ANYBODY)
+        assert [v.criteria.level for v in maker.variables.values()] == [0] * 19 + [3]
+        assert len(asked) <= 3  # for the bindings, the check of the criteria, and the criteria
+
+    clients(use)
+
+
 def test_a_session_expires_with_all_that_it_has() -> None:
     async def use(c: Clients) -> None:
         c.calls.held = asyncio.Event()
@@ -272,6 +361,43 @@ def test_a_session_expires_with_all_that_it_has() -> None:
         with pytest.raises(RequestError) as caught:
             await c.get(session, run, 3, "x1")
         assert caught.value.code == "not_found"
+
+    clients(use)
+
+
+def test_a_submission_to_a_session_and_its_repetition_are_uses_of_it() -> None:
+    async def use(c: Clients) -> None:
+        session = c.service.sessions.open("")
+        for _ in range(3):
+            c.timers.advance(400)
+            _, run = await c.submit(chain(1), session, idempotency_key="k")
+        free, _ = await c.submit(chain(1), idempotency_key="k")
+        for _ in range(3):
+            c.timers.advance(400)
+            await c.submit(chain(1), idempotency_key="k")
+        assert not session.open
+        assert free.open
+        await until(lambda: run.over)
+
+    clients(use)
+
+
+def test_text_grows_for_a_stream_as_long_as_it_is_followed() -> None:
+    async def use(c: Clients) -> None:
+        c.calls.held = asyncio.Event()
+        session, run = await c.submit(chain(2), stream=True, grown=True)
+        assert run.log.growers == 1  # before its first call begins
+        events = c.service.events(session, run, True)
+        await anext(events)
+        assert run.log.growers == 1
+        other = c.service.events(session, run, True)
+        await anext(other)
+        assert run.log.growers == 2
+        await events.aclose()
+        await other.aclose()
+        assert run.log.growers == 0
+        run.cancel()
+        await until(lambda: run.over)
 
     clients(use)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from helpers.program_clients import Clients, clients, until
@@ -21,6 +22,7 @@ from helpers.program_graphs import (
 )
 from helpers.scripted_calls import reply
 from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.programs.stream_text import StreamText
 from sglang.srt.runtime.toolbox.tool_processes import ToolResult
 
 APPEND = "concate_and_append"
@@ -97,6 +99,31 @@ def test_known_text_is_computed_while_a_value_grows() -> None:
         assert c.calls.ahead[0] == long
         assert all((long + reply("")).startswith(each) for each in c.calls.ahead)
         assert len(c.calls.ahead) <= 1 + len(reply("")) // 4
+
+    clients(use, ahead=4)
+
+
+@pytest.mark.parametrize("salt", [
+    gen("y", cache_salt="s"), gen("y", extra_key="k"), gen("y", lora_path="a"),
+    {"op": "choose", "name": "y", "options": ["a"], "method": "greedy_token_selection",
+     "adapter": {"lora_path": "a"}},
+])  # fmt: skip
+def test_nothing_is_computed_ahead_of_salted_calls(salt: dict[str, Any]) -> None:
+    """A prompt that is computed ahead is cached for all requests."""
+
+    async def use(c: Clients) -> None:
+        body = graph(
+            stream(0, text("long " * 20), value(1000, "x"), salt),
+            stream(1, gen("x"), begin={"call": "g"}),
+        )
+        c.calls.held = asyncio.Event()
+        _, run = await c.submit(body)
+        await until(lambda: c.calls.open == 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not c.calls.ahead
+        run.cancel()
+        await until(lambda: run.over)
 
     clients(use, ahead=4)
 
@@ -188,5 +215,22 @@ def test_gens_without_settings_are_taken() -> None:
         _, run = await c.submit(graph(stream(0, text("a"), *steps)))
         await until(lambda: run.over)
         assert set(run.states.values()) == {"done"}
+
+    clients(use)
+
+
+def test_a_join_keeps_the_own_text_of_a_branch_and_not_for_long() -> None:
+    parent = StreamText()
+    parent.append("p" * 1000)
+    own = parent.copy()
+    own.append("own")
+    kept = own.snapshot()
+    assert (kept.text, kept.length, kept.origin) == ("own", 3, (0, 0, 0))
+
+    async def use(c: Clients) -> None:
+        _, run = await c.submit(map_reduce(3))
+        assert len(run.ends) == 3
+        await until(lambda: run.over)
+        assert not run.ends
 
     clients(use)

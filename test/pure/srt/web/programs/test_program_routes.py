@@ -298,6 +298,8 @@ def test_a_get_that_is_too_late_is_408(served: Served) -> None:
     query = {"session_id": ids["session_id"], "semantic_var_id": ids["variables"]["x"],
              "timeout": 0.05}  # fmt: skip
     assert is_error(served.client.post("/v1/get", json=query), 408)["code"] == "request_timeout"
+    error = is_error(served.client.post("/v1/get", json={**query, "stream": True}), 400)
+    assert (error["param"], "a stream has no timeout" in error["message"]) == ("timeout", True)
     given = {name: query[name] for name in ("session_id", "semantic_var_id")}
     given["value"] = [1, "a"]
     setter = threading.Thread(target=served.client.post, args=("/v1/set",), kwargs={"json": given})
