@@ -140,8 +140,8 @@ class GuestLane:
                 "calls_bytes", f"the calls of a turn have {error} bytes; calls_bytes is {most}"
             ) from None
         finally:
-            cpu = self._leave(resident)
-        self._tell(resident, calls, cpu)
+            self._leave(resident)
+        self._tell(resident, calls)
 
     def _enter(self, resident: Residency) -> None:
         deadline = self.deadline
@@ -153,21 +153,20 @@ class GuestLane:
             deadline.end()
             raise LimitExceeded("killed", "the run was ended")
 
-    def _leave(self, resident: Residency) -> float:
-        """Seconds of processor time since ``_enter``."""
+    def _leave(self, resident: Residency) -> None:
+        """Count the processor time since ``_enter``."""
         assert self.deadline is not None
         self.deadline.end()
         now = self.deadline.now()
-        cpu, resident.entered = now - resident.entered, now
-        resident.used += cpu
-        return cpu
+        resident.used += now - resident.entered
+        resident.entered = now
 
-    def _tell(self, resident: Residency, calls: str, cpu: float, waits: bool = False) -> None:
+    def _tell(self, resident: Residency, calls: str, waits: bool = False) -> None:
         check_calls(calls, resident.limits)
         if resident.rebuilding:
             resident.take_log(calls)
-        elif not resident.ended:
-            self._report(GuestCalls(resident.run, calls, cpu, waits))
+        else:
+            self._report(GuestCalls(resident.run, calls, resident.untold(), waits))
 
     def _cause(self, resident: Residency, error: Exception) -> tuple[str, str]:
         """Code and message for a guest that has trapped."""
@@ -194,9 +193,8 @@ class GuestLane:
         return "trap", cause
 
     def _fail(self, resident: Residency, code: str, message: str) -> None:
-        if not resident.ended:
-            resident.ended = True
-            self._report(GuestOver(resident.run, code, message))
+        resident.ended = True
+        self._report(GuestOver(resident.run, code, message, resident.untold()))
 
     def _free(self, resident: Residency) -> None:
         guest, resident.guest = resident.guest, None
@@ -234,7 +232,8 @@ class GuestLane:
             resident.asked_to_wait = True
             raise WasmtimeError("wait")
         try:
-            self._tell(resident, calls, self._leave(resident), waits=True)
+            self._leave(resident)
+            self._tell(resident, calls, waits=True)
             answers = self._answers(resident)
             check_answers(answers, resident.limits)
             self._enter(resident)

@@ -116,11 +116,18 @@ class GuestCalls(msgspec.Struct, frozen=True, tag=True):
 
 
 class GuestOver(msgspec.Struct, frozen=True, tag=True):
-    """A guest was ended by the host; ``message`` names the limit, its value and what was used."""
+    """A guest was ended by the host.
+
+    Attributes:
+        code: one of ``CODES``.
+        message: names the limit, its value and what was used.
+        cpu: seconds of processor time that no earlier report has, of a turn that was cut.
+    """
 
     run: int
     code: str
     message: str
+    cpu: float = 0.0
 
 
 class HostReady(msgspec.Struct, frozen=True, tag=True):

@@ -63,7 +63,7 @@ class HostRun:
     """One run of a guest. ``turn`` is awaited by one task at a time.
 
     Attributes:
-        cpu: seconds of processor time of its turns.
+        cpu: seconds of processor time of its turns, one that was cut included.
         turns: turns that have ended.
     """
 
@@ -122,8 +122,9 @@ class HostRun:
         if self._due is not None and not self._due.done():
             self._due.set_result(report.calls)
 
-    def fail(self, code: str, message: str) -> None:
-        """The run is over."""
+    def fail(self, code: str, message: str, cpu: float = 0.0) -> None:
+        """The run is over. ``cpu``: seconds of processor time of the turn that was cut."""
+        self.cpu += cpu
         self._ended = GuestEnded(code, message)
         if self._due is not None and not self._due.done():
             self._due.set_exception(self._ended)
@@ -138,6 +139,7 @@ class HostProcess:
 
     Attributes:
         restarts: hosts that were started in place of others.
+        late_cpu: seconds of processor time of turns in which the server has ended their runs.
     """
 
     def __init__(self, lanes: int, memory: int) -> None:
@@ -152,7 +154,7 @@ class HostProcess:
         self._orders: list[Order] = []  # sent together at the end of this step of the loop
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
-        self.restarts = 0
+        self.restarts, self.late_cpu = 0, 0.0
 
     @property
     def pid(self) -> int:
@@ -258,15 +260,15 @@ class HostProcess:
             return
         run = self._runs.get(report.run)
         if run is None:
-            return
-        if isinstance(report, GuestCalls):
+            self.late_cpu += report.cpu
+        elif isinstance(report, GuestCalls):
             run.take(report)
         elif report.code == "wait" and not run.alone:
             run.alone = True
             self._rebuild(run)
         else:
             del self._runs[run.number]
-            run.fail(report.code, report.message)
+            run.fail(report.code, report.message, report.cpu)
 
     def _rebuild(self, run: HostRun) -> None:
         """Have the run computed again from its log, or end it where the log is not whole."""

@@ -135,8 +135,11 @@ class ProgramSandbox:
     def counts(self) -> dict[str, float]:
         """Numbers of runs and of their turns, and seconds of their processor time."""
         return {
-            **self._counts, "running": len(self._sessions), "restarts": self._host.restarts,
-        }  # fmt: skip
+            **self._counts,
+            "cpu": self._counts["cpu"] + self._host.late_cpu,
+            "running": len(self._sessions),
+            "restarts": self._host.restarts,
+        }
 
     def close(self) -> None:
         """End all runs, and remove the programs' files."""

@@ -141,6 +141,35 @@ def test_processor_time_of_all_turns_is_limited(bench: GuestBench, tmp_path: Pat
     assert run.turns >= 1
 
 
+def test_a_turn_that_is_cut_counts(bench: GuestBench, tmp_path: Path) -> None:
+    spin = module(tmp_path / "spin.wasm", text("i32.const 0", "(loop br 0) i64.const 0"))
+    run = bench.launch(spin, LIMITS)
+    with pytest.raises(GuestEnded, match="turn_cpu"):
+        bench.run(run.turn(None))
+    assert (run.turns, run.cpu >= LIMITS.turn_cpu) == (0, True)
+    long = bench.launch(module(tmp_path / "long.wasm", said("[" + "{}," * 40 + "{}]")), LIMITS)
+    with pytest.raises(GuestEnded, match="calls"):
+        bench.run(long.turn(None))
+    assert long.cpu > 0
+
+
+def test_a_turn_counts_whose_run_its_caller_ends(bench: GuestBench, tmp_path: Path) -> None:
+    spin = module(tmp_path / "spin.wasm", text("i32.const 0", "(loop br 0) i64.const 0"))
+    run, before = bench.launch(spin, GuestLimits(turn_cpu=40)), bench.host.late_cpu
+
+    async def play() -> None:
+        turn = asyncio.ensure_future(run.turn(None))
+        while run.number not in bench.host.working():
+            await asyncio.sleep(0.02)
+        bench.host.end(run)
+        while bench.host.late_cpu == before:
+            await asyncio.sleep(0.02)
+        await turn
+
+    with pytest.raises(GuestEnded, match="the run was ended"):
+        bench.run(play())
+
+
 COUNTER = text(
     "i32.const 4096",
     f"""(global.set $n (i32.add (global.get $n) (i32.const 1)))
