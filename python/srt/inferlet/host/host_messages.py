@@ -77,6 +77,7 @@ class LaunchGuest(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         used: seconds of processor time that it took before.
         alone: it gets a thread of its own, in which it may wait inside of a turn.
+        tenant: a thread that several share gives each of them a turn in order.
     """
 
     run: int
@@ -85,6 +86,7 @@ class LaunchGuest(msgspec.Struct, frozen=True, tag=True):
     log: tuple[LoggedTurn, ...] = ()
     used: float = 0.0
     alone: bool = False
+    tenant: str = ""
 
 
 class GiveAnswers(msgspec.Struct, frozen=True, tag=True):

@@ -68,9 +68,10 @@ class HostRun:
     """
 
     def __init__(
-        self, number: int, guest: GuestImage, limits: GuestLimits, send: Callable[[Order], None]
-    ) -> None:
-        self.number, self.guest, self.limits = number, guest, limits
+        self, number: int, guest: GuestImage, limits: GuestLimits, send: Callable[[Order], None],
+        tenant: str,
+    ) -> None:  # fmt: skip
+        self.number, self.guest, self.limits, self.tenant = number, guest, limits, tenant
         self._send = send
         self.cpu, self.turns = 0.0, 0
         self.alone = False
@@ -103,7 +104,7 @@ class HostRun:
     def launch(self) -> LaunchGuest:
         """The order that starts the run, or rebuilds it."""
         return LaunchGuest(
-            self.number, self.guest, self.limits, self.log.turns, self.cpu, self.alone
+            self.number, self.guest, self.limits, self.log.turns, self.cpu, self.alone, self.tenant
         )
 
     def again(self) -> list[Order]:
@@ -184,9 +185,9 @@ class HostProcess:
                 raise OSError(message) from None
             raise
 
-    def launch(self, guest: GuestImage, limits: GuestLimits) -> HostRun:
-        """A new run; its first ``turn`` starts it."""
-        run = HostRun(next(self._numbers), guest, limits, self._send)
+    def launch(self, guest: GuestImage, limits: GuestLimits, tenant: str = "") -> HostRun:
+        """A new run; its first ``turn`` starts it. Tenants that share a thread take turns."""
+        run = HostRun(next(self._numbers), guest, limits, self._send, tenant)
         self._runs[run.number] = run
         return run
 

@@ -89,7 +89,7 @@ class ProgramSandbox:
         )
         session.parts.served = replace(session.parts.served, leases=Leases(order.complete))
         image = self._image(order, session)
-        run = self._host.launch(image, limits.of_guest())
+        run = self._host.launch(image, limits.of_guest(), owner)
         wall = asyncio.get_running_loop().call_later(
             limits.wall, session.stop, f"wall: the run has taken its {limits.wall:g} s of time"
         )
