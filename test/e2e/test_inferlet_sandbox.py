@@ -242,6 +242,7 @@ def test_a_limit_ends_its_run_by_name(ann: httpx.Client, code: str) -> None:
     assert found[-2]["message"].startswith(f"{code}: ")
     for name, value in limits.items():
         assert f"{value:g}" in found[-2]["message"] or name == "backlog"
+    assert found[-1]["cpu_seconds"] >= (limits["turn_cpu"] if code == "turn_cpu" else 0)
 
 
 def test_limits_are_bounded_and_runs_are_counted(ann: httpx.Client) -> None:
@@ -335,12 +336,14 @@ def test_metrics_count_runs(server: Server, ann: httpx.Client) -> None:
     before = numbers()
     events(ann, start(ann, "async def main(ctx):\n    1 / 0"))
     events(ann, start(ann, "async def main(ctx):\n    await ctx.now()"))
+    events(ann, start(ann, HOSTILE["turn_cpu"][0], turn_cpu=0.3))
     after = numbers()
     change = {name: after[name] - before[name] for name in after}
-    assert change["inferlet_runs_total"] == 2
-    assert change["inferlet_failures_total"] == 1
+    assert change["inferlet_runs_total"] == 3
+    assert change["inferlet_failures_total"] == 2
     assert change["inferlet_turns_total"] == 3
     assert change["num_inferlet_runs"] == 0
+    assert change["inferlet_cpu_seconds_total"] >= 0.3
 
 
 def test_a_client_that_goes_away_ends_no_run(ann: httpx.Client) -> None:

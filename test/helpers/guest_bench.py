@@ -40,8 +40,8 @@ class GuestBench:
         self.run(self.host.stop())
         self.loop.close()
 
-    def launch(self, image: GuestImage, limits: GuestLimits = LIMITS) -> HostRun:
-        return self.host.launch(image, limits)
+    def launch(self, image: GuestImage, limits: GuestLimits = LIMITS, tenant: str = "") -> HostRun:
+        return self.host.launch(image, limits, tenant)
 
     def ending(self, image: GuestImage, limits: GuestLimits = LIMITS) -> tuple[str, str]:
         """Code and message by which a run ends in its first two turns."""

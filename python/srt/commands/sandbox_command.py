@@ -11,11 +11,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sglang.srt.commands.admin_call import call_server, open_server, read_keys
+from sglang.srt.config.command_line import Parser
 
 ACTIONS = {
     "put": "upload a program; prints its id",
@@ -58,9 +59,29 @@ class ActionFailed(Exception):
     """The action cannot be done. The text says why."""
 
 
+class ActionParser(Parser):
+    """Parses the flags of one action. An action whose ``arguments`` have a default leaves what is
+    behind ``--`` to its program, unread."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = list(args or ())
+        if self.get_default("arguments") is None:
+            return super().parse_known_args(words, namespace)
+        cut = words.index("--") if "--" in words else len(words)
+        found, unknown = super().parse_known_args(words[:cut], namespace)
+        if unknown and not unknown[0].startswith("-"):
+            self.error(f"{unknown[0]}: what is for the program stands behind --")
+        found.arguments = words[cut + 1 :]
+        return found, unknown
+
+
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions, each with its flags."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", parser_class=ActionParser
+    )
     added = {name: actions.add_parser(name, help=text) for name, text in ACTIONS.items()}
     for name in ("put", "list", "launch", "logs", "kill"):
         added[name].add_argument(
@@ -82,7 +103,10 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     added["build"].add_argument("--output", default="", metavar="FILE", help="the file to write")
     for name, text in TARGETS.items():
         added[name].add_argument("target", help=text)
-    added["launch"].add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
+    added[
+        "launch"
+    ].epilog = "What stands behind -- is for the program: ID --limit wall=9 -- ARGUMENTS"
+    added["launch"].set_defaults(arguments=[])
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -124,8 +148,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def launch(arguments: argparse.Namespace) -> int:
     """Run a program, and print its events until it ends."""
-    words = arguments.arguments
-    body = {"arguments": words[1:] if words[:1] == ["--"] else words, **_fields(arguments.limit)}
+    body = {"arguments": arguments.arguments, **_fields(arguments.limit)}
     started = call_server(arguments, "POST", f"/v1/inferlets/{arguments.target}/runs", body)
     print(started["id"], file=sys.stderr)
     return _print(arguments, started["id"], -1)

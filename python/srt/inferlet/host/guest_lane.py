@@ -1,7 +1,8 @@
 """GuestLane: one thread of the host, its engine, and the guests that it runs, one turn at a time.
 
-A guest stays on its lane. Between turns nothing of it is alive but its memory. A guest that waits
-inside of a turn (``wait``) has a lane for itself, whose thread it holds.
+A guest stays on its lane. Between turns nothing of it is alive but its memory. The tenants of a
+lane take turns. A guest that waits inside of a turn (``wait``) has a lane for itself, whose thread
+it holds.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from sglang.srt.inferlet.host.deadline import Deadline
@@ -22,6 +22,7 @@ from sglang.srt.inferlet.host.residency import (
     check_answers,
     check_calls,
 )
+from sglang.srt.inferlet.host.turn_queue import TurnQueue
 from wasmtime import Module, Store, WasmtimeError
 from wasmtime.component import Component, Linker
 
@@ -52,7 +53,7 @@ class GuestLane:
         self, report: Callable[[Report], None], mark: Callable[[int], None], alone: bool = False
     ) -> None:
         self._report, self._mark, self._alone = report, mark, alone
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: TurnQueue[Job] = TurnQueue()
         self._programs: OrderedDict[str, Loaded] = OrderedDict()
         self._current: Residency | None = None
         self._given = self._done = 0  # jobs; the caller's thread writes one, the lane's the other
@@ -64,7 +65,7 @@ class GuestLane:
     def put(self, resident: Residency, answers: str | None = None) -> None:
         """Queue a turn of a run; the first one where there are no answers."""
         self._given += 1
-        self._jobs.put(Job(resident, answers))
+        self._jobs.put(resident.launch.tenant, Job(resident, answers))
 
     def drop(self, resident: Residency) -> None:
         """End a run, also inside of a turn. An ended run's jobs do nothing but free its memory."""
@@ -75,7 +76,7 @@ class GuestLane:
 
     def stop(self) -> None:
         """End the thread after the jobs that it has."""
-        self._jobs.put(None)
+        self._jobs.close()
 
     @property
     def idle(self) -> bool:
@@ -140,8 +141,8 @@ class GuestLane:
                 "calls_bytes", f"the calls of a turn have {error} bytes; calls_bytes is {most}"
             ) from None
         finally:
-            cpu = self._leave(resident)
-        self._tell(resident, calls, cpu)
+            self._leave(resident)
+        self._tell(resident, calls)
 
     def _enter(self, resident: Residency) -> None:
         deadline = self.deadline
@@ -153,21 +154,20 @@ class GuestLane:
             deadline.end()
             raise LimitExceeded("killed", "the run was ended")
 
-    def _leave(self, resident: Residency) -> float:
-        """Seconds of processor time since ``_enter``."""
+    def _leave(self, resident: Residency) -> None:
+        """Count the processor time since ``_enter``."""
         assert self.deadline is not None
         self.deadline.end()
         now = self.deadline.now()
-        cpu, resident.entered = now - resident.entered, now
-        resident.used += cpu
-        return cpu
+        resident.used += now - resident.entered
+        resident.entered = now
 
-    def _tell(self, resident: Residency, calls: str, cpu: float, waits: bool = False) -> None:
+    def _tell(self, resident: Residency, calls: str, waits: bool = False) -> None:
         check_calls(calls, resident.limits)
         if resident.rebuilding:
             resident.take_log(calls)
-        elif not resident.ended:
-            self._report(GuestCalls(resident.run, calls, cpu, waits))
+        else:
+            self._report(GuestCalls(resident.run, calls, resident.untold(), waits))
 
     def _cause(self, resident: Residency, error: Exception) -> tuple[str, str]:
         """Code and message for a guest that has trapped."""
@@ -194,9 +194,8 @@ class GuestLane:
         return "trap", cause
 
     def _fail(self, resident: Residency, code: str, message: str) -> None:
-        if not resident.ended:
-            resident.ended = True
-            self._report(GuestOver(resident.run, code, message))
+        resident.ended = True
+        self._report(GuestOver(resident.run, code, message, resident.untold()))
 
     def _free(self, resident: Residency) -> None:
         guest, resident.guest = resident.guest, None
@@ -234,7 +233,8 @@ class GuestLane:
             resident.asked_to_wait = True
             raise WasmtimeError("wait")
         try:
-            self._tell(resident, calls, self._leave(resident), waits=True)
+            self._leave(resident)
+            self._tell(resident, calls, waits=True)
             answers = self._answers(resident)
             check_answers(answers, resident.limits)
             self._enter(resident)
@@ -251,8 +251,6 @@ class GuestLane:
         job = self._jobs.get()
         self._mark(resident.run)
         if job is None or resident.ended:
-            if job is None:
-                self.stop()
             raise LimitExceeded("killed", "the run was ended")
         return job.answers or ""
 

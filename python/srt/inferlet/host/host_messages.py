@@ -77,6 +77,7 @@ class LaunchGuest(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         used: seconds of processor time that it took before.
         alone: it gets a thread of its own, in which it may wait inside of a turn.
+        tenant: a thread that several share gives each of them a turn in order.
     """
 
     run: int
@@ -85,6 +86,7 @@ class LaunchGuest(msgspec.Struct, frozen=True, tag=True):
     log: tuple[LoggedTurn, ...] = ()
     used: float = 0.0
     alone: bool = False
+    tenant: str = ""
 
 
 class GiveAnswers(msgspec.Struct, frozen=True, tag=True):
@@ -116,11 +118,18 @@ class GuestCalls(msgspec.Struct, frozen=True, tag=True):
 
 
 class GuestOver(msgspec.Struct, frozen=True, tag=True):
-    """A guest was ended by the host; ``message`` names the limit, its value and what was used."""
+    """A guest was ended by the host.
+
+    Attributes:
+        code: one of ``CODES``.
+        message: names the limit, its value and what was used.
+        cpu: seconds of processor time that no earlier report has, of a turn that was cut.
+    """
 
     run: int
     code: str
     message: str
+    cpu: float = 0.0
 
 
 class HostReady(msgspec.Struct, frozen=True, tag=True):

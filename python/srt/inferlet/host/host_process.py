@@ -63,14 +63,15 @@ class HostRun:
     """One run of a guest. ``turn`` is awaited by one task at a time.
 
     Attributes:
-        cpu: seconds of processor time of its turns.
+        cpu: seconds of processor time of its turns, one that was cut included.
         turns: turns that have ended.
     """
 
     def __init__(
-        self, number: int, guest: GuestImage, limits: GuestLimits, send: Callable[[Order], None]
-    ) -> None:
-        self.number, self.guest, self.limits = number, guest, limits
+        self, number: int, guest: GuestImage, limits: GuestLimits, send: Callable[[Order], None],
+        tenant: str,
+    ) -> None:  # fmt: skip
+        self.number, self.guest, self.limits, self.tenant = number, guest, limits, tenant
         self._send = send
         self.cpu, self.turns = 0.0, 0
         self.alone = False
@@ -103,7 +104,7 @@ class HostRun:
     def launch(self) -> LaunchGuest:
         """The order that starts the run, or rebuilds it."""
         return LaunchGuest(
-            self.number, self.guest, self.limits, self.log.turns, self.cpu, self.alone
+            self.number, self.guest, self.limits, self.log.turns, self.cpu, self.alone, self.tenant
         )
 
     def again(self) -> list[Order]:
@@ -122,8 +123,9 @@ class HostRun:
         if self._due is not None and not self._due.done():
             self._due.set_result(report.calls)
 
-    def fail(self, code: str, message: str) -> None:
-        """The run is over."""
+    def fail(self, code: str, message: str, cpu: float = 0.0) -> None:
+        """The run is over. ``cpu``: seconds of processor time of the turn that was cut."""
+        self.cpu += cpu
         self._ended = GuestEnded(code, message)
         if self._due is not None and not self._due.done():
             self._due.set_exception(self._ended)
@@ -138,6 +140,7 @@ class HostProcess:
 
     Attributes:
         restarts: hosts that were started in place of others.
+        late_cpu: seconds of processor time of turns in which the server has ended their runs.
     """
 
     def __init__(self, lanes: int, memory: int) -> None:
@@ -152,7 +155,7 @@ class HostProcess:
         self._orders: list[Order] = []  # sent together at the end of this step of the loop
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
-        self.restarts = 0
+        self.restarts, self.late_cpu = 0, 0.0
 
     @property
     def pid(self) -> int:
@@ -182,9 +185,9 @@ class HostProcess:
                 raise OSError(message) from None
             raise
 
-    def launch(self, guest: GuestImage, limits: GuestLimits) -> HostRun:
-        """A new run; its first ``turn`` starts it."""
-        run = HostRun(next(self._numbers), guest, limits, self._send)
+    def launch(self, guest: GuestImage, limits: GuestLimits, tenant: str = "") -> HostRun:
+        """A new run; its first ``turn`` starts it. Tenants that share a thread take turns."""
+        run = HostRun(next(self._numbers), guest, limits, self._send, tenant)
         self._runs[run.number] = run
         return run
 
@@ -258,15 +261,15 @@ class HostProcess:
             return
         run = self._runs.get(report.run)
         if run is None:
-            return
-        if isinstance(report, GuestCalls):
+            self.late_cpu += report.cpu
+        elif isinstance(report, GuestCalls):
             run.take(report)
         elif report.code == "wait" and not run.alone:
             run.alone = True
             self._rebuild(run)
         else:
             del self._runs[run.number]
-            run.fail(report.code, report.message)
+            run.fail(report.code, report.message, report.cpu)
 
     def _rebuild(self, run: HostRun) -> None:
         """Have the run computed again from its log, or end it where the log is not whole."""

@@ -25,18 +25,19 @@ class Residency:
         guest: None until the first turn, and once the run has ended.
         entropy: random bytes that the guest gets.
         used: seconds of processor time of all its turns.
+        told: seconds of ``used`` that the server knows of.
         logged: turns of ``launch.log`` that were computed again.
         entered: moment of the thread's clock when it entered the guest.
         failed: why the guest was ended inside of ``wait``.
         asked_to_wait: it has called ``wait`` on a lane that others share.
-        ended: nothing is reported of it any more.
+        ended: nothing but its processor time is reported of it any more.
     """
 
     def __init__(self, launch: LaunchGuest) -> None:
         self.run, self.launch, self.limits = launch.run, launch, launch.limits
         self.guest: RunningGuest | None = None
         self.entropy = Entropy(launch.guest.seed)
-        self.used = 0.0
+        self.used, self.told = 0.0, launch.used
         self.logged = 0
         self.entered = 0.0
         self.failed: LimitExceeded | None = None
@@ -54,6 +55,12 @@ class Residency:
         if left <= 0:
             raise LimitExceeded("total_cpu", self.spent())
         return min(self.limits.turn_cpu, left)
+
+    def untold(self) -> float:
+        """Seconds of processor time to report now."""
+        cpu = max(0.0, self.used - self.told)
+        self.told += cpu
+        return cpu
 
     def spent(self) -> str:
         """Say by how much ``total_cpu`` is exceeded."""

@@ -88,7 +88,7 @@ class ProgramSandbox:
         )
         session.parts.served = replace(session.parts.served, leases=Leases(order.complete))
         image = self._image(order, session)
-        run = self._host.launch(image, limits.of_guest())
+        run = self._host.launch(image, limits.of_guest(), owner)
         wall = asyncio.get_running_loop().call_later(
             limits.wall, session.stop, f"wall: the run has taken its {limits.wall:g} s of time"
         )
@@ -134,8 +134,11 @@ class ProgramSandbox:
     def counts(self) -> dict[str, float]:
         """Numbers of runs and of their turns, and seconds of their processor time."""
         return {
-            **self._counts, "running": len(self._sessions), "restarts": self._host.restarts,
-        }  # fmt: skip
+            **self._counts,
+            "cpu": self._counts["cpu"] + self._host.late_cpu,
+            "running": len(self._sessions),
+            "restarts": self._host.restarts,
+        }
 
     def close(self) -> None:
         """End all runs, and remove the programs' files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from helpers.guest_bench import GuestBench, compiled, module
 from helpers.paths import ROOT
 from sglang.srt.inferlet.host.compiling import ProgramRefused, precompile
 from sglang.srt.inferlet.host.host_messages import GuestLimits
-from sglang.srt.inferlet.host.host_process import GuestEnded
+from sglang.srt.inferlet.host.host_process import GuestEnded, HostRun
 from wasmtime import wat2wasm
 
 pytestmark = pytest.mark.slow
@@ -139,6 +140,59 @@ def test_processor_time_of_all_turns_is_limited(bench: GuestBench, tmp_path: Pat
     with pytest.raises(GuestEnded, match=r"total_cpu is 0\.2 s"):
         bench.run(forever())
     assert run.turns >= 1
+
+
+def test_tenants_of_a_lane_take_turns(tmp_path: Path) -> None:
+    """A run of one tenant waits for at most one turn of another, which has six runs that spin."""
+    bench = GuestBench(lanes=1)
+    spin = module(tmp_path / "spin.wasm", text("i32.const 0", "(loop br 0) i64.const 0"))
+    runs = [bench.launch(spin, LIMITS, "ann") for _ in range(6)]
+    runs.append(bench.launch(module(tmp_path / "bob.wasm", said("[]")), LIMITS, "bob"))
+    order: list[str] = []
+
+    async def turn(run: HostRun) -> None:
+        with contextlib.suppress(GuestEnded):
+            await run.turn(None)
+        order.append(run.tenant)
+
+    async def play() -> None:
+        await asyncio.gather(*(turn(run) for run in runs))
+
+    try:
+        bench.run(play())
+    finally:
+        bench.close()
+    assert order.index("bob") <= 1
+    assert order.count("ann") == 6
+
+
+def test_a_turn_that_is_cut_counts(bench: GuestBench, tmp_path: Path) -> None:
+    spin = module(tmp_path / "spin.wasm", text("i32.const 0", "(loop br 0) i64.const 0"))
+    run = bench.launch(spin, LIMITS)
+    with pytest.raises(GuestEnded, match="turn_cpu"):
+        bench.run(run.turn(None))
+    assert (run.turns, run.cpu >= LIMITS.turn_cpu) == (0, True)
+    long = bench.launch(module(tmp_path / "long.wasm", said("[" + "{}," * 40 + "{}]")), LIMITS)
+    with pytest.raises(GuestEnded, match="calls"):
+        bench.run(long.turn(None))
+    assert long.cpu > 0
+
+
+def test_a_turn_counts_whose_run_its_caller_ends(bench: GuestBench, tmp_path: Path) -> None:
+    spin = module(tmp_path / "spin.wasm", text("i32.const 0", "(loop br 0) i64.const 0"))
+    run, before = bench.launch(spin, GuestLimits(turn_cpu=40)), bench.host.late_cpu
+
+    async def play() -> None:
+        turn = asyncio.ensure_future(run.turn(None))
+        while run.number not in bench.host.working():
+            await asyncio.sleep(0.02)
+        bench.host.end(run)
+        while bench.host.late_cpu == before:
+            await asyncio.sleep(0.02)
+        await turn
+
+    with pytest.raises(GuestEnded, match="the run was ended"):
+        bench.run(play())
 
 
 COUNTER = text(
