@@ -15,6 +15,9 @@ BY_NAME: dict[str, type[ProgramCall]] = {
 }
 
 
+HINTED = 64  # calls of a turn that are told which name may be meant: that is a search
+
+
 class BadCall(NamedTuple):
     """A call that cannot be read, and why.
 
@@ -43,19 +46,17 @@ def read_text(text: bytes) -> list[ProgramCall | BadCall]:
     try:
         return list(_texts.decode(text))
     except msgspec.ValidationError:
-        return [
-            _read(data, binary=False)
-            for data in msgspec.json.decode(text, type=list[dict[str, Any]])
-        ]
+        turn = msgspec.json.decode(text, type=list[dict[str, Any]])
+        return [_read(data, False, index < HINTED) for index, data in enumerate(turn)]
 
 
-def _read(data: Any, binary: bool) -> ProgramCall | BadCall:
+def _read(data: Any, binary: bool, hinted: bool = True) -> ProgramCall | BadCall:
     number = data.get("id") if isinstance(data, dict) else None
     number = number if isinstance(number, int) else -1
     name = data.get("call") if isinstance(data, dict) else None
     kind = BY_NAME.get(name) if isinstance(name, str) else None
     if kind is None:
-        meant = nearest(name, BY_NAME) if isinstance(name, str) else None
+        meant = nearest(name, BY_NAME) if hinted and isinstance(name, str) else None
         hint = f"; did you mean {meant!r}?" if meant else ""
         return BadCall(number, f"there is no call {repr(name)[:80]}{hint}")
     try:

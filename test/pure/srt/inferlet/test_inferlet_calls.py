@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from helpers.paths import ROOT
 from sglang.srt.inferlet import call_reading, calls
+from sglang.srt.inferlet.call_reading import BadCall
 from sglang.srt.inferlet.traits import SUPERTRAITS, closed
 
 
@@ -83,3 +84,10 @@ def test_wrong_call_is_refused_alone(data: object, message: str) -> None:
         good, bad = call_reading.read_text(msgspec.json.encode([TURN[0], data]))
         assert isinstance(good, calls.CreateQueueCall)
         assert isinstance(bad, call_reading.BadCall)
+
+
+def test_names_are_searched_for_few_calls_of_a_turn() -> None:
+    turn = [{"call": "forwrad", "id": number} for number in range(call_reading.HINTED + 3)]
+    found = call_reading.read_text(msgspec.json.encode(turn))
+    hints = ["did you mean" in call.message for call in found if isinstance(call, BadCall)]
+    assert hints == [True] * call_reading.HINTED + [False] * 3
