@@ -249,6 +249,7 @@ def test_limits_are_bounded_and_runs_are_counted(ann: httpx.Client) -> None:
     program = put(ann, "async def main(ctx):\n    await ctx.receive()\n")
     path = f"/v1/inferlets/{program}/runs"
     assert "turn_cpu" in error_of(ann.post(path, json={"turn_cpu": 11}), 400)
+    assert "no field 'turncpu'" in error_of(ann.post(path, json={"turncpu": 1}), 400)
     replies = [ann.post(path, json={}) for _ in range(21)]
     refused = [reply for reply in replies if reply.status_code != 200]
     assert "20 runs already (--inferlet-max-runs)" in error_of(refused[0], 429)
@@ -316,6 +317,8 @@ def test_the_command_line_puts_launches_and_kills(
     assert shown.out == 'hi\n["a", "--b"]\n'
     run, line = shown.err.split()
     assert line == "log"
+    assert command(["inferlet", "launch", program, *flags, "--limit", "nope=1"]) == 1
+    assert "There is no field 'nope'; known are turn_cpu," in capsys.readouterr().err
     assert command(["inferlet", "logs", *flags, "--after", "1", run]) == 0
     assert capsys.readouterr().out == 'hi\n["a", "--b"]\n'
     assert command(["inferlet", "list", *flags]) == 0

@@ -106,6 +106,8 @@ def convert(value: Any, kind: type[T]) -> T:
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object.")
     refuse_unsupported(value, kind.__struct_fields__)
+    if kind.__struct_config__.forbid_unknown_fields:
+        _refuse_unknown(value, kind.__struct_encode_fields__)
     try:
         request = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -119,6 +121,13 @@ def convert(value: Any, kind: type[T]) -> T:
         raise RequestError(f"A number is out of range: {error}.") from error
     verify_fields(request)
     return request
+
+
+def _refuse_unknown(body: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in body:
+        if name not in known:
+            text = f"There is no field {shown(name)}; known are {', '.join(known) or 'none'}."
+            raise RequestError(text, name)
 
 
 def _unknown_field(kind: type[msgspec.Struct], param: str, name: str) -> RequestError:

@@ -14,7 +14,7 @@ _TEXTS = Bounds(entries=256, characters=65536, empty=True)
 _NUMBERS = Bounds(0, (1 << 53) - 1)
 
 
-class UploadBody(msgspec.Struct, kw_only=True):
+class UploadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A program: one of ``source`` and ``wasm``."""
 
     source: Annotated[str, Bounds(characters=1 << 22), "Text of a program in Python."] | None = None
@@ -27,7 +27,7 @@ class UploadBody(msgspec.Struct, kw_only=True):
     ) = None
 
 
-class RunBody(RunLimits, kw_only=True):
+class RunBody(RunLimits, kw_only=True, forbid_unknown_fields=True):
     """A run of a program: its arguments, what it may do, its limits."""
 
     arguments: Annotated[tuple[str, ...], _TEXTS, "The program's arguments."] = ()
@@ -44,7 +44,7 @@ class RunBody(RunLimits, kw_only=True):
     ) = None
 
 
-class MessageBody(msgspec.Struct, kw_only=True):
+class MessageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A message to a run: one of ``text`` and ``data``."""
 
     text: (
