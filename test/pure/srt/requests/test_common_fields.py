@@ -23,6 +23,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "LoadBody": {"lora_name": "a", "lora_path": "b"},
     "UnloadBody": {"lora_name": "a"},
     "DetokenizeBody": {"tokens": []},
+    "GetBody": {"session_id": "s"},
+    "SetBody": {"session_id": "s", "semantic_var_id": "v", "value": ""},
+    "CancelBody": {"session_id": "s"},
 }
 NUMBERS = [-(2**63) - 1, -PRIORITY_LIMIT - 1, -PRIORITY_LIMIT, -2, -1, 0, 1, 2, 128, 129, 604_800,
            604_801, PRIORITY_LIMIT - 1, PRIORITY_LIMIT, 2**63]  # fmt: skip
