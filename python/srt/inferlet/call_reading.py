@@ -15,7 +15,7 @@ BY_NAME: dict[str, type[ProgramCall]] = {
 }
 
 
-HINTED = 64  # calls of a turn that are told which name may be meant: that is a search
+HINTED = 64  # calls of a turn whose errors propose a name, which takes a search
 
 
 class BadCall(NamedTuple):
