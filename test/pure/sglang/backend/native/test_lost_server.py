@@ -136,7 +136,8 @@ def test_a_stream_goes_on_where_its_server_is_lost(
         network.cuts, network.lost = list(cuts), 0
         found = events(endpoint, body, twin)
         assert facts(found[-1]) == facts(every[-1])
-        assert network.lost == len(cuts)
+        # A busy server joins events: then fewer come, and none is the last that is cut behind.
+        assert network.lost == len(cuts) or cuts == [len(every)]
         texts = [event["text"] for event in found]
         assert all(new.startswith(old) for old, new in pairwise(texts))
 
