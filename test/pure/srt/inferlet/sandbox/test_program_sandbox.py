@@ -33,9 +33,9 @@ class ReturningGuest:
 class ReturningHost:
     """A host of such guests."""
 
-    restarts = 0
+    restarts, late_cpu = 0, 0.0
 
-    def launch(self, guest: GuestImage, limits: GuestLimits) -> ReturningGuest:
+    def launch(self, guest: GuestImage, limits: GuestLimits, tenant: str) -> ReturningGuest:
         return ReturningGuest(guest.path, limits)
 
     def end(self, run: ReturningGuest) -> None: ...
