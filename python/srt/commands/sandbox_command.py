@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.commands.admin_call import call_server, open_server, read_keys
+from sglang.srt.commands.named_values import named_values
 from sglang.srt.config.command_line import Parser
 
 ACTIONS = {
@@ -148,7 +149,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def launch(arguments: argparse.Namespace) -> int:
     """Run a program, and print its events until it ends."""
-    body = {"arguments": arguments.arguments, **_fields(arguments.limit)}
+    body = {"arguments": arguments.arguments, **named_values("--limit", arguments.limit)}
     started = call_server(arguments, "POST", f"/v1/inferlets/{arguments.target}/runs", body)
     print(started["id"], file=sys.stderr)
     return _print(arguments, started["id"], -1)
@@ -211,21 +212,6 @@ def build(arguments: argparse.Namespace) -> int:
 
 def _missing(tool: str, how: str) -> str:
     return f"{tool} is not installed; get it by: {how}"
-
-
-def _fields(pairs: list[str]) -> dict[str, Any]:
-    """Fields of a run's body from NAME=VALUE; a value is JSON, or else a text. Raises
-    ActionFailed."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ActionFailed(f"--limit {pair} has no value; write {pair}=VALUE")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
 
 
 def _print(arguments: argparse.Namespace, name: str, after: int) -> int:

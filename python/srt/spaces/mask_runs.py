@@ -39,7 +39,7 @@ def mask_runs(mask: bytes, visible: int, count: int) -> list[MaskRun]:
     if not mask:
         return [MaskRun(0, count, np.arange(visible, dtype=np.int32))]
     sees = unpacked(mask, visible, count)
-    # Where a token continues a row, its bits differ from those before in its own alone.
+    # A token continues a row where it sees what the token before it sees, and itself.
     breaks = np.flatnonzero((sees[1:] != sees[:-1]).sum(1) != 1) + 1
     firsts = [0, *breaks.tolist()]
     return [

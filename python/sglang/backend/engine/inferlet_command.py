@@ -52,10 +52,11 @@ def run_local(file: str, words: Sequence[str], flags: argparse.Namespace) -> int
     started. ``flags``: those of ``add_parser_arguments``."""
     from sglang.backend.engine.embedded import Engine
     from sglang.backend.engine.inferlets import InferletError
+    from sglang.srt.commands.named_values import named_values
 
     try:
         main = _main(file)
-        settings = _settings(flags.setting)
+        settings = named_values("--setting", flags.setting)
         if flags.model_path:
             settings["model_path"] = flags.model_path
         with Engine(**settings) as engine:
@@ -105,17 +106,3 @@ def _main(path: str) -> Any:
     if "main" not in found:
         raise ValueError(f"{path} has no main; an inferlet is `async def main(ctx)`")
     return found["main"]
-
-
-def _settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """Settings from NAME=VALUE; a value is JSON, or else a text. Raises ValueError."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ValueError(f"--setting {pair} has no value; write {pair}=VALUE")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found

@@ -41,7 +41,7 @@ def test_watermark_is_found_where_it_is(programs: EnginePrograms, reference: Ref
     plain = programs.one(example("watermarking"), PROMPT, "200", "0", "1")
     assert marked["z"] > 4
     assert abs(plain["z"]) < 3
-    # Without a watermark it is plain sampling: the same random numbers, the whole distribution.
+    # A bias of 0 is plain sampling: the same random numbers, the whole distribution.
     import random
 
     tokens, chance = reference.encode(PROMPT), random.Random(1)
