@@ -60,7 +60,7 @@ RULES = {
     "srt.requests": "sglang.ir",
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"
     " srt.requests.common_fields srt.requests.request_error msgspec",
-    "srt.requests.replies": "sglang.ir",
+    "srt.requests.replies": "sglang.ir sglang.semantics",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
     "srt.programs": "sglang.ir sglang.semantics srt.core msgspec",
     "srt.runtime": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
@@ -78,8 +78,9 @@ RULES = {
     " srt.engine.info",
     "srt.runtime.supervisor": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine"
     " msgspec",
-    "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.inferlet"
-    " msgspec starlette pydantic_core uvicorn httptools prometheus_client psutil",
+    "srt.web": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
+    " srt.runtime srt.inferlet msgspec starlette pydantic_core uvicorn httptools"
+    " prometheus_client psutil",
     "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
     "srt.web.launch": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
     " srt.engine srt.ranks srt.config.command_line srt.system",
@@ -94,9 +95,9 @@ RULES = {
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
     "srt.commands.sandbox_command": "srt.config.command_line srt.inferlet.host",
-    "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.requests srt.layers srt.models"
-    " srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel msgspec psutil torch"
-    " huggingface_hub srt.system",
+    "srt.commands.doctor": "sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
+    " srt.layers srt.models srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel"
+    " msgspec psutil torch huggingface_hub srt.system",
     "srt.cli": "srt.config.command_line srt.commands srt.web.launch",
     "srt.server": UPSTREAM,
     "sglang": "sglang",

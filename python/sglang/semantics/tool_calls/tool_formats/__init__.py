@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from sglang.srt.requests.replies.tool_format import ToolFormat
-from sglang.srt.requests.replies.tool_formats.hermes import Hermes
-from sglang.srt.requests.replies.tool_formats.llama3 import Llama3
-from sglang.srt.requests.replies.tool_formats.mistral import Mistral
-from sglang.srt.requests.replies.tool_formats.pythonic import Pythonic
-from sglang.srt.requests.replies.tool_formats.tiny import Tiny
+from sglang.semantics.tool_calls.tool_format import ToolFormat
+from sglang.semantics.tool_calls.tool_formats.hermes import Hermes
+from sglang.semantics.tool_calls.tool_formats.llama3 import Llama3
+from sglang.semantics.tool_calls.tool_formats.mistral import Mistral
+from sglang.semantics.tool_calls.tool_formats.pythonic import Pythonic
+from sglang.semantics.tool_calls.tool_formats.tiny import Tiny
 
 __all__ = ["FORMATS", "Hermes", "Llama3", "Mistral", "Pythonic", "Tiny", "format_for"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.requests.replies.tool_parser import ToolParser
+from sglang.semantics.tool_calls.tool_parser import ToolParser
 
 
 @dataclass(frozen=True)

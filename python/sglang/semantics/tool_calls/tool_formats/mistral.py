@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang.srt.requests.replies.json_scan import SPACE, Value
-from sglang.srt.requests.replies.tool_format import (
+from sglang.semantics.tool_calls.json_scan import SPACE, Value
+from sglang.semantics.tool_calls.tool_format import (
     Calls,
     Form,
     Plain,
@@ -23,7 +23,7 @@ from sglang.srt.requests.replies.tool_format import (
     tag,
     to_json,
 )
-from sglang.srt.requests.replies.tool_parser import ObjectParser, ToolParser
+from sglang.semantics.tool_calls.tool_parser import ObjectParser, ToolParser
 
 BEGIN, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 LONGEST = 128  # characters of a name, with what may stand between it and the arguments
