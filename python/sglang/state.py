@@ -21,13 +21,13 @@ from sglang.ir.nodes import (
     node_of,
 )
 from sglang.ir.params import GenParams
-from sglang.ir.prompt_media import Media
 from sglang.ir.source_location import caller
 from sglang.run.api_speculation import Speculation
 from sglang.run.forks import append_side_by_side, record_join
 from sglang.run.run_scope import Usage
 from sglang.run.stream_executor import StreamExecutor
 from sglang.semantics.transform_words import TransformedValue
+from sglang.tools.chat_messages import shown, turns_of
 from sglang.views.timeline.trace import Trace
 from sglang.views.timeline.tracing import NO_TRACE, Opened
 
@@ -193,14 +193,18 @@ class ProgramState:
         self._executor.check()
         return self._executor.stream.text
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Finished turns as ``{"role", "content"}``, OpenAI's form. Waits; raises."""
+    def messages(self, turns: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+        """Finished turns in OpenAI's form: ``role``, ``content``, ``tool_calls``. Waits; raises.
+
+        With ``turns``, in that form, append them, and neither wait nor give any. Raise TypeError or
+        ValueError for what is no message.
+        """
+        if turns is not None:
+            self._executor.submit(turns_of(turns), caller())
+            return []
         self._executor.wait()
         self._executor.check()
-        return [
-            {**message, "content": _shown(message["content"])}
-            for message in self._executor.stream.messages
-        ]
+        return shown(self._executor.stream.messages)
 
     @renamed(var_name="var")
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
@@ -471,17 +475,3 @@ class ForkGroup:
 def _refuse_offset(position_ids_offset: Sequence[int] | None) -> None:
     if position_ids_offset is not None:
         raise Unsupported("position_ids_offset is not supported; leave it out")
-
-
-def _shown(content: Any) -> Any:
-    """A turn's content as the OpenAI API takes it."""
-    if isinstance(content, str):
-        return content
-    parts: list[dict[str, Any]] = []
-    for part in content:
-        if isinstance(part, Media):
-            kind = f"{part.kind}_url"
-            parts.append({"type": kind, kind: {"url": part.address}})
-        else:
-            parts.append({"type": "text", "text": part})
-    return parts

@@ -110,19 +110,19 @@ RULES = {
     " sglang.inferlet srt",
     "sglang.inferlet": "",
     "sglang.run": RUNNING,
+    "sglang.tools": f"{RUNNING} sglang.run pydantic pydantic_core",
     "sglang.views": f"{RUNNING} sglang.run sglang.version",
     "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",
-    "sglang.state": f"{RUNNING} sglang.run sglang.views",
+    "sglang.state": f"{RUNNING} sglang.run sglang.tools sglang.views",
     "sglang.compile": f"{RUNNING} sglang.run sglang.views sglang.state",
-    "sglang.lowering": f"{RUNNING} sglang.run",
-    "sglang.on_server": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
-    " sglang.lowering",
+    "sglang.on_server": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile",
+    "sglang.on_server.lowering": f"{RUNNING} sglang.run",
     "sglang.batch": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile tqdm",
     "sglang.forecast": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
     " sglang.batch tiktoken",
-    "sglang.program": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
+    "sglang.program": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.state sglang.compile"
     " sglang.batch sglang.forecast sglang.on_server",
-    "sglang.api": f"{RUNNING} sglang.run sglang.views sglang.program",
+    "sglang.api": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.program",
     "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
     "sglang.launch_server": "sglang srt",
     "sglang.bench_serving": "srt.commands.bench",

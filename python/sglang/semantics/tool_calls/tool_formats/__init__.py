@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
+from sglang.ir.chat_template import ChatTemplate
 from sglang.semantics.tool_calls.tool_format import ToolFormat
 from sglang.semantics.tool_calls.tool_formats.hermes import Hermes
 from sglang.semantics.tool_calls.tool_formats.llama3 import Llama3
@@ -12,7 +14,10 @@ from sglang.semantics.tool_calls.tool_formats.mistral import Mistral
 from sglang.semantics.tool_calls.tool_formats.pythonic import Pythonic
 from sglang.semantics.tool_calls.tool_formats.tiny import Tiny
 
-__all__ = ["FORMATS", "Hermes", "Llama3", "Mistral", "Pythonic", "Tiny", "format_for"]
+__all__ = [
+    "FORMATS", "Hermes", "Llama3", "Mistral", "Pythonic", "Tiny", "format_for", "format_name",
+    "format_named", "with_tool_turns",
+]  # fmt: skip
 
 FORMATS: dict[str, Callable[[], ToolFormat]] = {
     "hermes": Hermes,
@@ -38,14 +43,35 @@ _MODELS = (
 )
 
 
+BY_NAME = "mistral by name"  # the newer way of Mistral's models
+
+
 def format_for(name: str, template: str, *models: str) -> ToolFormat:
     """The format of that name; of ``auto``, the one that the chat template writes, or that the
     model, by its path or class, was taught. Where neither says it, Hermes."""
+    return format_named(format_name(name, template, *models))
+
+
+def format_name(name: str, template: str, *models: str) -> str:
+    """The name of that format, for ``format_named``."""
     if name == "auto":
         name = _found(template, models)
-    if name == "mistral":
-        return Mistral(by_name="[ARGS]" in template)
-    return FORMATS[name]()
+    return BY_NAME if name == "mistral" and "[ARGS]" in template else name
+
+
+def format_named(name: str) -> ToolFormat:
+    """The format that ``format_name`` names."""
+    return Mistral(by_name=True) if name == BY_NAME else FORMATS[name]()
+
+
+def with_tool_turns(template: ChatTemplate, name: str) -> ChatTemplate:
+    """The template of programs, with turns of the results of tools as models of the format
+    ``name`` read them."""
+    if name == "tiny":
+        before, after = template.roles["user"]
+        roles = {**template.roles, "tool": (f"{before}<result>", f"</result>{after}")}
+        return replace(template, roles=roles)
+    return template
 
 
 def _found(template: str, models: tuple[str, ...]) -> str:
