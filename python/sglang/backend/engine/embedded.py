@@ -31,7 +31,7 @@ from sglang.backend.loop_thread import begin, drawn, finish, waited
 from sglang.errors import BackendError, lacking
 from sglang.ir.chat_template import template_for, template_named
 from sglang.ir.prompt_media import sent
-from sglang.semantics.tool_calls.tool_formats import format_name, with_tool_turns
+from sglang.semantics.tool_calls.tool_formats import with_tool_turns
 
 if TYPE_CHECKING:
     from sglang.srt.runtime.engine_runtime import EngineRuntime
@@ -105,8 +105,7 @@ class Engine(EnginePrograms):
         self._runtime: EngineRuntime | None = EngineRuntime(config, completion)
         self.constraints = frozenset(CONSTRAINTS)
         template = named or template_for(self.get_model_name(), self.tokenizer.chat_template)
-        parser, jinja = config.server.tool_call_parser, self.tokenizer.chat_template or ""
-        self.tool_format = format_name(parser, jinja, self.get_model_name())
+        self.tool_format = self._runtime.tool_format.name
         template = template.seeing(self._runtime.placeholders)
         self.chat_template = with_tool_turns(template, self.tool_format)
         atexit.register(self.shutdown)

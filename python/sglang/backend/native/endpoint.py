@@ -15,8 +15,8 @@ from sglang.backend.native.lost_server import ServerLeaves, ServerLoss, wait
 from sglang.backend.native.native_backend import NativeBackend
 from sglang.backend.renamed_parameters import renamed
 from sglang.errors import BackendError, ConnectionFailed, refusal
-from sglang.ir.chat_template import template_for, template_named
-from sglang.semantics.tool_calls.tool_formats import format_name, with_tool_turns
+from sglang.ir.chat_template import ChatTemplate, template_for, template_named
+from sglang.semantics.tool_calls.tool_formats import with_tool_turns
 
 # Names of fields in server-sent events; a line without a name is a comment or ends an event.
 _FIELDS = ("data", "event", "id", "retry", "")
@@ -89,23 +89,21 @@ class RuntimeEndpoint(NativeBackend):
         self.model_info: dict[str, Any] = self._get("/get_model_info")
         # A runtime that does not tell is one that has always had them.
         self.constraints = frozenset(self.model_info.get("constraints", KINDS))
-        jinja, model = self._find_jinja(), self.get_model_name()
         if chat_template_name is not None:
             template = template_named(chat_template_name)
         else:
-            template = template_for(model, jinja)
+            template = self._find_template()
         template = template.seeing(self.model_info.get("placeholders") or {})
-        parser = self.model_info.get("tool_call_parser", "auto")
-        self.tool_format = format_name(parser, jinja or "", model)
+        self.tool_format = self.model_info.get("tool_format", "hermes")  # older servers have none
         self.chat_template = with_tool_turns(template, self.tool_format)
 
-    def _find_jinja(self) -> str | None:
-        """The model's own jinja template, None where the server does not show it."""
+    def _find_template(self) -> ChatTemplate:
+        """The template of the model: by its own jinja template, else by its name."""
         try:
             jinja = self._get("/tokenizer_info").get("chat_template")
         except BackendError:
-            return None
-        return jinja if isinstance(jinja, str) else None
+            jinja = None
+        return template_for(self.get_model_name(), jinja if isinstance(jinja, str) else None)
 
     def get_model_name(self) -> str:
         info = self.model_info

@@ -44,7 +44,11 @@ Calls = Sequence[tuple[str, Mapping[str, Any]]]  # names and arguments
 
 
 class ToolFormat(Protocol):
-    """One way of writing calls. ``marks`` are the texts by which the parser knows a call."""
+    """One way of writing calls, ``name``. ``marks`` are the texts by which the parser knows a
+    call."""
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def marks(self) -> tuple[str, ...]: ...

@@ -10,13 +10,13 @@ from sglang.ir.chat_template import ChatTemplate
 from sglang.semantics.tool_calls.tool_format import ToolFormat
 from sglang.semantics.tool_calls.tool_formats.hermes import Hermes
 from sglang.semantics.tool_calls.tool_formats.llama3 import Llama3
-from sglang.semantics.tool_calls.tool_formats.mistral import Mistral
+from sglang.semantics.tool_calls.tool_formats.mistral import BY_NAME, Mistral
 from sglang.semantics.tool_calls.tool_formats.pythonic import Pythonic
 from sglang.semantics.tool_calls.tool_formats.tiny import Tiny
 
 __all__ = [
-    "FORMATS", "Hermes", "Llama3", "Mistral", "Pythonic", "Tiny", "format_for", "format_name",
-    "format_named", "with_tool_turns",
+    "FORMATS", "Hermes", "Llama3", "Mistral", "Pythonic", "Tiny", "format_for", "format_named",
+    "with_tool_turns",
 ]  # fmt: skip
 
 FORMATS: dict[str, Callable[[], ToolFormat]] = {
@@ -43,24 +43,16 @@ _MODELS = (
 )
 
 
-BY_NAME = "mistral by name"  # the newer way of Mistral's models
-
-
 def format_for(name: str, template: str, *models: str) -> ToolFormat:
     """The format of that name; of ``auto``, the one that the chat template writes, or that the
     model, by its path or class, was taught. Where neither says it, Hermes."""
-    return format_named(format_name(name, template, *models))
-
-
-def format_name(name: str, template: str, *models: str) -> str:
-    """The name of that format, for ``format_named``."""
     if name == "auto":
         name = _found(template, models)
-    return BY_NAME if name == "mistral" and "[ARGS]" in template else name
+    return format_named(BY_NAME if name == "mistral" and "[ARGS]" in template else name)
 
 
 def format_named(name: str) -> ToolFormat:
-    """The format that ``format_name`` names."""
+    """The format whose ``name`` this is. Raise KeyError for an unknown one."""
     return Mistral(by_name=True) if name == BY_NAME else FORMATS[name]()
 
 

@@ -31,6 +31,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 class Hermes(Plain):
     """See the module."""
 
+    name: str = "hermes"
     marks: tuple[str, ...] = (BEGIN, END)
 
     def calls(self, tools: Sequence[Tool], many: bool) -> Form:

@@ -30,6 +30,7 @@ TAG = "<|python_tag|>"
 class Llama3(Plain):
     """See the module."""
 
+    name: str = "llama3"
     marks: tuple[str, ...] = (TAG,)
 
     def calls(self, tools: Sequence[Tool], many: bool) -> Form:

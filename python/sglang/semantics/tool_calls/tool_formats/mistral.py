@@ -25,6 +25,7 @@ from sglang.semantics.tool_calls.tool_format import (
 )
 from sglang.semantics.tool_calls.tool_parser import ObjectParser, ToolParser
 
+BY_NAME = "mistral by name"
 BEGIN, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 LONGEST = 128  # characters of a name, with what may stand between it and the arguments
 
@@ -34,6 +35,7 @@ class Mistral(Plain):
 
     def __init__(self, by_name: bool = False) -> None:
         self.by_name = by_name
+        self.name: str = BY_NAME if by_name else "mistral"
         self.marks: tuple[str, ...] = (BEGIN, ARGS, ID)
 
     def calls(self, tools: Sequence[Tool], many: bool) -> Form:

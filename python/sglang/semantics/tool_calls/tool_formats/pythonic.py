@@ -32,6 +32,7 @@ class Pythonic(Plain):
     """See the module. A call that is held to any schema is held to its own: what Python's keywords
     may be without one cannot be said."""
 
+    name: str = "pythonic"
     marks: tuple[str, ...] = (START, END)
 
     def calls(self, tools: Sequence[Tool], many: bool) -> Form:

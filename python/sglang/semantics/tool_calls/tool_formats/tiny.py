@@ -24,6 +24,7 @@ _PLAIN = {"type", "title", "description", "default", "examples"}
 class Tiny:
     """See the module."""
 
+    name: str = "tiny"
     marks: tuple[str, ...] = (BEGIN, END)
 
     def calls(self, tools: Sequence[Tool], many: bool) -> Form:
