@@ -184,7 +184,7 @@ class ToolLoop:
             yield from self._visit(ConstantText(call.result))
             meta = {"tool": call.name, "e2e_latency": call.seconds}
             stream.segments.append(TextSegment(TOOL, start, len(stream.text), call.name, meta))
-            stream.turn_fields = {"tool_call_id": call.id, "name": call.name}
+            stream.turn_fields = {"tool_call_id": call.id}
             yield from self._visit(RoleEnd(TOOL))
 
     def _left(self, calls: Sequence[ModelToolCall], own_turn: bool) -> Generator[Any, Any, bool]:
