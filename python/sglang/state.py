@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from sglang.backend.base import Backend
+from sglang.backend.branch_bodies import amapped, mapped
 from sglang.backend.renamed_parameters import renamed
 from sglang.errors import Cancelled, SglangError, Unsupported
 from sglang.ir.nodes import (
@@ -343,6 +344,17 @@ class ProgramState:
         _refuse_offset(position_ids_offset)
         (child,) = self.fork(1)
         yield child
+
+    def map(self, items: Sequence[Any], program: Callable[..., Any]) -> list[Any]:
+        """Return ``program(fork, item)`` for each item, run side by side, each over a fork of
+        this state; joins them. An item is a dict or tuple of arguments, or the only one."""
+        own = self._executor
+        threads = isinstance(own, StreamExecutor) and own.use_thread
+        return mapped(self, items, program, own.run.loop if threads else None, threads)
+
+    async def amap(self, items: Sequence[Any], program: Callable[..., Any]) -> list[Any]:
+        """``map``, awaited; the program may be asynchronous."""
+        return await amapped(self, items, program)
 
     # Looking
 
