@@ -123,7 +123,8 @@ RULES = {
     "sglang.program": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.state sglang.compile"
     " sglang.batch sglang.forecast sglang.on_server",
     "sglang.api": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.program",
-    "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
+    "sglang.integrations.dspy": f"{RUNNING} sglang.run sglang.integrations.dspy_tools dspy",
+    "sglang.integrations.dspy_tools": f"{RUNNING} sglang.tools dspy",
     "sglang.launch_server": "sglang srt",
     "sglang.bench_serving": "srt.commands.bench",
     "sglang.bench_offline_throughput": "sglang srt.commands.bench",
