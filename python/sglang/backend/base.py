@@ -128,6 +128,11 @@ class Backend:
     calls_tools: bool = False
     tool_format: str = "hermes"
 
+    def __repr__(self) -> str:
+        """The class, and the model or the address where they are known."""
+        known = (vars(self).get(name) for name in ("model_name", "base_url", "path", "address"))
+        return f"{type(self).__name__}({', '.join(str(one) for one in known if one)})"
+
     def enforces(self, constraint: OutputConstraint) -> bool:
         """Return whether text generated under ``constraint`` needs no check. A backend may take a
         constraint and not enforce it."""

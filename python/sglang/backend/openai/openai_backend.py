@@ -59,6 +59,9 @@ class ExchangeBackend(ApiBackend):
     tokens: TokenIds | None = None
     echoes: bool = True
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.service.model})"
+
     async def send(
         self, client: Any, path: str, body: dict[str, Any]
     ) -> tuple[Mapping[str, Any], str | None]:
