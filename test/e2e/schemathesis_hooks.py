@@ -30,7 +30,8 @@ BETWEEN_FIELDS = re.compile(
     |Only\ a\ response\ created
     |\ needs\ |\ is\ given\ with(out)?\ |exclude\ one\ another|names\ of\ one\ thing
     |must\ be\ at\ least\ n,|^output_ids\ are\ those\ of\ one\ text|^kv_hints\.protocol_version
-    |^tool_choice|has\ no\ token\ that\ begins|is\ open\ already""",
+    |^tool_choice|has\ no\ token\ that\ begins|is\ open\ already
+    |Leave\ one\ of\ them\ out""",
     re.VERBOSE,
 )
 NO_INTEGER = re.compile("got `float`|list of token ids|mixes texts, token ids")
