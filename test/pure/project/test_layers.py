@@ -60,7 +60,7 @@ RULES = {
     "srt.requests": "sglang.ir",
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"
     " srt.requests.common_fields srt.requests.request_error msgspec",
-    "srt.requests.replies": "sglang.ir",
+    "srt.requests.replies": "sglang.ir sglang.semantics",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
     "srt.programs": "sglang.ir sglang.semantics srt.core msgspec",
     "srt.runtime": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
@@ -78,8 +78,9 @@ RULES = {
     " srt.engine.info",
     "srt.runtime.supervisor": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine"
     " msgspec",
-    "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.inferlet"
-    " msgspec starlette pydantic_core uvicorn httptools prometheus_client psutil",
+    "srt.web": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
+    " srt.runtime srt.inferlet msgspec starlette pydantic_core uvicorn httptools"
+    " prometheus_client psutil",
     "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
     "srt.web.launch": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
     " srt.engine srt.ranks srt.config.command_line srt.system",
@@ -94,9 +95,9 @@ RULES = {
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
     "srt.commands.sandbox_command": "srt.config.command_line srt.inferlet.host",
-    "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.requests srt.layers srt.models"
-    " srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel msgspec psutil torch"
-    " huggingface_hub srt.system",
+    "srt.commands.doctor": "sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
+    " srt.layers srt.models srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel"
+    " msgspec psutil torch huggingface_hub srt.system",
     "srt.cli": "srt.config.command_line srt.commands srt.web.launch",
     "srt.server": UPSTREAM,
     "sglang": "sglang",
@@ -109,19 +110,19 @@ RULES = {
     " sglang.inferlet srt",
     "sglang.inferlet": "",
     "sglang.run": RUNNING,
+    "sglang.tools": f"{RUNNING} sglang.run pydantic pydantic_core",
     "sglang.views": f"{RUNNING} sglang.run sglang.version",
     "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",
-    "sglang.state": f"{RUNNING} sglang.run sglang.views",
+    "sglang.state": f"{RUNNING} sglang.run sglang.tools sglang.views",
     "sglang.compile": f"{RUNNING} sglang.run sglang.views sglang.state",
-    "sglang.lowering": f"{RUNNING} sglang.run",
-    "sglang.on_server": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
-    " sglang.lowering",
+    "sglang.on_server": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile",
+    "sglang.on_server.lowering": f"{RUNNING} sglang.run",
     "sglang.batch": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile tqdm",
     "sglang.forecast": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
     " sglang.batch tiktoken",
-    "sglang.program": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
+    "sglang.program": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.state sglang.compile"
     " sglang.batch sglang.forecast sglang.on_server",
-    "sglang.api": f"{RUNNING} sglang.run sglang.views sglang.program",
+    "sglang.api": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.program",
     "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
     "sglang.launch_server": "sglang srt",
     "sglang.bench_serving": "srt.commands.bench",

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang.semantics.tool_calls.tool_formats import format_for
 from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, CheckFinding
 from sglang.srt.config import Config
 from sglang.srt.requests.replies.reasoning_parser import marks_for
-from sglang.srt.requests.replies.tool_formats import format_for
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError
 

@@ -53,6 +53,7 @@ async def model_info(state: ServerState, request: Request) -> Response:
             "is_generation": info.purpose == "generate",
             "constraints": CONSTRAINTS,
             "placeholders": state.runtime.placeholders,
+            "tool_format": state.runtime.tool_format.name,
             **msgspec.to_builtins(info),
         }
     )

@@ -49,7 +49,7 @@ from sglang.ir.nodes import (
 from sglang.ir.params import DEFAULTS, GenParams
 from sglang.ir.prompt_media import medium
 from sglang.ir.source_location import Location
-from sglang.lowering.values import NotSendable, sendable
+from sglang.on_server.lowering.values import NotSendable, sendable
 from sglang.run.forks import concatenation
 from sglang.run.interpreter import Interpreter, Steps
 from sglang.run.live_nodes import Promised

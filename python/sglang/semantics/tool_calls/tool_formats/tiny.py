@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang.srt.requests.replies.deltas import Delta
-from sglang.srt.requests.replies.json_scan import SPACE
-from sglang.srt.requests.replies.tool_format import Calls, Form, Tool, repeated, tag, to_json
-from sglang.srt.requests.replies.tool_formats.keyword_calls import KeywordParser, arguments_form
-from sglang.srt.requests.replies.tool_formats.pythonic import call_text
-from sglang.srt.requests.replies.tool_parser import ToolParser
+from sglang.semantics.tool_calls.deltas import Delta
+from sglang.semantics.tool_calls.json_scan import SPACE
+from sglang.semantics.tool_calls.tool_format import Calls, Form, Tool, repeated, tag, to_json
+from sglang.semantics.tool_calls.tool_formats.keyword_calls import KeywordParser, arguments_form
+from sglang.semantics.tool_calls.tool_formats.pythonic import call_text
+from sglang.semantics.tool_calls.tool_parser import ToolParser
 
 BEGIN, END = "<tool>", "</tool>"
 _PLAIN = {"type", "title", "description", "default", "examples"}
@@ -24,6 +24,7 @@ _PLAIN = {"type", "title", "description", "default", "examples"}
 class Tiny:
     """See the module."""
 
+    name: str = "tiny"
     marks: tuple[str, ...] = (BEGIN, END)
 
     def calls(self, tools: Sequence[Tool], many: bool) -> Form:

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang.srt.requests.replies.json_scan import SPACE
-from sglang.srt.requests.replies.tool_format import (
+from sglang.semantics.tool_calls.json_scan import SPACE
+from sglang.semantics.tool_calls.tool_format import (
     Form,
     Tool,
     constant,
@@ -17,8 +17,8 @@ from sglang.srt.requests.replies.tool_format import (
     tag,
     to_json,
 )
-from sglang.srt.requests.replies.tool_formats.literal import Literal
-from sglang.srt.requests.replies.tool_parser import CallParser
+from sglang.semantics.tool_calls.tool_formats.literal import Literal
+from sglang.semantics.tool_calls.tool_parser import CallParser
 
 LONGEST = 256  # characters of a name
 # What a schema may hold besides its properties where these are enforced one by one.

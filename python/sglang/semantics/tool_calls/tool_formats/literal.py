@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from sglang.srt.requests.replies.json_scan import SPACE
+from sglang.semantics.tool_calls.json_scan import SPACE
 
 DEEPEST = 128
 LONGEST = 400  # characters of a number or word

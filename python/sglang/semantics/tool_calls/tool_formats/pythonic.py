@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from sglang.srt.requests.replies.json_scan import SPACE
-from sglang.srt.requests.replies.tool_format import (
+from sglang.semantics.tool_calls.json_scan import SPACE
+from sglang.semantics.tool_calls.tool_format import (
     Calls,
     Form,
     Plain,
@@ -22,8 +22,8 @@ from sglang.srt.requests.replies.tool_format import (
     sequence,
     tag,
 )
-from sglang.srt.requests.replies.tool_formats.keyword_calls import KeywordParser, arguments_form
-from sglang.srt.requests.replies.tool_parser import ToolParser
+from sglang.semantics.tool_calls.tool_formats.keyword_calls import KeywordParser, arguments_form
+from sglang.semantics.tool_calls.tool_parser import ToolParser
 
 START, END = "<|python_start|>", "<|python_end|>"
 
@@ -32,6 +32,7 @@ class Pythonic(Plain):
     """See the module. A call that is held to any schema is held to its own: what Python's keywords
     may be without one cannot be said."""
 
+    name: str = "pythonic"
     marks: tuple[str, ...] = (START, END)
 
     def calls(self, tools: Sequence[Tool], many: bool) -> Form:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
-from sglang.srt.requests.replies.tool_format import ToolFormat
-from sglang.srt.requests.replies.tool_formats.hermes import Hermes
-from sglang.srt.requests.replies.tool_formats.llama3 import Llama3
-from sglang.srt.requests.replies.tool_formats.mistral import Mistral
-from sglang.srt.requests.replies.tool_formats.pythonic import Pythonic
-from sglang.srt.requests.replies.tool_formats.tiny import Tiny
+from sglang.ir.chat_template import ChatTemplate
+from sglang.semantics.tool_calls.tool_format import ToolFormat
+from sglang.semantics.tool_calls.tool_formats.hermes import Hermes
+from sglang.semantics.tool_calls.tool_formats.llama3 import Llama3
+from sglang.semantics.tool_calls.tool_formats.mistral import BY_NAME, Mistral
+from sglang.semantics.tool_calls.tool_formats.pythonic import Pythonic
+from sglang.semantics.tool_calls.tool_formats.tiny import Tiny
 
-__all__ = ["FORMATS", "Hermes", "Llama3", "Mistral", "Pythonic", "Tiny", "format_for"]
+__all__ = [
+    "FORMATS", "Hermes", "Llama3", "Mistral", "Pythonic", "Tiny", "format_for", "format_named",
+    "with_tool_turns",
+]  # fmt: skip
 
 FORMATS: dict[str, Callable[[], ToolFormat]] = {
     "hermes": Hermes,
@@ -43,9 +48,22 @@ def format_for(name: str, template: str, *models: str) -> ToolFormat:
     model, by its path or class, was taught. Where neither says it, Hermes."""
     if name == "auto":
         name = _found(template, models)
-    if name == "mistral":
-        return Mistral(by_name="[ARGS]" in template)
-    return FORMATS[name]()
+    return format_named(BY_NAME if name == "mistral" and "[ARGS]" in template else name)
+
+
+def format_named(name: str) -> ToolFormat:
+    """The format whose ``name`` this is. Raise KeyError for an unknown one."""
+    return Mistral(by_name=True) if name == BY_NAME else FORMATS[name]()
+
+
+def with_tool_turns(template: ChatTemplate, name: str) -> ChatTemplate:
+    """The template of programs, with turns of the results of tools as models of the format
+    ``name`` read them."""
+    if name == "tiny":
+        before, after = template.roles["user"]
+        roles = {**template.roles, "tool": (f"{before}<result>", f"</result>{after}")}
+        return replace(template, roles=roles)
+    return template
 
 
 def _found(template: str, models: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sglang.ir.constraint import Constraint
-from sglang.srt.requests.replies.tool_parser import ToolParser
+from sglang.semantics.tool_calls.tool_parser import ToolParser
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,11 @@ Calls = Sequence[tuple[str, Mapping[str, Any]]]  # names and arguments
 
 
 class ToolFormat(Protocol):
-    """One way of writing calls. ``marks`` are the texts by which the parser knows a call."""
+    """One way of writing calls, ``name``. ``marks`` are the texts by which the parser knows a
+    call."""
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def marks(self) -> tuple[str, ...]: ...

@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Protocol
 
-from sglang.srt.requests.replies.deltas import AnswerWords, Arguments, Begin, Delta
-from sglang.srt.requests.replies.json_scan import SPACE, CallObject
+from sglang.semantics.tool_calls.deltas import AnswerWords, Arguments, Begin, Delta
+from sglang.semantics.tool_calls.json_scan import SPACE, CallObject
 
 _SPACE = re.compile(r"[ \t\r\n]+")
 

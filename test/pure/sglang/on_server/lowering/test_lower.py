@@ -13,8 +13,8 @@ from sglang.backend.native.native_backend import NativeBackend
 from sglang.errors import ProgramError, UnsupportedHere
 from sglang.ir.choices import ChoicesMethod
 from sglang.ir.params import DEFAULTS, to_wire
-from sglang.lowering import lower as lowering
-from sglang.lowering.lower import lower
+from sglang.on_server.lowering import lower as lowering
+from sglang.on_server.lowering.lower import lower
 
 
 def lowered(program, backend=None, tools=(), **arguments):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang.srt.requests.replies.json_scan import SPACE, Value
-from sglang.srt.requests.replies.tool_format import (
+from sglang.semantics.tool_calls.json_scan import SPACE, Value
+from sglang.semantics.tool_calls.tool_format import (
     Calls,
     Form,
     Plain,
@@ -23,8 +23,9 @@ from sglang.srt.requests.replies.tool_format import (
     tag,
     to_json,
 )
-from sglang.srt.requests.replies.tool_parser import ObjectParser, ToolParser
+from sglang.semantics.tool_calls.tool_parser import ObjectParser, ToolParser
 
+BY_NAME = "mistral by name"
 BEGIN, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 LONGEST = 128  # characters of a name, with what may stand between it and the arguments
 
@@ -34,6 +35,7 @@ class Mistral(Plain):
 
     def __init__(self, by_name: bool = False) -> None:
         self.by_name = by_name
+        self.name: str = BY_NAME if by_name else "mistral"
         self.marks: tuple[str, ...] = (BEGIN, ARGS, ID)
 
     def calls(self, tools: Sequence[Tool], many: bool) -> Form:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang.srt.requests.replies.deltas import Delta
-from sglang.srt.requests.replies.json_scan import SPACE
-from sglang.srt.requests.replies.tool_format import (
+from sglang.semantics.tool_calls.deltas import Delta
+from sglang.semantics.tool_calls.json_scan import SPACE
+from sglang.semantics.tool_calls.tool_format import (
     Calls,
     Form,
     Plain,
@@ -23,7 +23,7 @@ from sglang.srt.requests.replies.tool_format import (
     tag,
     to_json,
 )
-from sglang.srt.requests.replies.tool_parser import ObjectParser, ToolParser
+from sglang.semantics.tool_calls.tool_parser import ObjectParser, ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -31,6 +31,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 class Hermes(Plain):
     """See the module."""
 
+    name: str = "hermes"
     marks: tuple[str, ...] = (BEGIN, END)
 
     def calls(self, tools: Sequence[Tool], many: bool) -> Form:

@@ -10,10 +10,9 @@ import pytest
 from helpers.scripted import pieces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sglang.srt.config.sections import TOOL_CALL_PARSERS
-from sglang.srt.requests.replies.deltas import Arguments, Begin, Delta, joined
-from sglang.srt.requests.replies.tool_format import Tool, ToolFormat, constraint_of
-from sglang.srt.requests.replies.tool_formats import (
+from sglang.semantics.tool_calls.deltas import Arguments, Begin, Delta, joined
+from sglang.semantics.tool_calls.tool_format import Tool, ToolFormat, constraint_of
+from sglang.semantics.tool_calls.tool_formats import (
     FORMATS,
     Hermes,
     Llama3,
@@ -22,7 +21,8 @@ from sglang.srt.requests.replies.tool_formats import (
     Tiny,
     format_for,
 )
-from sglang.srt.requests.replies.tool_formats.literal import Literal
+from sglang.semantics.tool_calls.tool_formats.literal import Literal
+from sglang.srt.config.sections import TOOL_CALL_PARSERS
 
 Called = list[tuple[str, str]]
 FORMS: dict[str, ToolFormat] = {

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang.srt.requests.replies.json_scan import SPACE
-from sglang.srt.requests.replies.tool_format import (
+from sglang.semantics.tool_calls.json_scan import SPACE
+from sglang.semantics.tool_calls.tool_format import (
     Calls,
     Form,
     Plain,
@@ -22,7 +22,7 @@ from sglang.srt.requests.replies.tool_format import (
     tag,
     to_json,
 )
-from sglang.srt.requests.replies.tool_parser import ObjectParser, ToolParser
+from sglang.semantics.tool_calls.tool_parser import ObjectParser, ToolParser
 
 TAG = "<|python_tag|>"
 
@@ -30,6 +30,7 @@ TAG = "<|python_tag|>"
 class Llama3(Plain):
     """See the module."""
 
+    name: str = "llama3"
     marks: tuple[str, ...] = (TAG,)
 
     def calls(self, tools: Sequence[Tool], many: bool) -> Form:
