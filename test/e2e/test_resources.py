@@ -107,7 +107,7 @@ EXPECTED = [
     "srt/runtime/loaded_adapters.py",
     "srt/tokenizer/jinja_chat_template.py",
     *(f"srt/web/{name}.py" for name in (
-        "native/routes", "openai/reply_fields", "openai/responses/answer", "openai/score",
-        "page/live_view", "server_state", "telemetry/gateway_metrics",
+        "native/routes", "ollama/routes", "openai/reply_fields", "openai/responses/answer",
+        "openai/score", "page/live_view", "server_state", "telemetry/gateway_metrics",
     )),
 ]  # fmt: skip

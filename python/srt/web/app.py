@@ -13,7 +13,7 @@ from sglang.srt.web.connection.guard import PROBES, Guard, ordinary
 from sglang.srt.web.exchange.error_replies import ServerError, error_response
 from sglang.srt.web.journal import Journal
 from sglang.srt.web.openapi.openapi_document import document
-from sglang.srt.web.route import EVENTS, JSON, Handler
+from sglang.srt.web.route import JSON, Handler
 from sglang.srt.web.routes import ROUTES
 from sglang.srt.web.server_state import ServerState
 from starlette.applications import Starlette
@@ -29,7 +29,7 @@ def make_app(state: ServerState) -> Starlette:
     paths: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
     # Starlette tries one route after the other, so those that generate are the first, and those
     # with parameters the last: a name of a path is no id.
-    for route in sorted(ROUTES, key=lambda route: ("{" in route.path, EVENTS not in route.media)):
+    for route in sorted(ROUTES, key=lambda route: ("{" in route.path, not route.streams)):
         paths[route.path][route.method] = route.handler
     paths["/openapi.json"]["GET"] = _described(state)
     served = [Route(path, _Endpoint(state, handlers), methods=list(handlers))

@@ -14,6 +14,7 @@ from starlette.responses import Response
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+LINES = "application/x-ndjson"
 PAGE = ("text/html", "text/javascript", "text/css", "image/svg+xml")
 
 
@@ -36,6 +37,11 @@ class Route:
     query: type[msgspec.Struct] | None = None
     media: tuple[str, ...] = (JSON,)
     optional: bool = False
+
+    @property
+    def streams(self) -> bool:
+        """Whether it may answer with a stream."""
+        return EVENTS in self.media or LINES in self.media
 
     @property
     def page(self) -> bool:

@@ -23,16 +23,20 @@ from sglang.srt.web.inferlet_api import inferlet_bodies
 from sglang.srt.web.inferlet_api import routes as inferlets
 from sglang.srt.web.native import routes as native
 from sglang.srt.web.native import token_routes as tokens
+from sglang.srt.web.ollama import embedding_routes as ollama_vectors
+from sglang.srt.web.ollama import ollama_bodies
+from sglang.srt.web.ollama import routes as ollama
 from sglang.srt.web.openai import completions, embeddings, score
 from sglang.srt.web.openai.chat import routes as chat
 from sglang.srt.web.openai.responses import responses_body
 from sglang.srt.web.openai.responses import routes as responses
 from sglang.srt.web.openapi import native_shapes as shapes
+from sglang.srt.web.openapi import ollama_shapes as shapes_ollama
 from sglang.srt.web.openapi import openai_shapes as shapes_v1
 from sglang.srt.web.page import live_view as live
 from sglang.srt.web.page import page_files as page
 from sglang.srt.web.programs import routes as programs
-from sglang.srt.web.route import EVENTS, JSON, PAGE, TEXT, Handler, Route
+from sglang.srt.web.route import EVENTS, JSON, LINES, PAGE, TEXT, Handler, Route
 
 
 def _get(path: str, handler: Handler, reply: Any, **more: Any) -> Route:
@@ -124,6 +128,25 @@ ROUTES = (
           **_STREAMED),
     _post("/v1/messages/count_tokens", messages.count_tokens, messages_body.MessagesBody,
           shapes_v1.CountedTokens),
+    # Ollama's.
+    _post("/api/chat", ollama.chat, ollama_bodies.OllamaChatBody, shapes_ollama.OllamaChatReply,
+          media=(JSON, LINES)),
+    _post("/api/generate", ollama.generate, ollama_bodies.OllamaGenerateBody,
+          shapes_ollama.OllamaGenerateReply, media=(JSON, LINES)),
+    _post("/api/embed", ollama_vectors.embed_texts, ollama_bodies.OllamaEmbedBody,
+          shapes_ollama.OllamaEmbedded),
+    _post("/api/embeddings", ollama_vectors.embeddings, ollama_bodies.OllamaEmbeddingsBody,
+          shapes_ollama.OllamaEmbedding),
+    _get("/api/tags", ollama.tags, shapes_ollama.OllamaTags),
+    _get("/api/ps", ollama.ps, shapes_ollama.OllamaProcesses),
+    _get("/api/version", ollama.version, shapes_ollama.OllamaVersion),
+    _post("/api/show", ollama.show, ollama_bodies.ShowBody, shapes_ollama.OllamaShown),
+    _post("/api/pull", ollama.pull, ollama_bodies.PullBody, shapes_ollama.OllamaPulled),
+    _post("/api/push", ollama.refuse, None, shapes_ollama.OllamaPulled),
+    _post("/api/create", ollama.refuse, None, shapes_ollama.OllamaPulled),
+    _post("/api/copy", ollama.refuse, None, shapes_ollama.OllamaPulled),
+    Route("DELETE", "/api/delete", ollama.refuse, shapes_ollama.OllamaPulled),
+    _post("/api/blobs/{digest}", ollama.refuse, None, shapes_ollama.OllamaPulled),
     # Programs that clients upload.
     _get("/v1/inferlets", inferlets.programs, inferlet_bodies.InferletList),
     _post("/v1/inferlets", inferlets.upload, inferlet_bodies.UploadBody,

@@ -34,7 +34,7 @@ ORDINARY = frozenset({
     "/classify", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/models",
     "/rerank", "/score", "/abort_request", "/openapi.json", "/open_session", "/close_session",
 })  # fmt: skip
-ORDINARY_BELOW = ("/v1/", "/v2/", "/explain/", "/page/")
+ORDINARY_BELOW = ("/v1/", "/v2/", "/api/", "/explain/", "/page/")
 RESERVED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """What every key may do, but for the last. Everything else needs the admin's."""
 

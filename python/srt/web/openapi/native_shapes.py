@@ -47,6 +47,10 @@ class AnthropicErrorReply(Struct):
     request_id: str | None
 
 
+class OllamaErrorReply(Struct):
+    error: str
+
+
 class Event(Struct):
     """One event of a stream. ``data`` is JSON, or ``[DONE]``; ``event`` is its type, where the API
     has types; ``id`` of ``/generate`` the number of tokens so far."""
