@@ -48,6 +48,7 @@ def told(client: Client) -> dict[str, Any]:
 REFUSED = {
     "/classify": 400, "/load_lora_adapter": 400, "/unload_lora_adapter": 404, "/workers": 400,
     "/workers/leave": 404, "/get": 404, "/set": 404, "/cancel": 404,  # no session is open
+    "/batches": 400,  # this server has no directory for files
     "/inferlets": 400, "/inferlets/{id}/runs": 404,
     "/runs/{id}/messages": 404,
 }  # fmt: skip

@@ -19,6 +19,7 @@ from sglang.srt.web.admin import routes as admin
 from sglang.srt.web.admin import worker_routes as workers
 from sglang.srt.web.anthropic.messages import messages_body
 from sglang.srt.web.anthropic.messages import routes as messages
+from sglang.srt.web.batch_api import routes as batches
 from sglang.srt.web.inferlet_api import inferlet_bodies
 from sglang.srt.web.inferlet_api import routes as inferlets
 from sglang.srt.web.native import routes as native
@@ -30,13 +31,14 @@ from sglang.srt.web.openai import completions, embeddings, score
 from sglang.srt.web.openai.chat import routes as chat
 from sglang.srt.web.openai.responses import responses_body
 from sglang.srt.web.openai.responses import routes as responses
+from sglang.srt.web.openapi import batch_shapes as shapes_batch
 from sglang.srt.web.openapi import native_shapes as shapes
 from sglang.srt.web.openapi import ollama_shapes as shapes_ollama
 from sglang.srt.web.openapi import openai_shapes as shapes_v1
 from sglang.srt.web.page import live_view as live
 from sglang.srt.web.page import page_files as page
 from sglang.srt.web.programs import routes as programs
-from sglang.srt.web.route import EVENTS, JSON, LINES, PAGE, TEXT, Handler, Route
+from sglang.srt.web.route import BYTES, EVENTS, JSON, LINES, PAGE, TEXT, Handler, Route
 
 
 def _get(path: str, handler: Handler, reply: Any, **more: Any) -> Route:
@@ -115,6 +117,17 @@ ROUTES = (
     _post("/v1/responses/{id}/cancel", responses.cancel, None, shapes_v1.Response),
     _get("/v1/responses/{id}/input_items", responses.input_items, shapes_v1.Items,
          query=responses.ItemsQuery),
+    # Files, and batches of requests in them.
+    _post("/v1/files", batches.upload, None, shapes_batch.FileReply,
+          form=("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")),
+    _get("/v1/files", batches.files, shapes_batch.FileList, query=batches.FilesQuery),
+    _get("/v1/files/{id}", batches.file, shapes_batch.FileReply),
+    _get("/v1/files/{id}/content", batches.content, None, media=(BYTES,)),
+    Route("DELETE", "/v1/files/{id}", batches.delete_file, shapes_batch.FileGone),
+    _post("/v1/batches", batches.create_batch, batches.BatchBody, shapes_batch.BatchReply),
+    _get("/v1/batches", batches.batches, shapes_batch.BatchList, query=batches.BatchesQuery),
+    _get("/v1/batches/{id}", batches.batch, shapes_batch.BatchReply),
+    _post("/v1/batches/{id}/cancel", batches.cancel_batch, None, shapes_batch.BatchReply),
     # Programs sent whole.
     _post("/v1/session", programs.open_session, bodies.OpenProgramSession,
           bodies.ProgramSessionReply, optional=True),

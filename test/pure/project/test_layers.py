@@ -79,7 +79,8 @@ RULES = {
     "srt.runtime.supervisor": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine"
     " msgspec",
     "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.inferlet"
-    " msgspec starlette pydantic_core uvicorn httptools prometheus_client psutil",
+    " msgspec starlette pydantic_core uvicorn httptools prometheus_client psutil"
+    " python_multipart",
     "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
     "srt.web.launch": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
     " srt.engine srt.ranks srt.config.command_line srt.system",

@@ -123,6 +123,8 @@ EXAMPLES: dict[str, Bodies] = {
     ],
     "/v1/inferlets/{id}/runs": [{"arguments": ["one"], "turn_cpu": 0.5, "stream": True}],
     "/v1/runs/{id}/messages": [{"text": "hello"}],
+    "/v1/batches": [{"input_file_id": "file-0", "endpoint": "/v1/chat/completions",
+                     "completion_window": "24h", "metadata": {"of": "the lamp"}}],
     "/v1/responses/input_tokens": [{"input": _QUESTION}],
     "/v1/messages": [
         {"messages": _SAID, **_GREEDY, "system": "Be brief."},

@@ -21,7 +21,7 @@ from sglang.srt.web.openapi.native_shapes import (
 )
 from sglang.srt.web.openapi.rules import ruled, ruled_at
 from sglang.srt.web.page.page_files import CHALLENGE
-from sglang.srt.web.route import EVENTS, JSON, Route
+from sglang.srt.web.route import EVENTS, FORM, JSON, Route
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -128,9 +128,17 @@ def _operation(route: Route, path: str, schemas: Schemas, secured: bool) -> Sche
         examples = {str(i): {"value": body} for i, body in enumerate(EXAMPLES[route.path], 1)}
         content = {JSON: {"schema": ruled_at(path, schemas[route.body]), "examples": examples}}
         found["requestBody"] = {"required": not route.optional, "content": content}
+    if route.form:
+        found["requestBody"] = {"required": True, "content": {FORM: {"schema": _form(route)}}}
     if secured:
         found["security"] = [{name: []} for name in _KEYS if name != "basic" or route.page]
     return found
+
+
+def _form(route: Route) -> Schema:
+    text: Schema = {"type": "string"}
+    fields = {name: {**text, "format": "binary"} if name == "file" else text for name in route.form}
+    return {"type": "object", "properties": fields, "required": ["file", "purpose"]}
 
 
 def _in_path(route: Route) -> Iterator[Schema]:
@@ -162,7 +170,7 @@ def _statuses(route: Route, secured: bool) -> list[int]:
         found.append(404)
     if {"semantic_var_id", "placeholders"} & set(getattr(route.body, "__struct_fields__", ())):
         found += (404, 409, 410)
-    if route.body is not None:
+    if route.body is not None or route.form:
         found += (413, 415)
     if route.method == "POST" or route.streams:
         found.append(429)
