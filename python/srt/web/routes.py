@@ -16,6 +16,7 @@ from sglang.srt.web.admin import adapter_routes as adapters
 from sglang.srt.web.admin import explain_routes as explain
 from sglang.srt.web.admin import probe_routes as probes
 from sglang.srt.web.admin import routes as admin
+from sglang.srt.web.admin import version_routes as versions
 from sglang.srt.web.admin import worker_routes as workers
 from sglang.srt.web.anthropic.messages import messages_body
 from sglang.srt.web.anthropic.messages import routes as messages
@@ -67,6 +68,8 @@ ROUTES = (
     _get("/health_generate", admin.health_generate, shapes.Status),
     _get("/get_model_info", admin.model_info, shapes.ModelInfo),
     _get("/model_info", admin.model_info, shapes.ModelInfo),
+    _get("/version", versions.version, shapes.ServerVersion),
+    _get("/props", versions.props, shapes.ServerProps),
     _get("/get_server_info", admin.server_info, shapes.ServerInfo),
     _get("/server_info", admin.server_info, shapes.ServerInfo),
     _get("/metrics", admin.metrics, None, media=(TEXT,)),
@@ -107,6 +110,7 @@ ROUTES = (
     _post("/v1/chat/completions", chat.chat_completions, ChatRequest, shapes_v1.ChatCompletion,
           **_STREAMED),
     _post("/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingBody, shapes_v1.Embeddings),
+    _post("/v1/moderations", versions.moderations, None, shapes.Status),
     _post("/v1/responses", responses.create, responses_body.ResponsesBody, shapes_v1.Response,
           **_STREAMED),
     _post("/v1/responses/input_tokens", responses.count, responses_body.ResponsesBody,

@@ -115,6 +115,22 @@ class Load(Struct):
     num_tokens: Count
 
 
+class ServerVersion(Struct):
+    version: str
+
+
+class ServerProps(Struct):
+    default_generation_settings: Object
+    total_slots: Count
+    model_path: str
+    model_alias: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+
+
 class ModelInfo(EngineInfo, frozen=True, kw_only=True):
     tokenizer_path: str
     served_model_name: str
