@@ -16,7 +16,7 @@ LANGUAGES = {
     "regex", "json_schema", "ebnf", "structural_tag", "choices", "whitespace_pattern",
     "guided_regex", "guided_json", "guided_grammar", "guided_choice", "guided_whitespace_pattern",
     "structured_outputs", "response_format", "stop_regex", "chat_template_kwargs",
-    "tools", "functions", "text",
+    "tools", "functions", "text", "format", "options",
 }  # fmt: skip
 # Items of a conversation: which may follow which, and refer to which.
 CONVERSATIONS = {"messages", "input", "previous_response_id", "session_params"}
@@ -79,8 +79,9 @@ def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool
     if type(failure).__name__ != "RejectedPositiveData":
         return True
     error = response.json()["error"]
+    error = {"message": error} if isinstance(error, str) else error  # Ollama's form
     if fractional(case.body) and NO_INTEGER.search(error["message"]):
         return False  # to JSON Schema 1.0 is an integer, to the server it is none
     if error.get("param", FIRST_WORD.match(error["message"])[0]) in BEYOND:
-        return False  # errors of /v1/messages have no param, and begin with it
+        return False  # errors of /v1/messages and /api have no param, and begin with it
     return BETWEEN_FIELDS.search(error["message"]) is None

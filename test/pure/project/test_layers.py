@@ -81,6 +81,9 @@ RULES = {
     "srt.web": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
     " srt.runtime srt.inferlet msgspec starlette pydantic_core uvicorn httptools"
     " prometheus_client psutil",
+    "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.inferlet"
+    " msgspec starlette pydantic_core uvicorn httptools prometheus_client psutil"
+    " python_multipart",
     "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
     "srt.web.launch": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
     " srt.engine srt.ranks srt.config.command_line srt.system",
