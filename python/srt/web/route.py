@@ -14,7 +14,9 @@ from starlette.responses import Response
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
-PAGE = ("text/html", "text/javascript", "text/css", "image/svg+xml")
+PAGE = (
+    "text/html", "text/javascript", "text/css", "image/svg+xml", "font/woff2", "text/plain",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

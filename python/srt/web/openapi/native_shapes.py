@@ -117,6 +117,7 @@ class ModelInfo(EngineInfo, frozen=True, kw_only=True):
     is_generation: bool
     constraints: list[str]
     placeholders: dict[str, str]
+    default_sampling_params: dict[str, float]
 
 
 class ServerInfo(EngineInfo, frozen=True, kw_only=True):
