@@ -17,7 +17,7 @@ let last = null; // the snapshot shown
 
 export function startLive() {
   addEventListener("view", (event) => {
-    chosen = event.detail === "live";
+    chosen = event.detail.view === "live";
     listen();
   });
   addEventListener("key", () => listen(true));
