@@ -76,6 +76,11 @@ def test_the_live_view_shows_the_engine_at_work(server: Server, open_page: Opene
     page.get_by_text("Nothing runs.").wait_for()
     page.locator(".edge", has_text="Mara Fox").first.wait_for()
 
+    latency = page.locator("#latency tbody td").all_inner_texts()
+    assert len(latency) == 9
+    assert all(text.endswith("s") for text in latency)
+    until(lambda: page.locator("#hour rect").count() >= 4)
+
     page.locator(".edge").first.focus()
     page.keyboard.press("End")
     assert "from the start" in page.locator("#node").inner_text()
@@ -89,6 +94,7 @@ def snapshot(nodes: list[dict[str, Any]]) -> dict[str, Any]:
     stats |= {"total_tokens": 9000, "free_tokens": 4000, "evictable_tokens": 5000}
     tree = {"nodes": nodes, "total_nodes": 2 * len(nodes), "shown": len(nodes)}
     return {"tree": tree, "running": [], "waiting": [], "compiling": 0, "stats": stats,
+            "latency": {"first": {}, "token": {}, "whole": {}}, "hour": [],
             "time": 1.0, "uptime": 1.0, "model": "m"}  # fmt: skip
 
 
@@ -124,6 +130,42 @@ def test_three_hundred_nodes_stand_where_they_should(server: Server, open_page: 
             assert y + height <= py + pheight
     rows = sorted((y, y + h) for n, (_, y, _, h) in place.items() if nodes[n]["parent"] == -1)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(rows))
+
+
+def node(number: int, parent: int, text: str, plain: str | None = None) -> dict[str, Any]:
+    return {"id": number, "parent": parent, "tokens": 9, "depth": 9, "locks": 0, "children": 0,
+            "age": 1.0, "namespace": "", "text": text, "plain": text if plain is None else plain,
+            }  # fmt: skip
+
+
+def test_the_tree_hides_the_template_and_zooms(server: Server, open_page: Opener) -> None:
+    nodes = [node(1, -1, "<s>system", ""), node(2, 1, "Be brief.</s>", "Be brief."),
+             node(3, 2, "<s>user", ""), node(4, 3, "one"), node(5, 3, "two"), node(6, 5, "three")
+             ]  # fmt: skip
+    page = open_page(server.url)
+    event = f"data: {json.dumps(snapshot(nodes))}\n\ndata: [DONE]\n\n"
+    page.route("**/live/events*", lambda route: route.fulfill(body=event))
+    page.goto(f"{server.url}/#live")
+    edges = page.locator(".edge")
+
+    def shown() -> list[str]:
+        return sorted(text.split(" ", 1)[1] for text in edges.all_text_contents())
+
+    until(lambda: shown() == ["Be brief.", "one", "three", "two"])
+    page.get_by_label("hide the chat template").uncheck()
+    until(lambda: len(shown()) == 6)
+    page.get_by_label("hide the chat template").check()
+    edges.filter(has_text="two").click()
+    until(lambda: shown() == ["three", "two"])
+    assert page.locator("#trail button").all_inner_texts() == ["Whole tree", "Be brief.", "two"]
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    until(lambda: shown() == ["three"])
+    page.keyboard.press("Escape")
+    until(lambda: shown() == ["three", "two"])
+    page.get_by_role("button", name="Whole tree").click()
+    until(lambda: len(shown()) == 4)
+    assert page.locator("#trail").is_hidden()
 
 
 def test_the_live_view_waits_for_a_server_that_is_away(server: Server, open_page: Opener) -> None:

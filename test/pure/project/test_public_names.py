@@ -41,7 +41,8 @@ DECIDED: dict[str, str] = {
         "python -m sglang.bench_offline_throughput", "python -m sglang.bench_one_batch",
         "python -m sglang.launch_server", "sglang doctor", "sglang serve",
     )
-} | {"route GET /page/{name} is gone": "its files lie in folders: GET /page/{name:path}"}  # fmt: skip
+}  # fmt: skip
+DECIDED["route GET /page/{name} is gone"] = "its files lie in folders: GET /page/{name:path}"
 
 
 @cache

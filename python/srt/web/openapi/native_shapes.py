@@ -172,6 +172,8 @@ class LiveReply(Struct):
     open_requests: Count
     programs: list[Object]
     more_programs: Count
+    latency: dict[str, dict[str, float]]
+    hour: list[dict[str, float]]
 
 
 # -- tokens ---------------------------------------------------------------------------------------

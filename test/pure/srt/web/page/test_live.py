@@ -133,6 +133,18 @@ def test_the_page_is_whole_and_needs_nothing_from_elsewhere() -> None:
         assert set(linked) <= set(ALL), name
 
 
+def test_modules_are_named_in_the_page_so_that_none_waits_for_another() -> None:
+    found, left = set(), ["main.js"]
+    while left:
+        name = left.pop()
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        new = set(re.findall(r'(?:from|import) "\./([^"]+)"', text)) - found
+        found |= new
+        left += [each for each in new if not each.startswith("vendor/")]
+    page_text = (FOLDER / "index.html").read_text(encoding="utf-8")
+    assert set(re.findall(r'modulepreload" href="page/([^"]+)"', page_text)) == found
+
+
 def test_no_text_can_become_markup() -> None:
     unsafe = re.compile(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function")
     for name in FILES:
@@ -204,6 +216,29 @@ def test_only_an_admin_sees_texts_and_namespaces(served: Served) -> None:
         found = live._node(served.state, node, CALLER.get().admin)
         CALLER.reset(token)
         assert (found["text"] == found["namespace"] == "") is hidden
+
+
+def test_a_nodes_plain_text_has_nothing_of_the_template(served: Served) -> None:
+    tokenizer = served.tokenizer
+    text = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in (
+        ("system", "Be brief."), ("user", "user\ndata")))  # fmt: skip
+    ids = tokenizer.encode(f"{text}<|im_start|>assistant\n")
+    assert live._plain(tokenizer, ids) == "Be brief. · user\ndata"
+    assert live._plain(tokenizer, ids[:1]) == ""
+    complete(served, "a text of its own")
+    (node,) = (n for n in served.client.get("/live").json()["tree"]["nodes"] if n["parent"] == -1)
+    assert node["plain"].startswith("a text of its own")
+
+
+def test_a_snapshot_has_the_last_hour(served: Served) -> None:
+    before = sum(m["completions"] for m in served.client.get("/live").json()["hour"])
+    complete(served, "the lazy dog")
+    found = served.client.get("/live").json()
+    assert sum(minute["completions"] for minute in found["hour"]) == before + 1
+    assert found["hour"][-1]["generated_tokens"] >= 2
+    assert set(found["latency"]) == {"first", "token", "whole"}
+    for shares in found["latency"].values():
+        assert 0 < shares["p50"] <= shares["p95"] <= shares["p99"]
 
 
 # -- a stream of them -----------------------------------------------------------------------------
