@@ -15,7 +15,9 @@ Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 LINES, FORM, BYTES = "application/x-ndjson", "multipart/form-data", "application/octet-stream"
-PAGE = ("text/html", "text/javascript", "text/css", "image/svg+xml")
+PAGE = (
+    "text/html", "text/javascript", "text/css", "image/svg+xml", "font/woff2", "text/plain",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

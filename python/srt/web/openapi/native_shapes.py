@@ -138,6 +138,7 @@ class ModelInfo(EngineInfo, frozen=True, kw_only=True):
     constraints: list[str]
     placeholders: dict[str, str]
     tool_format: str
+    default_sampling_params: dict[str, float]
 
 
 class ServerInfo(EngineInfo, frozen=True, kw_only=True):
@@ -192,6 +193,8 @@ class LiveReply(Struct):
     open_requests: Count
     programs: list[Object]
     more_programs: Count
+    latency: dict[str, dict[str, float]]
+    hour: list[dict[str, float]]
 
 
 # -- tokens ---------------------------------------------------------------------------------------
