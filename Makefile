@@ -94,7 +94,7 @@ kernels-tsan: $(STAMP)  ## the kernels' threads under ThreadSanitizer, built int
 	  $(BIN)/python -m pytest test/cpu/sgl_kernel --ignore test/cpu/sgl_kernel/triton $(ARGS)
 
 docs: .docs/.installed  ## the documentation as a site in build/site (ARGS=serve shows it at port 8000)
-	@PYTHONPATH=python:. .docs/bin/python -m mkdocs $(or $(ARGS),build --quiet) && echo "build/site/README.html"
+	@PYTHONPATH=python:. NO_MKDOCS_2_WARNING=1 .docs/bin/python -m mkdocs $(or $(ARGS),build)
 
 test-ray: .ray/.installed  ## engines on a Ray cluster of this machine, installed into .ray (240 MB), run with the network cut
 	@env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=python OMP_NUM_THREADS=1 .ray/bin/python $(CASES)/offline.py .ray/bin/python -m pytest -rs --durations 5 \

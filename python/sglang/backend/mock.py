@@ -50,8 +50,9 @@ class Mock(Backend):
             and without a script the first option.
         delay: seconds before each answer.
         chat_template: name of the template used for roles.
-        constraints, speculates: what the backend that is stood in for can do, see ``Backend``. The
-            script's text is taken as it is: what it would have been held to is not checked.
+        constraints: those that the mock claims to enforce, see ``Backend``. A text of the script is
+            returned as it is and never checked against a constraint.
+        speculates: see ``Backend``.
 
     In an event loop it answers without a thread, so a script must not wait there.
 
