@@ -99,7 +99,11 @@ def sources(page: Path, base: Path) -> Iterator[Path]:
 
 
 def shown(source: Path) -> str:
-    """A page with the text of a file."""
+    """A page with the text of a file, or with the cells of a notebook."""
+    if source.suffix == ".ipynb":
+        from tools import notebooks
+
+        return notebooks.markdown(notebooks.read(source))
     fence = "~~~~"
     name = source.relative_to(ROOT).as_posix()
     text = source.read_text(encoding="utf-8")

@@ -111,3 +111,10 @@ def test_site_nav_names_every_page_once() -> None:
 def test_site_fetches_nothing_from_elsewhere(html: str, fetched: bool, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(html, encoding="utf-8")
     assert bool(site_hooks.fetched(tmp_path)) is fetched
+
+
+def test_site_shows_the_text_of_a_notebook() -> None:
+    page = site_hooks.shown(ROOT / "examples" / "notebooks" / "programs.ipynb")
+    assert page.startswith("# Programs\n")
+    assert "```python\nimport sglang as sgl\n" in page
+    assert "```text\n'9591'\n```" in page
