@@ -24,7 +24,10 @@ from sglang.srt.config.translation import FLAGS
 from sglang.srt.config.upstream import MEANS, SPELLINGS
 from sglang.views.timeline import command as trace_command
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 FOREIGN = {
     "http-overhead",
     "rounds",
