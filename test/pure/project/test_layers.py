@@ -18,7 +18,7 @@ STANDARD = frozenset(sys.stdlib_module_names)
 # ``srt`` is short for ``sglang.srt`` in all names here.
 # A module is ruled by the longest name here that contains it. After the colon: what it may import
 # besides itself and the standard library. Tensor code: each layer uses those before it.
-TENSORS = "srt.core srt.config torch numpy"
+TENSORS = "srt.core srt.config srt.numeric torch numpy"
 UPSTREAM = "sglang srt psutil outlines_core"  # aliases under upstream's names
 RUNNING = (
     "sglang.ir sglang.semantics sglang.errors sglang.backend"  # below the rooms that run programs
@@ -41,15 +41,17 @@ RULES = {
     "srt.tokenizer": "srt.core srt.files tokenizers jinja2",
     "srt.media": "srt.core msgspec numpy PIL",
     "srt.media.video_file": "srt.media PIL av",
+    "srt.numeric": "torch numpy ml_dtypes",
     "srt.parallel": f"{TENSORS} sgl_kernel",
     "srt.attention": f"{TENSORS} sgl_kernel srt.parallel flashinfer",
+    "srt.logits": f"{TENSORS} sgl_kernel srt.parallel srt.attention",
     "srt.layers": f"{TENSORS} sgl_kernel srt.parallel srt.attention",
     "srt.models": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers"
     " srt.files srt.media.processor_settings srt.media.tiles safetensors tqdm",
     "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models srt.files"
-    " sglang.ir psutil",
-    "srt.ranks": "sglang.ir srt.core srt.config torch numpy sgl_kernel srt.parallel srt.attention"
-    " srt.worker srt.files msgspec zmq srt.system",
+    " srt.logits sglang.ir psutil",
+    "srt.ranks": "sglang.ir srt.core srt.config srt.numeric torch numpy sgl_kernel srt.parallel"
+    " srt.attention srt.logits srt.worker srt.files msgspec zmq srt.system",
     "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.disk srt.interception"
     " srt.spaces srt.grammar srt.kv_events msgspec zmq",
     "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer srt.kv_events msgspec zmq"
@@ -101,6 +103,9 @@ RULES = {
     "srt.commands.doctor": "sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
     " srt.layers srt.models srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel"
     " msgspec psutil torch huggingface_hub srt.system",
+    "srt.commands.doctor": "srt.core srt.config srt.numeric srt.tokenizer srt.requests srt.layers"
+    " srt.models srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel msgspec psutil"
+    " torch huggingface_hub srt.system",
     "srt.cli": "srt.config.command_line srt.commands srt.web.launch",
     "srt.server": UPSTREAM,
     "sglang": "sglang",

@@ -9,40 +9,17 @@ needs nothing takes part in nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
-import torch
 from sglang.srt.core.batch import NONE_ALLOWED, Sample
 from sglang.srt.core.ints import Ints
-from torch import Tensor
+from sglang.srt.logits.drawing import NOT_FINITE, mask_bytes, sized
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 # Most likely tokens that a nucleus is looked for in before the whole vocabulary is sorted.
 NUCLEUS = 1024
-NOT_FINITE = "the model's logits are not finite"
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """Tokens that are being sampled, and their way to the host.
-
-    Attributes:
-        tokens: int32 [n] on the device.
-        fetched: tensors that ``outcome`` needs on the host.
-        outcome: from these, the tokens and one message a row, "" where the token is valid.
-    """
-
-    tokens: Tensor
-    fetched: list[Tensor]
-    outcome: Callable[[Sequence[Tensor]], tuple[list[int], list[str]]]
-
-
-def drawn(tokens: Tensor, errors: list[str]) -> Drawing:
-    """Sampled tokens whose messages are known, as those of ``draw``."""
-    tokens = tokens.int()
-    return Drawing(tokens, [tokens], lambda host: (host[0].tolist(), errors))
 
 
 def draw(logits: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, list[str]]:
@@ -160,19 +137,6 @@ def narrowed(logits: Tensor, samples: Sequence[Sample | None]) -> Tensor:
     denied = _denied(b"".join(masks), len(masks), logits)
     rows = list(wanted)
     return _put(logits, rows, _rows(logits, rows).masked_fill_(denied, -math.inf))
-
-
-def mask_bytes(vocab: int) -> int:
-    """Size of a mask."""
-    return 4 * ((vocab + 31) // 32)
-
-
-def sized(mask: bytes | int | None, size: int) -> tuple[bytes, str]:
-    """The mask and "", or one that allows all tokens and why: it has another size."""
-    words = mask if isinstance(mask, bytes) else b""
-    if len(words) != size:
-        return b"\xff" * size, f"the token mask has {len(words)} bytes; {size} are needed"
-    return words, ""
 
 
 def _denied(masks: bytes, count: int, x: Tensor) -> Tensor:

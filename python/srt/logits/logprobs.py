@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from sglang.srt.core.batch import WHOLE, TopList
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 
 def log_softmax(logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sampling on a GPU by the kernels of sgl_kernel.triton: as ``worker.sampler``, at most four
+"""Sampling on a GPU by the kernels of sgl_kernel.triton: as ``logits.sampler``, at most four
 launches for greedy, temperature, top-k, top-p and min-p, and one each for penalties and masks.
 
 Nothing here waits for the device: what the host must know is left in ``Drawing.fetched``. Masks
@@ -16,8 +16,8 @@ import numpy as np
 from sgl_kernel.triton import sampling as kernels
 from sglang.srt.core.batch import NONE_ALLOWED, Sample
 from sglang.srt.core.ints import Ints
+from sglang.srt.logits.drawing import NOT_FINITE, Drawing, mask_bytes, sized
 from sglang.srt.parallel.staging import send, send_all
-from sglang.srt.worker.sampler import NOT_FINITE, Drawing, mask_bytes, sized
 from torch import Tensor
 
 

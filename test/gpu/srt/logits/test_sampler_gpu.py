@@ -12,13 +12,13 @@ from helpers.gpu_device import DEVICE, ON_GPU
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import NONE_ALLOWED, Sample
 from sglang.srt.core.ints import ints
-from sglang.srt.worker import sampler
-from sglang.srt.worker.sampler import NOT_FINITE
+from sglang.srt.logits import sampler
+from sglang.srt.logits.drawing import NOT_FINITE
 
 gpu_device.needs_device()
 gpu_device.needs("triton")
 
-from sglang.srt.worker import gpu_draw  # noqa: E402
+from sglang.srt.logits import gpu_draw  # noqa: E402
 
 ROWS, VOCAB = (64, 5000) if ON_GPU else (12, 300)
 GREEDY = SamplingParams(temperature=0.0)

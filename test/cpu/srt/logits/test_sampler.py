@@ -16,10 +16,12 @@ from sglang.srt.core.batch import RowOutput, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.core.matcher import POSTPONED
 from sglang.srt.core.workers import Mask
+from sglang.srt.logits import sampler
+from sglang.srt.logits.drawing import NOT_FINITE, drawn
+from sglang.srt.logits.sampler import NONE_ALLOWED, draw
 from sglang.srt.parallel.staging import Fetched
-from sglang.srt.worker import forward, sampler
+from sglang.srt.worker import forward
 from sglang.srt.worker.runner import _masked, _settle, _Tip
-from sglang.srt.worker.sampler import NONE_ALLOWED, NOT_FINITE, draw, drawn
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -232,9 +234,9 @@ def test_a_mask_that_was_not_made_is_an_error_of_its_row() -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_fused_sampling_can_be_disabled(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU has the kernels. Both samplers are stand-ins that say which it was."""
-    modules = {"sglang.srt.worker.gpu_draw": SimpleNamespace(draw=lambda *_: "fused")}
+    modules = {"sglang.srt.logits.gpu_draw": SimpleNamespace(draw=lambda *_: "fused")}
     monkeypatch.setattr(forward, "find_spec", lambda name: name)
-    monkeypatch.setattr(sys.modules["sglang.srt.worker"], "gpu_draw", *modules.values(), False)
+    monkeypatch.setattr(sys.modules["sglang.srt.logits"], "gpu_draw", *modules.values(), False)
     monkeypatch.setattr(sampler, "draw", lambda *_: (torch.zeros(1), ["torch"]))
     on_gpu: Any = SimpleNamespace(is_cuda=True)
     eager = forward.Eager(None, None, fused_sampling=fused)  # type: ignore[arg-type]
