@@ -52,6 +52,7 @@ async def model_info(state: ServerState, request: Request) -> Response:
             "served_model_name": state.runtime.model_name,
             "is_generation": info.purpose == "generate",
             "constraints": CONSTRAINTS,
+            "scores_options": True,
             "placeholders": state.runtime.placeholders,
             **msgspec.to_builtins(info),
         }
