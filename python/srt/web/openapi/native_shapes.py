@@ -136,6 +136,7 @@ class ModelInfo(EngineInfo, frozen=True, kw_only=True):
     served_model_name: str
     is_generation: bool
     constraints: list[str]
+    scores_options: bool
     placeholders: dict[str, str]
     tool_format: str
     default_sampling_params: dict[str, float]
