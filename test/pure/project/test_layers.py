@@ -94,6 +94,8 @@ RULES = {
     "srt.web.telemetry.request_tracing": "srt.core srt.requests opentelemetry",
     "srt.commands": "srt.core srt.config.command_line",
     "srt.commands.bench": "",
+    "srt.commands.ps_command": "srt.config.command_line psutil",
+    "srt.commands.pull_command": "srt.core srt.files huggingface_hub",
     "srt.commands.engine_command": "srt.core srt.config srt.remote srt.launchers srt.system",
     "srt.commands.engine_keys_command": "srt.remote",
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
@@ -131,11 +133,15 @@ RULES = {
     "sglang.program": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.state sglang.compile"
     " sglang.batch sglang.forecast sglang.on_server",
     "sglang.api": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.program",
+    "sglang.api": f"{RUNNING} sglang.run sglang.views sglang.program",
+    "sglang.terminal": f"{RUNNING} sglang.run sglang.views sglang.state sglang.program"
+    " sglang.bench_serving sglang.bench_offline_throughput sglang.bench_one_batch"
+    " srt.commands.named_values srt.core.nearest",
     "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
     "sglang.launch_server": "sglang srt",
-    "sglang.bench_serving": "srt.commands.bench",
-    "sglang.bench_offline_throughput": "sglang srt.commands.bench",
-    "sglang.bench_one_batch": "sglang srt.commands.bench",
+    "sglang.bench_serving": "srt.commands.bench srt.config.command_line",
+    "sglang.bench_offline_throughput": "sglang srt.commands.bench srt.config.command_line",
+    "sglang.bench_one_batch": "sglang srt.commands.bench srt.config.command_line",
     "sglang.check_env": "sglang srt",
     "srt.server_args": UPSTREAM,
     "srt.entrypoints": UPSTREAM,
