@@ -82,10 +82,7 @@ RULES = {
     " msgspec",
     "srt.web": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
     " srt.runtime srt.inferlet msgspec starlette pydantic_core uvicorn httptools"
-    " prometheus_client psutil",
-    "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.inferlet"
-    " msgspec starlette pydantic_core uvicorn httptools prometheus_client psutil"
-    " python_multipart",
+    " prometheus_client psutil python_multipart",
     "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
     "srt.web.launch": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
     " srt.engine srt.ranks srt.config.command_line srt.system",
@@ -102,12 +99,9 @@ RULES = {
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
     "srt.commands.sandbox_command": "srt.config.command_line srt.inferlet.host",
-    "srt.commands.doctor": "sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
-    " srt.layers srt.models srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel"
-    " msgspec psutil torch huggingface_hub srt.system",
-    "srt.commands.doctor": "srt.core srt.config srt.numeric srt.tokenizer srt.requests srt.layers"
-    " srt.models srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel msgspec psutil"
-    " torch huggingface_hub srt.system",
+    "srt.commands.doctor": "sglang.semantics srt.core srt.config srt.numeric srt.tokenizer"
+    " srt.requests srt.layers srt.models srt.files srt.attention srt.worker srt.ranks srt.runtime"
+    " sgl_kernel msgspec psutil torch huggingface_hub srt.system",
     "srt.cli": "srt.config.command_line srt.commands srt.web.launch",
     "srt.server": UPSTREAM,
     "sglang": "sglang",
@@ -133,7 +127,6 @@ RULES = {
     "sglang.program": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.state sglang.compile"
     " sglang.batch sglang.forecast sglang.on_server",
     "sglang.api": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.program",
-    "sglang.api": f"{RUNNING} sglang.run sglang.views sglang.program",
     "sglang.terminal": f"{RUNNING} sglang.run sglang.views sglang.state sglang.program"
     " sglang.bench_serving sglang.bench_offline_throughput sglang.bench_one_batch"
     " srt.commands.named_values srt.core.nearest",
