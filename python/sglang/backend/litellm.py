@@ -19,7 +19,9 @@ class LiteLLM(ExchangeBackend):
         model_name: as ``litellm`` spells it.
         chat_template: a template or its name, for the text of roles.
         api_key: else the environment variable of the service.
-        max_retries, timeout, max_concurrency: as of OpenAI.
+        max_retries: as of ``OpenAI``.
+        timeout: in seconds, as of ``OpenAI``.
+        max_concurrency: as of ``OpenAI``.
         kwargs: further arguments of each ``litellm.acompletion``.
 
     Raises:

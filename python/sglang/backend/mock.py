@@ -53,8 +53,9 @@ class Mock(Backend):
         chat_template: name of the template used for roles.
         tool_format: how the script writes calls of tools ("hermes", "llama3", "mistral",
             "pythonic", "tiny").
-        constraints, speculates: what the backend that is stood in for can do, see ``Backend``. The
-            script's text is taken as it is: what it would have been held to is not checked.
+        constraints: those that the mock claims to enforce, see ``Backend``. A text of the script is
+            returned as it is and never checked against a constraint.
+        speculates: see ``Backend``.
 
     In an event loop it answers without a thread, so a script must not wait there.
 

@@ -89,6 +89,7 @@ class RuntimeEndpoint(NativeBackend):
         self.model_info: dict[str, Any] = self._get("/get_model_info")
         # A runtime that does not tell is one that has always had them.
         self.constraints = frozenset(self.model_info.get("constraints", KINDS))
+        self.scores_options = bool(self.model_info.get("scores_options"))
         if chat_template_name is not None:
             template = template_named(chat_template_name)
         else:
