@@ -96,7 +96,11 @@ class ResultsFile:
             "key": self._keys[number],
             "ret_value": state.ret_value,
             **{name: getattr(stream, name) for name in STREAM},
-            "constraints": {n: _described(t.constraint) for n, t in stream.typed.items()},
+            "constraints": {
+                n: _described(t.constraint)
+                for n, t in stream.typed.items()
+                if t.constraint is not None
+            },
             "usage": {name: getattr(state.usage, name) for name in COUNTERS},
         }
         line = json.dumps(record, default=_encoded).encode() + b"\n"

@@ -208,9 +208,9 @@ class ToolLoop:
         if answer is not None:
             typed = Typed(answer, limit, self.interpreter.location)
         stream.define(name, words, meta, typed)
-        metas = [{"call": call, "e2e_latency": call.seconds} for call in self.calls]
+        metas = [{"round": call.round, "e2e_latency": call.seconds} for call in self.calls]
         plain = [call.plain for call in self.calls]
-        stream.define(name + CALLS, plain, metas, CallValue())  # type: ignore[arg-type]
+        stream.define(name + CALLS, plain, metas, CallValue(self.calls))  # type: ignore[arg-type]
 
 
 def _ignoring(run: Callable[[], Any]) -> Callable[..., Any]:
