@@ -174,12 +174,11 @@ class BatchRunner:
             if record.status == "in_progress":
                 await self._until_stopped(work)
             record.ends_as = "completed"
-            if len(answers.done) < record.total:
+            if record.status == "cancelling":
+                record.ends_as = "cancelled"
+            elif len(answers.done) < record.total:
                 record.ends_as = "expired"
-                if record.status == "cancelling":
-                    record.ends_as = "cancelled"
-                else:
-                    await _retried(partial(_in_thread, partial(self._expire, work)))
+                await _retried(partial(_in_thread, partial(self._expire, work)))
             work.count()
             record.kept = answers.completed > 0, answers.failed > 0
         finally:

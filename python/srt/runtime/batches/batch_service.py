@@ -104,8 +104,8 @@ class BatchService:
         self.files.sweep()
         self.records.sweep(self._now())
 
-    def _used(self, id: str) -> bool:
-        return any(r.order.input_file_id == id and not r.ended for r in self.records)
+    def _used(self) -> set[str]:
+        return {r.order.input_file_id for r in self.records if not r.ended}
 
 
 def _full(error: OSError) -> RequestError:

@@ -244,6 +244,26 @@ def test_a_cancelled_batch_keeps_its_answers(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_batch_cancelled_before_it_was_checked_is_cancelled(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        service = world.service()
+        file = world.upload(service, lines_of(5))
+        record = await service.create(order(file))
+        record.enter("cancelling", world.clock)  # the server ended before the check
+        await service.close()
+        record.total = 0
+        service.records.save(record)
+        service = world.service()
+        service.start()
+        record = await ended(service.records.find(record.id, ""))
+        assert (record.status, world.count) == ("cancelled", 0)
+        assert record.public()["output_file_id"] is None
+        await service.close()
+
+    asyncio.run(main())
+
+
 def test_an_expired_batch_says_which_requests_are_left(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path)
