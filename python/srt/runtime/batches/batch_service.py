@@ -99,6 +99,11 @@ class BatchService:
         except OSError as error:
             raise _full(error) from error
 
+    def counts(self) -> dict[str, float]:
+        """Numbers for metrics."""
+        open = sum(not record.ended for record in self.records)
+        return {"open": open, "file_bytes": self.files.size, **self._runner.counts()}
+
     def sweep(self) -> None:
         """Remove what has expired."""
         self.files.sweep()

@@ -219,6 +219,10 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monkey
         record = await ended(await service.create(order(world.upload(service, lines_of(4)))))
         assert record.public()["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
         assert world.count == 6 + 3 * batch_runner.MAX_LOSSES
+        counts = service.counts()
+        assert (counts["open"], counts["running"], counts["answered"]) == (0, 0, 4)
+        assert counts["again"] == world.count - 4
+        assert counts["file_bytes"] == service.files.size > 0
         await service.close()
 
     asyncio.run(main())
