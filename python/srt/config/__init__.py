@@ -302,8 +302,20 @@ def add_arguments(parser: argparse.ArgumentParser, sections: Sequence[str] = ())
     add_upstream_arguments(parser, types)
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """``MODEL`` without a flag, as in ``serve MODEL``: the same as ``--model-path MODEL``."""
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="the same as --model-path MODEL")
+
+
 def from_arguments(namespace: argparse.Namespace) -> Config:
-    """The Config of a parsed command line. Raises ValueError as ``Config.of`` does."""
+    """The Config of a parsed command line. Raises ValueError as ``Config.of`` does, and where
+    ``MODEL`` and ``--model-path`` name two models."""
+    model = getattr(namespace, "model", None)  # see add_model_argument
+    if model is not None:
+        path = getattr(namespace, "model_path", model)
+        if path != model:
+            raise ValueError(f"MODEL is {model!r} and --model-path is {path!r}; give one of them.")
+        namespace.model_path = model
     for name, advice in _NEVER_EMPTY.items():
         value = vars(namespace).get(name)
         if value is not None and not value.strip(" \t\r\n,"):

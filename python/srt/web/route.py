@@ -11,12 +11,13 @@ from sglang.srt.web.server_state import ServerState
 from starlette.requests import Request
 from starlette.responses import Response
 
-LINES, FORM = "application/x-ndjson", "multipart/form-data"
-BYTES = "application/octet-stream"
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
-PAGE = ("text/html", "text/javascript", "text/css", "image/svg+xml")
+LINES, FORM, BYTES = "application/x-ndjson", "multipart/form-data", "application/octet-stream"
+PAGE = (
+    "text/html", "text/javascript", "text/css", "image/svg+xml", "font/woff2", "text/plain",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ ROUTES = (
     _post("/open_session", native.open_session, OpenSession, str, optional=True),
     _post("/close_session", native.close_session, CloseSession, shapes.Closed),
     _get("/", page.index, None, media=PAGE[:1]),
-    _get("/page/{name}", page.asset, None, media=PAGE),
+    _get("/page/{name:path}", page.asset, None, media=PAGE),
     _post("/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.AdaptersReply),
     _post("/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.AdaptersReply),
     _post("/v1/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.AdaptersReply),

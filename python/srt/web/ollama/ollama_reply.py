@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 from pydantic_core import from_json
+from sglang.semantics.tool_calls.deltas import AnswerWords, Arguments, Begin, Delta, Thought
 from sglang.srt.requests.completion.output import Output
-from sglang.srt.requests.replies.deltas import AnswerWords, Arguments, Begin, Delta, Thought
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.web.exchange.error_replies import describe
 from sglang.srt.web.exchange.event_stream import EventForm

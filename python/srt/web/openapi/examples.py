@@ -93,6 +93,7 @@ EXAMPLES: dict[str, Bodies] = {
         {"text": "It is", "output_ids": [7, 8], "sampling_params": {"max_new_tokens": 4}},
         {"text": "It is", "sampling_params": {"choices": [" red", " blue"],
                                               "choices_scoring": "whole"}},
+        {"text": "It is", "options": [" red", " blue"], "return_text_in_logprobs": True},
         {"text": "A number:", "sampling_params": {"regex": " [0-9]{2}", "stop": "\n", "n": 2}},
     ],
     "/classify": [{"input": _QUESTION}, {"input": _TEXTS}],

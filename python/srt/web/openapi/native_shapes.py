@@ -136,7 +136,10 @@ class ModelInfo(EngineInfo, frozen=True, kw_only=True):
     served_model_name: str
     is_generation: bool
     constraints: list[str]
+    scores_options: bool
     placeholders: dict[str, str]
+    tool_format: str
+    default_sampling_params: dict[str, float]
 
 
 class ServerInfo(EngineInfo, frozen=True, kw_only=True):
@@ -191,6 +194,8 @@ class LiveReply(Struct):
     open_requests: Count
     programs: list[Object]
     more_programs: Count
+    latency: dict[str, dict[str, float]]
+    hour: list[dict[str, float]]
 
 
 # -- tokens ---------------------------------------------------------------------------------------
