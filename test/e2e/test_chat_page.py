@@ -226,6 +226,7 @@ def test_reasoning_and_tools_are_folded(served: Served, open_page: Opener) -> No
     page.get_by_label("Result of weather").fill("rain")
     folds.first.get_by_role("button", name="Give").click()
     assert len(bodies) == 1
+    assert not folds.first.evaluate("e => e.open")
     page.get_by_label("Result of time").fill("noon")
     folds.last.get_by_role("button", name="Give").click()
     page.get_by_text("It rains.", exact=True).wait_for()
@@ -494,8 +495,8 @@ def test_files_by_paste_drop_and_choice(served: Served, open_page: Opener) -> No
     page.locator("#model", has_text=served.state.runtime.model_name).wait_for()
     bodies = scripted(page, "seen")
     page.evaluate(PIXEL)
-    page.locator("#attached li", has_text="plot.png").wait_for()
     page.evaluate(DROP, ["#chat", "drop", "notes.md", "text/markdown", "# Notes"])
+    page.locator("#attached li", has_text="plot.png").wait_for()
     page.locator("#attached li", has_text="notes.md").wait_for()
     chosen = {"name": "extra.txt", "mimeType": "text/plain", "buffer": b"extra"}
     page.set_input_files("#file", [chosen])
@@ -540,6 +541,7 @@ def test_context_and_speed_are_in_sight(served: Served, open_page: Opener) -> No
     context = served.state.runtime.info.context_length
     assert page.locator("#context-text").inner_text() == f"900 of {context:,} tokens"
     assert page.locator("#context.tight").count() == 1
+    assert page.locator(".facts").last.evaluate("e => getComputedStyle(e).opacity") == "1"
     assert "prompt 700, 50 % cached" in page.locator(".facts").last.text_content()
     assert "200 tokens" in page.locator(".facts").last.text_content()
     say_url = page.url
