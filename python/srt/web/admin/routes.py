@@ -53,7 +53,9 @@ async def model_info(state: ServerState, request: Request) -> Response:
             "served_model_name": state.runtime.model_name,
             "is_generation": info.purpose == "generate",
             "constraints": CONSTRAINTS,
+            "scores_options": True,
             "placeholders": state.runtime.placeholders,
+            "tool_format": state.runtime.tool_format.name,
             "default_sampling_params": sampling_defaults(state.runtime.tokenizer.path),
             **msgspec.to_builtins(info),
         }

@@ -45,9 +45,11 @@ _HEADERS = {
 
 
 def is_page(scope: Scope) -> bool:
-    """Whether a request is for a file of the page."""
+    """Whether a request is for a file of the page, or for the reference."""
     path = scope["path"]
-    return scope["method"] in ("GET", "HEAD") and (path == "/" or path.startswith("/page/"))
+    return scope["method"] in ("GET", "HEAD") and (
+        path in ("/", "/docs") or path.startswith("/page/")
+    )
 
 
 def with_key(headers: Headers) -> Headers:
