@@ -65,7 +65,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_lists_and_tables_begin_behind_an_empty_line() -> None:
-    """Without one, the site's Markdown reads them as part of the paragraph before."""
+    """The site's Markdown would read them as part of the paragraph before."""
     begins, goes_on = re.compile(r"- |\d+\. |\| "), re.compile(r"\s*- |\s*\d+\. |\s{2,}|\|")
     found = []
     for page in PAGES:
