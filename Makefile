@@ -48,10 +48,10 @@ test: $(STAMP) browser  ## the whole test suite, lint included (JOBS=3)
 
 # The random tests that run fewer seeds in each run of the suite (test/helpers/seeds.py).
 LONG_TESTS := test/pure/srt/engine/test_simulation.py test/pure/srt/grammar/test_stop_watch.py \
-  test/pure/srt/routing test/pure/benchmark/cache_schedule \
+  test/pure/srt/routing test/pure/benchmark/cache_schedule test/cpu/sgl_kernel/triton \
   test/e2e/test_ranks_server.py::test_seeded_faults_of_ranks
 
-test-long: $(STAMP)  ## random tests with all their seeds: 4,000 histories, more patterns and trees, 100 faults of ranks
+test-long: $(STAMP)  ## random tests with all their seeds, 100 faults of ranks, every variant of the Triton kernels
 	@TEST_LONG=1 $(PYTEST) $(LONG_TESTS) $(ARGS)
 
 test-clients: $(STAMP)  ## other people's clients, installed into .clients, run with the network cut
@@ -70,8 +70,8 @@ GPU_TESTS := test/cpu/sgl_kernel/triton test/cpu/project/test_gpu_bodies.py test
 test-gpu-versions: .gpu-versions/.installed  ## tests of GPU code on a CPU, with a GPU machine's versions
 	@.gpu-versions/bin/python -c 'import platform as p, numpy, torch, triton; print("Python", \
 	  p.python_version(), "torch", torch.__version__, "Triton", triton.__version__, "NumPy", numpy.__version__)'
-	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 .gpu-versions/bin/python -m pytest -n $(JOBS) \
-	  --dist loadfile -o cache_dir=.gpu-versions/cache $(GPU_TESTS) $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE TEST_LONG=1 OMP_NUM_THREADS=1 .gpu-versions/bin/python -m pytest \
+	  -n $(JOBS) --dist loadfile -o cache_dir=.gpu-versions/cache $(GPU_TESTS) $(ARGS)
 
 # The native kernels built with AddressSanitizer, in a folder of their own, and the tests that call them
 # most. The sanitizer's library has to be loaded before Python; torch is not built with it. Python never

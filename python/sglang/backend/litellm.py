@@ -31,7 +31,7 @@ class LiteLLM(ExchangeBackend):
     name = "LiteLLM"
     key_variable = "the service's key variable"
     speculates = "chat"
-    messages_only = True
+    messages_only = calls_tools = True
     constraints = frozenset({"json_schema"})
 
     def __init__(
