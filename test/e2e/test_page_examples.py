@@ -56,7 +56,7 @@ ELSEWHERE = {
 NOTHING_TO_RUN = {
     "README.md", "agent-load.md", "batches.md", "benchmarks.md", "evaluation.md", "perf-log.md",
     "gguf.md", "gpu.md", "inferlet-sandbox.md", "kubernetes.md", "kv-events.md", "lora.md",
-    "parallel.md", "vision.md",
+    "parallel.md",
 }  # fmt: skip
 PAGES = sorted(
     page.name
