@@ -82,6 +82,7 @@ KERNEL_TESTS := test/cpu/sgl_kernel test/cpu/srt/models --ignore test/cpu/sgl_ke
 
 kernels-asan: $(STAMP)  ## tests of the native kernels under AddressSanitizer, built into build/kernels-asan
 	@$(MAKE) --no-print-directory -j $(JOBS) build/kernels-asan/sgl_kernel/_C.abi3.so
+	@ln -sfn $(addprefix $(CURDIR)/sgl-kernel/python/sgl_kernel/,__init__.py [!_]*) build/kernels-asan/sgl_kernel
 	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 PYTHONMALLOC=malloc PYTHONPATH=build/kernels-asan:python \
 	  LD_PRELOAD="$(ASAN_LIBRARY) $(CXX_LIBRARY)" ASAN_OPTIONS=detect_leaks=0 \
 	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(KERNEL_TESTS) $(ARGS)
@@ -163,8 +164,7 @@ build/kernels-asan/%.o: sgl-kernel/csrc/%.cpp $(KERNELS)
 	  -I$(PYTHON_HEADERS) -c $< -o $@
 
 build/kernels-asan/sgl_kernel/_C.abi3.so: $(KERNEL_OBJECTS)
-	@mkdir -p $(@D) && ln -sfn $(CURDIR)/sgl-kernel/python/sgl_kernel/[!_]* $(@D)
-	@ln -sfn $(CURDIR)/sgl-kernel/python/sgl_kernel/__init__.py $(@D)
+	@mkdir -p $(@D)
 	@$(CXX) -shared -pthread -fsanitize=address $^ -o $@
 
 # What `make demo` runs: the runtime and its kernels. A machine without an NVIDIA GPU gets the torch
