@@ -18,7 +18,7 @@ COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") o
 @pytest.mark.slow
 def test_threads_have_no_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "threads"
-    monkeypatch.delenv("LD_PRELOAD", raising=False)  # of another sanitizer: make kernels-asan
+    monkeypatch.delenv("LD_PRELOAD", raising=False)  # make kernels-asan sets it
     if not COMPILER:
         pytest.skip("no C++ compiler on this machine")
     probe = [COMPILER, "-fsanitize=thread", "-x", "c++", "-", "-o", program]
