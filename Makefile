@@ -73,25 +73,28 @@ test-gpu-versions: .gpu-versions/.installed  ## tests of GPU code on a CPU, with
 	@env -u PYTHONDONTWRITEBYTECODE TEST_LONG=1 OMP_NUM_THREADS=1 .gpu-versions/bin/python -m pytest \
 	  -n $(JOBS) --dist loadfile -o cache_dir=.gpu-versions/cache $(GPU_TESTS) $(ARGS)
 
-# The native kernels built with one of the compiler's sanitizers, in a folder of their own, and the tests
-# that call them most. The sanitizer's library has to be loaded before Python; torch is not built with
-# it. Python's own blocks are still allocated at its end, so leaks are not looked for.
+# The native kernels built with AddressSanitizer, in a folder of their own, and the tests that call them
+# most. The sanitizer's library has to be loaded before Python; torch is not built with it. Python never
+# gives all its memory back, so leaks are not looked for.
 ASAN_LIBRARY = $(shell $(CXX) -print-file-name=libasan.so)
-TSAN_LIBRARY = $(shell $(CXX) -print-file-name=libtsan.so)
 CXX_LIBRARY = $(shell $(CXX) -print-file-name=libstdc++.so)
 KERNEL_TESTS := test/cpu/sgl_kernel test/cpu/srt/models --ignore test/cpu/sgl_kernel/triton
-SANITIZED = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 PYTHONMALLOC=malloc
 
 kernels-asan: $(STAMP)  ## tests of the native kernels under AddressSanitizer, built into build/kernels-asan
 	@$(MAKE) --no-print-directory -j $(JOBS) build/kernels-asan/sgl_kernel/_C.abi3.so
-	@$(SANITIZED) PYTHONPATH=build/kernels-asan:python LD_PRELOAD="$(ASAN_LIBRARY) $(CXX_LIBRARY)" \
-	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(KERNEL_TESTS) $(ARGS)
+	@ln -sfn $(addprefix $(CURDIR)/sgl-kernel/python/sgl_kernel/,__init__.py [!_]*) build/kernels-asan/sgl_kernel
+	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 PYTHONMALLOC=malloc PYTHONPATH=build/kernels-asan:python \
+	  LD_PRELOAD="$(ASAN_LIBRARY) $(CXX_LIBRARY)" ASAN_OPTIONS=detect_leaks=0 \
+	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(KERNEL_TESTS) $(ARGS)
 
-kernels-tsan: $(STAMP)  ## the kernels' threads under ThreadSanitizer, built into build/kernels-tsan
-	@$(MAKE) --no-print-directory -j $(JOBS) build/kernels-tsan/sgl_kernel/_C.abi3.so
-	@$(SANITIZED) PYTHONPATH=build/kernels-tsan:python LD_PRELOAD="$(TSAN_LIBRARY) $(CXX_LIBRARY)" \
-	  TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/sgl-kernel/tsan.supp" \
-	  $(BIN)/python -m pytest test/cpu/sgl_kernel --ignore test/cpu/sgl_kernel/triton $(ARGS)
+# What has threads of its own, without Python: ThreadSanitizer knows nothing of torch's locks.
+THREADED := $(addprefix sgl-kernel/,test/test_threads.cpp csrc/team.cpp csrc/meeting.cpp)
+kernels-tsan: build/kernels-tsan/threads  ## the kernels' threads and meetings under ThreadSanitizer: seconds
+	@$<
+
+build/kernels-tsan/threads: $(THREADED) $(wildcard sgl-kernel/csrc/*.h)
+	@mkdir -p $(@D)
+	@$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Werror -fsanitize=thread -pthread $(THREADED) -o $@
 
 docs: .docs/.installed  ## the documentation as a site in build/site (ARGS=serve shows it at port 8000)
 	@PYTHONPATH=python:. NO_MKDOCS_2_WARNING=1 .docs/bin/python -m mkdocs $(or $(ARGS),build)
@@ -151,21 +154,17 @@ clean:  ## remove .venv, caches and build outputs
 KERNELS := $(wildcard sgl-kernel/csrc/* sgl-kernel/setup.py sgl-kernel/pyproject.toml)
 $(RUNTIME): $(KERNELS)
 
-# An object file a source, so that make compiles them at once. $(1): the target's name, $(2): the sanitizer.
-KERNEL_OBJECTS := $(notdir $(patsubst %.cpp,%.o,$(wildcard sgl-kernel/csrc/*.cpp)))
+# An object file a source, so that make compiles them at once.
+KERNEL_OBJECTS := $(patsubst sgl-kernel/csrc/%.cpp,build/kernels-asan/%.o,$(wildcard sgl-kernel/csrc/*.cpp))
 PYTHON_HEADERS = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
-define SANITIZED_KERNELS
-build/kernels-$(1)/%.o: sgl-kernel/csrc/%.cpp $(KERNELS)
-	@mkdir -p $$(@D)
-	@$$(CXX) @sgl-kernel/csrc/compile_flags.txt -O1 -g -fno-omit-frame-pointer -fPIC -fsanitize=$(2) \
-	  -I$$(PYTHON_HEADERS) -c $$< -o $$@
-build/kernels-$(1)/sgl_kernel/_C.abi3.so: $(KERNEL_OBJECTS:%=build/kernels-$(1)/%)
-	@mkdir -p $$(@D) && ln -sfn $(CURDIR)/sgl-kernel/python/sgl_kernel/[!_]* $$(@D)
-	@ln -sfn $(CURDIR)/sgl-kernel/python/sgl_kernel/__init__.py $$(@D)
-	@$$(CXX) -shared -pthread -fsanitize=$(2) $$^ -o $$@
-endef
-$(eval $(call SANITIZED_KERNELS,asan,address))
-$(eval $(call SANITIZED_KERNELS,tsan,thread))
+build/kernels-asan/%.o: sgl-kernel/csrc/%.cpp $(KERNELS)
+	@mkdir -p $(@D)
+	@$(CXX) @sgl-kernel/csrc/compile_flags.txt -O1 -g -fno-omit-frame-pointer -fPIC -fsanitize=address \
+	  -I$(PYTHON_HEADERS) -c $< -o $@
+
+build/kernels-asan/sgl_kernel/_C.abi3.so: $(KERNEL_OBJECTS)
+	@mkdir -p $(@D)
+	@$(CXX) -shared -pthread -fsanitize=address $^ -o $@
 
 # What `make demo` runs: the runtime and its kernels. A machine without an NVIDIA GPU gets the torch
 # release that the tests were run with, in a CPU build where pip can reach one: on Linux that is the
