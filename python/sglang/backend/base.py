@@ -70,15 +70,16 @@ class Backend:
     """The calls of the interpreter. A backend overrides those that it can honour.
 
     Attributes:
-        constraints: of "regex", "json_schema", "ebnf" and "structural_tag", those that the backend
-            enforces while it generates. For the first two the frontend else validates, and asks
-            again (``max_retries``); the others are refused.
+        constraints: of "regex", "json_schema", "choices", "ebnf" and "structural_tag", those that
+            the backend enforces while it generates. For the first three the frontend else
+            validates, and asks again (``max_retries``); the others are refused.
         speculates: how ``num_api_spec_tokens`` is used: "text" (a completion model: over-generate
             and reuse), "chat" (one reply for all gens of an assistant turn) or "" (ignored).
         messages_only: of a program with roles, the backend is sent the turns alone.
         continues: text that no constraint holds is the prompt's continuation (a completion model),
             not an answer; a typed value is then what it begins with.
         native: calls are requests to ``/generate`` of a runtime of ours.
+        scores_options: that runtime takes ``options``, and scores them as one tree.
     """
 
     name = "backend"
@@ -88,6 +89,7 @@ class Backend:
     messages_only: bool = False
     continues: bool = False
     native: bool = False
+    scores_options: bool = False
 
     def enforces(self, constraint: OutputConstraint) -> bool:
         """Return whether text generated under ``constraint`` needs no check. A backend may take a

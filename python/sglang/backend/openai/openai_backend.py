@@ -140,14 +140,14 @@ class ExchangeBackend(ApiBackend):
     def _deciding(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Steps:
         if self.api is TextExchange:
             tokenizer = self.tokens.get() if self.tokens and not self.echoes else None
-            if tokenizer is not None and method is token_length_normalized:
+            if tokenizer is not None and _needs_no_scores(method):
                 return by_bias(self.service, tokenizer, prompt, options)
             return by_echo(self.service, prompt, options, method)
         return by_schema(self.api, self.service, prompt, options, method)
 
     def _can_bias(self, method: ChoicesMethod) -> bool:
         known = self.tokens is not None and self.tokens.get() is not None
-        return known and method is token_length_normalized
+        return known and _needs_no_scores(method)
 
     def _likely_integer(self, params: GenParams) -> GenParams:
         """``params`` under which little but a whole number is written, where tokens are known."""
@@ -282,6 +282,10 @@ class OpenAI(ExchangeBackend):
             exchange.request_id = stream.response.headers.get(REQUEST_ID)
             async for event in stream:
                 yield event
+
+
+def _needs_no_scores(method: ChoicesMethod) -> bool:
+    return method is token_length_normalized or method.generates
 
 
 def _api(model: str, api: str, is_chat_model: bool | None, official: bool) -> type[Exchange]:
