@@ -1,4 +1,4 @@
-"""Options to select among: texts that begin alike, as lists of places, codes or labels do."""
+"""Options to select among: texts that begin alike, as names, codes or labels do."""
 
 from __future__ import annotations
 

@@ -251,8 +251,10 @@ class GrammarConstraint(OutputConstraint):
 
     def free(self, params: GenParams, continues: bool = False) -> GenParams:
         raise Unsupported(
-            f"{self.kind} needs a backend that enforces it: use Engine or RuntimeEndpoint; or give "
-            "a regex or json_schema, which other backends check and ask again for"
+            f"{self.kind} needs a backend that enforces it: use Engine or RuntimeEndpoint, or "
+            "OpenAI(base_url=...) of a server that does (say which by server='vllm', and so on, "
+            "where it does not tell itself); or give a regex or json_schema, which other backends "
+            "check and ask again for"
         )
 
     def parse(self, text: str) -> str:
