@@ -16,6 +16,7 @@ from sglang.backend.output_constraint import (
     Dtype,
     GrammarConstraint,
     JsonSchema,
+    OneOf,
     OutputConstraint,
     Regex,
 )
@@ -204,6 +205,8 @@ def _described(constraint: OutputConstraint) -> dict[str, Any]:
         return {"regex": constraint.pattern}
     if isinstance(constraint, Dtype):
         return {"dtype": constraint.name}
+    if isinstance(constraint, OneOf):
+        return {"one_of": list(constraint.texts)}
     if isinstance(constraint, GrammarConstraint):
         return {constraint.kind: constraint.source}
     assert isinstance(constraint, JsonSchema)
@@ -220,6 +223,8 @@ def _constraint(described: dict[str, Any]) -> OutputConstraint:
         return Regex(value)
     if kind == "dtype":
         return Dtype(value)
+    if kind == "one_of":
+        return OneOf(tuple(value))
     if kind in ("ebnf", "structural_tag"):
         return GrammarConstraint(kind, value)
     if kind == "json_schema":
