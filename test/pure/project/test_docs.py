@@ -43,6 +43,10 @@ FOREIGN = {
     "total-running-requests-metric",
     "kv-cache-usage-percentage-metric",
     "lora-info-metric",
+    "build-arg",
+    "gpus",
+    "shm-size",
+    "target",
 }  # flags of other programs
 
 
