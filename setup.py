@@ -17,7 +17,7 @@ from setuptools import find_namespace_packages, setup
 LANGUAGE_NEEDS = ["srt", "srt.core", "srt.config", "srt.commands", "srt.commands.bench"]
 DATA = {
     "sglang": ["py.typed", "views/timeline/assets/*"],
-    "sglang.srt": ["assets/**/*", "web/page/static/*", "tokenizer/templates/*.jinja"],
+    "sglang.srt": ["assets/**/*", "web/page/static/**/*", "tokenizer/templates/*.jinja"],
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)\s]+)\)")
 

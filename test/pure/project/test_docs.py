@@ -29,7 +29,10 @@ from sglang.terminal import bench_command, chat_command, run_command
 from sglang.terminal.chaos import chaos_command, replay_command
 from sglang.views.timeline import command as trace_command
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 FOREIGN = {
     "http-overhead",
     "rounds",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sglang.srt.config import (
     ApplicationsConfig,
+    BatchesConfig,
     Config,
     EdgeConfig,
     GrammarConfig,
@@ -37,6 +38,7 @@ SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
     MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig, ParallelConfig,
     ProgramGateConfig, RoutingConfig, KvEventsConfig, ApplicationsConfig, InferletsConfig,
+    BatchesConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
