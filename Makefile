@@ -142,11 +142,11 @@ paper-smoke: $(STAMP)  ## all of it on very little, no page: two minutes
 .peers/guidance/.installed: | .peers/llama/.installed
 
 # Wheels to hand out. The kernels' one is for every Python from 3.10 on (abi3); on Linux auditwheel names
-# the oldest C library that it runs with. PROJECT_URL: home of the repository, for links in the metadata.
-wheels: .wheels/.installed $(RUNTIME)  ## wheels of sglang and sgl-kernel in dist/, each tried in a new environment (PROJECT_URL=)
+# the oldest C library that it runs with. SOURCE_URL: address of the files, for links in the metadata.
+wheels: .wheels/.installed $(RUNTIME)  ## wheels of sglang and sgl-kernel in dist/, each tried in a new environment (SOURCE_URL=)
 	@rm -rf dist .wheels/raw
 	@echo "Building; the kernels take a few minutes ..."
-	@SGLANG_PROJECT_URL=$(PROJECT_URL) .wheels/bin/python $(PIP:install=wheel) --no-deps --wheel-dir dist .
+	@SGLANG_SOURCE_URL=$(SOURCE_URL) .wheels/bin/python $(PIP:install=wheel) --no-deps --wheel-dir dist .
 	@SGL_KERNEL_REQUIRE=1 .wheels/bin/python $(PIP:install=wheel) --no-deps --wheel-dir .wheels/raw ./sgl-kernel
 	@if [ "$$(uname -s)" = Linux ]; then PATH="$(CURDIR)/.wheels/bin:$$PATH" .wheels/bin/auditwheel repair \
 	  --wheel-dir dist .wheels/raw/*.whl >/dev/null; else cp .wheels/raw/*.whl dist; fi

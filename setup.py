@@ -4,7 +4,7 @@ python/sglang, and python/srt as ``sglang.srt``. The link python/sglang/srt is l
 has no links, and the runtime's files belong into a wheel once. Two variables of the environment:
 
 SGLANG_LANGUAGE_ALONE=1  without the runtime and the embedded model: what `sglang chat --url` needs
-SGLANG_PROJECT_URL=URL   home of the repository: the links of README.md lead there
+SGLANG_SOURCE_URL=URL    address of the files, .../OWNER/NAME/blob/TAG, for the links of README.md
 """
 
 import os
@@ -22,17 +22,21 @@ DATA = {
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)\s]+)\)")
 
 
-def described(text: str, url: str) -> str:
-    """README.md as a package index shows it: relative links lead into the repository at ``url``.
-    Without one, links become their words and images are left out, since they would lead nowhere."""
+def description(readme: str, source: str) -> str:
+    """Return the README with links that work away from the project's folder.
+
+    ``source`` is the address of the files, as "https://forge/owner/name/blob/v0.1.0"; where
+    it is empty, links to files become plain text and images are left out.
+    """
 
     def link(found: re.Match) -> str:
         image, words, path = found.groups()
-        if not url:
+        if not source:
             return "" if image else words
-        return f"{image}[{words}]({url}/{'raw' if image else 'blob'}/main/{path})"
+        base = source.replace("/blob/", "/raw/") if image else source
+        return f"{image}[{words}]({base}/{path})"
 
-    return LINK.sub(link, text)
+    return LINK.sub(link, readme)
 
 
 def packages(alone: bool) -> list:
@@ -46,14 +50,17 @@ def packages(alone: bool) -> list:
 
 
 if __name__ == "__main__":
-    home = os.environ.get("SGLANG_PROJECT_URL", "").rstrip("/")
+    source = os.environ.get("SGLANG_SOURCE_URL", "").rstrip("/")
     only_language = os.environ.get("SGLANG_LANGUAGE_ALONE") == "1"
-    links = {"Source": "", "Documentation": "/blob/main/docs/README.md",
-             "Changelog": "/blob/main/CHANGELOG.md"}  # fmt: skip
+    links = {
+        "Source": source.partition("/blob/")[0],
+        "Documentation": f"{source}/docs/README.md",
+        "Changelog": f"{source}/CHANGELOG.md",
+    }
     setup(
         packages=packages(only_language),
         package_data={"sglang": DATA["sglang"]} if only_language else DATA,
-        long_description=described(Path("README.md").read_text(encoding="utf-8"), home),
+        long_description=description(Path("README.md").read_text(encoding="utf-8"), source),
         long_description_content_type="text/markdown",
-        project_urls={name: home + path for name, path in links.items()} if home else {},
+        project_urls=links if source else {},
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import compileall
 import os
-import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -146,14 +144,14 @@ def test_an_installation_leaves_the_name_srt_to_others(wheel: Path, tmp_path: Pa
 
 # The language alone: SGLANG_LANGUAGE_ALONE=1.
 
-HOME = "https://example.org/o/r"
+SOURCE = "https://example.org/o/r/blob/v1"
 MOST_DISTRIBUTIONS, MOST_BYTES = 12, 20_000_000
 
 
 @pytest.fixture(scope="module")
 def alone(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copied = copy(project, tmp_path_factory.mktemp("alone") / "sglang")
-    variables = {"SGLANG_LANGUAGE_ALONE": "1", "SGLANG_PROJECT_URL": HOME}
+    variables = {"SGLANG_LANGUAGE_ALONE": "1", "SGLANG_SOURCE_URL": SOURCE}
     return build("wheel", copied, copied.parent / "out", **variables)
 
 
@@ -227,26 +225,13 @@ def test_the_language_alone_has_its_commands(alone: Path, tmp_path: Path) -> Non
         assert message in done.stdout + done.stderr
 
 
-def test_links_of_the_description_lead_into_the_repository() -> None:
-    described = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")["described"]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    with_home = described(readme, "https://example.org/o/r")
-    assert "![The live view: rates, the KV cache and the radix tree](https://example.org/o/r/raw/" \
-           "main/docs/images/live.png)" in with_home  # fmt: skip
-    assert "](https://example.org/o/r/blob/main/docs/http.md)" in with_home
-    for text in (with_home, described(readme, "")):
-        targets = re.findall(r"\]\(([^)]+)\)", text)
-        assert targets
-        assert all(target.startswith("https://") for target in targets)
-
-
 def test_the_metadata_names_authors_and_home(alone: Path) -> None:
     with zipfile.ZipFile(alone) as archive:
         (about,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
         text = archive.read(about).decode()
     assert "\nAuthor: The sglang authors\n" in text
-    assert f"\nProject-URL: Source, {HOME}\n" in text
-    assert f"({HOME}/blob/main/docs/README.md)" in text
+    assert "\nProject-URL: Source, https://example.org/o/r\n" in text
+    assert f"({SOURCE}/docs/README.md)" in text
 
 
 def run(python: Path, code: str) -> list[object]:
