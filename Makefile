@@ -113,10 +113,9 @@ lint: $(STAMP)  ## ruff check, ruff format --check, mypy (strict), plain words
 	@$(BIN)/python -m tools.words
 	@$(BIN)/mypy
 
-format: $(STAMP)  ## apply ruff's fixes and format; lower the counts of tools/words.json
+format: $(STAMP)  ## apply ruff's fixes and format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
-	@$(BIN)/python -m tools.words --lower
 
 bench: $(STAMP)  ## every benchmark with its defaults: no GPU, no download
 	@failed=; for main in benchmark/*/__main__.py; do \
