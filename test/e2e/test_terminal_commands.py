@@ -14,8 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sglang as sgl
 from helpers.launched import Server, best_model, launched
 from helpers.paths import PYTHON
+from sglang.terminal.chaos.chaos_run import ChaosRun
+from sglang.terminal.chaos.chaos_stage import ChaosStage
+from sglang.terminal.chaos.chaos_work import ProgramWork
+from sglang.terminal.chaos.crash_bundle import CrashBundle
+from sglang.terminal.chaos.fault_plan import PlannedFault
 
 PROGRAM = """
 import sglang as sgl
@@ -140,3 +146,31 @@ def test_chat_in_a_terminal(server: Server, tmp_path: Path) -> None:
     finally:
         terminal.close()
     assert "Repeat: lamp" in (tmp_path / "sglang" / "chat_history").read_text()
+
+
+def test_chaos_loses_nothing(server: Server, tmp_path: Path) -> None:
+    """A cut, a squeeze and a kill while a program runs; then its bundle, again on this server."""
+    file, path = tmp_path / "repeat_under_chaos.py", str(tmp_path / "bundle.json")
+    file.write_text(PROGRAM)
+    work = ProgramWork(f"{file}:repeat", {"word": "lamp"}, {"max_tokens": 60, "ignore_eos": True})
+    faults = [PlannedFault(0.2, "cut"), PlannedFault(0.4, "squeeze", 1.0, 0.2),
+              PlannedFault(1.0, "kill"), PlannedFault(1.6, "cut")]  # fmt: skip
+    stage = ChaosStage(server.url, server.process.pid)
+    try:
+        tally = ChaosRun(work, stage, 3, lambda line: None).run(faults, 2.5)
+    finally:
+        stage.close()
+    assert stage.made == {"cut": 2, "squeeze": 1, "kill": 1}
+    assert [one["error"] or one["found"] for one in tally.failures] == []
+    assert tally.compared
+    assert tally.ends["right answer"] >= 3
+    known = {"piece": 0, "way": "failed", "error": "", "expected": work.do(sgl.RuntimeEndpoint(
+        server.url), 0), "found": ""}  # fmt: skip
+    CrashBundle(work=work.data(), settings={}, failures=[known]).save(path)
+    done = command("replay", path, "--url", server.url)
+    assert done.returncode == 0, done.stderr
+    assert "work:   1 right answer" in done.stdout
+    CrashBundle(work=work.data(), settings={}, failures=[{**known, "expected": "else"}]).save(path)
+    done = command("replay", path, "--url", server.url)
+    assert done.returncode == 1
+    assert "another answer" in done.stdout

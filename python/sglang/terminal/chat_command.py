@@ -20,7 +20,7 @@ from sglang.terminal.chat_words import printable
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 HISTORY_LINES = 1000
-RUNTIME = ("msgspec", "zmq", "numpy", "tokenizers", "uvicorn")
+RUNTIME = ("sglang.srt.web", "msgspec", "zmq", "numpy", "tokenizers", "uvicorn")
 """Packages that a server imports and the language does not."""
 STOPPED = 130  # exit status after Ctrl-C, as shells have it
 

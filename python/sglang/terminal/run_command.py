@@ -53,8 +53,12 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace", metavar="FILE", help="record the run: .html, .json or .chrome.json"
     )
     parser.add_argument(
-        "--record", metavar="FILE", help="write every call and its answer to this file; 'sglang "
-        "replay' and sglang.Replay answer from it",
+        "--record", metavar="FILE", help="write every call and its answer to this file, from "
+        "which sglang.Replay answers",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bundle", metavar="FILE", help="where the program fails: write its source, arguments, "
+        "settings and versions to this file; 'sglang replay' runs it again",
     )  # fmt: skip
     add_backend_arguments(parser)
     parser.epilog = EPILOG
@@ -70,6 +74,10 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         backend = recorded(open_backend(arguments), arguments.record)
         try:
             tell(_run(program, values, params, backend, arguments), arguments)
+        except SglangError as error:
+            if arguments.bundle:
+                write_bundle(arguments, values, params, error)
+            raise
         finally:
             backend.shutdown()
     except (OSError, ValueError, TypeError, SglangError) as error:
@@ -151,3 +159,24 @@ def variables(state: ProgramState) -> dict[str, Any]:
     if state.ret_value is not None:
         found["return"] = state.ret_value
     return found
+
+
+def write_bundle(
+    arguments: argparse.Namespace,
+    values: dict[str, Any],
+    params: dict[str, Any],
+    error: SglangError,
+) -> None:
+    """Write what reproduces a failed run, and say so. Raises OSError and ValueError."""
+    from sglang.terminal.chaos.chaos_work import ProgramWork
+    from sglang.terminal.chaos.crash_bundle import CrashBundle
+
+    settings = named_values("--setting", arguments.setting)
+    if arguments.model and not arguments.url:
+        settings["model_path"] = arguments.model
+    failure = {"piece": 0, "way": "failed", "error": f"{type(error).__name__}: {error}",
+               "expected": "", "found": ""}  # fmt: skip
+    work = ProgramWork(arguments.program, values, params).data()
+    CrashBundle(work=work, settings=settings, failures=[failure]).save(arguments.bundle)
+    print(f"{arguments.bundle} holds the failure; again: sglang replay {arguments.bundle}",
+          file=sys.stderr)  # fmt: skip

@@ -26,6 +26,7 @@ from sglang.srt.config.command_line import Parser
 from sglang.srt.config.translation import FLAGS
 from sglang.srt.config.upstream import MEANS, SPELLINGS
 from sglang.terminal import bench_command, chat_command, run_command
+from sglang.terminal.chaos import chaos_command, replay_command
 from sglang.views.timeline import command as trace_command
 
 PAGES = [
@@ -46,6 +47,10 @@ FOREIGN = {
     "total-running-requests-metric",
     "kv-cache-usage-percentage-metric",
     "lora-info-metric",
+    "build-arg",
+    "gpus",
+    "shm-size",
+    "target",
 }  # flags of other programs
 
 
@@ -131,7 +136,7 @@ def test_named_flags_exist() -> None:
     commands = (
         doctor_command, drain_command, engine_command, explain_command, inferlet_command,
         sandbox_command, schema_command, trace_command, workers_command, ps_command, pull_command,
-        bench_command, chat_command, run_command,
+        bench_command, chat_command, run_command, chaos_command, replay_command,
     )  # fmt: skip
     for command in commands:
         parser = Parser()

@@ -132,6 +132,8 @@ RULES = {
     "sglang.terminal": f"{RUNNING} sglang.run sglang.views sglang.state sglang.program"
     " sglang.bench_serving sglang.bench_offline_throughput sglang.bench_one_batch"
     " srt.commands.named_values srt.core.nearest",
+    "sglang.terminal.chaos": f"{RUNNING} sglang.run sglang.program sglang.version sglang.terminal"
+    " srt.commands.named_values psutil",
     "sglang.launch_server": "sglang srt",
     "sglang.bench_serving": "srt.commands.bench srt.config.command_line",
     "sglang.bench_offline_throughput": "sglang srt.commands.bench srt.config.command_line",

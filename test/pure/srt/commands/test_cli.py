@@ -45,7 +45,7 @@ def test_every_command_has_a_module_and_a_sentence() -> None:
         assert more.endswith(".")
 
 
-@pytest.mark.parametrize("command", ["chat", "run", "ps", "pull", "bench"])
+@pytest.mark.parametrize("command", ["chat", "run", "ps", "pull", "bench", "chaos", "replay"])
 def test_help_of_a_command_keeps_its_examples(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,7 +54,7 @@ def test_help_of_a_command_keeps_its_examples(
     assert end.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: sglang {command}")
-    if command in ("chat", "run", "bench"):
+    if command not in ("ps", "pull"):
         assert f"\n  sglang {command} " in shown
 
 

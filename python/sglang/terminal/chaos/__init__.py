@@ -1,0 +1,1 @@
+"""Chaos: a program or requests again and again, while faults are made; and what was lost."""
