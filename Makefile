@@ -183,31 +183,43 @@ build/kernels-asan/sgl_kernel/_C.abi3.so: $(KERNEL_OBJECTS)
 	@mkdir -p $(@D)
 	@$(CXX) -shared -pthread -fsanitize=address $^ -o $@
 
-# What `make demo` runs: the runtime and its kernels. A machine without an NVIDIA GPU gets the torch
-# release that the tests were run with, in a CPU build where pip can reach one: on Linux that is the
-# release with the label +cpu. With a GPU, pip chooses the build that fits the driver.
+# A machine without an NVIDIA GPU gets the torch release that the tests were run with, in a CPU build
+# where pip can reach one: on Linux that is the release with the label +cpu. With a GPU, pip chooses the
+# build that fits the driver.
 TORCH := $(shell sed -n 's/^torch==//p' constraints-cpu.txt)
+define CPU_TORCH
+if [ "$$(uname -s)" = Linux ] && ! $(BIN)/python -c 'import torch' 2>/dev/null && \
+  ! $(BIN)/python $(PIP) $(TORCH_INDEX:%=--extra-index-url %) torch==$(TORCH)+cpu 2>/dev/null; then \
+  echo "pip reaches no CPU build of torch $(TORCH); taking its default, on x86 some 5 GB with CUDA."; \
+  echo "To avoid that: interrupt, and run make TORCH_INDEX=URL with PyTorch's index of CPU builds."; fi
+endef
+
+# What `make demo` runs: the runtime and its kernels, which need no torch. A machine with an NVIDIA GPU
+# gets torch, and so does one without a C++ compiler: its kernels are torch's.
 $(RUNTIME): pyproject.toml setup.py constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Python 3.10 or newer is needed; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
-	@echo "Setting up $(VENV): torch and the runtime, about 300 MB to fetch and 1.1 GB on disk, 1-5 minutes ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; \
-	  if [ "$$(uname -s)" = Linux ] && ! $(BIN)/python -c 'import torch' 2>/dev/null && \
-	    ! $(BIN)/python $(PIP) $(TORCH_INDEX:%=--extra-index-url %) torch==$(TORCH)+cpu 2>/dev/null; then \
-	    echo "pip reaches no CPU build of torch $(TORCH); taking its default, on x86 some 5 GB with CUDA."; \
-	    echo "To avoid that: interrupt, and run make TORCH_INDEX=URL with PyTorch's index of CPU builds."; fi; fi; \
-	  $(BIN)/python $(PIP) $$pins --editable '.[srt]'
-	@if command -v c++ >/dev/null || command -v g++ >/dev/null; then require=1; else \
-	    echo "No C++ compiler: sgl-kernel will compute with torch."; require=0; fi; \
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	    echo "Setting up $(VENV) for a GPU: torch and the runtime, several GB, some minutes ..."; \
+	    $(BIN)/python $(PIP) --editable '.[srt]'; \
+	  elif command -v c++ >/dev/null || command -v g++ >/dev/null; then \
+	    echo "Setting up $(VENV): the runtime, about 60 MB to fetch and 190 MB on disk, a minute ..."; \
+	    $(BIN)/python $(PIP) --editable '.[cpu]'; \
+	  else \
+	    echo "No C++ compiler: sgl-kernel will compute with torch."; \
+	    echo "Setting up $(VENV): torch and the runtime, about 300 MB to fetch and 1.1 GB on disk, 1-5 minutes ..."; \
+	    $(CPU_TORCH); $(BIN)/python $(PIP) --constraint constraints-cpu.txt --editable '.[srt]'; fi
+	@if command -v c++ >/dev/null || command -v g++ >/dev/null; then require=1; else require=0; fi; \
 	  SGL_KERNEL_REQUIRE=$$require $(BIN)/python $(PIP) --editable ./sgl-kernel
 	@echo "$(VENV) is ready: $$(du -sm $(VENV) | cut -f1) MB."
 	@touch $@
 
-# What the tests, linters and benchmarks need besides.
+# What the tests, linters and benchmarks need besides, torch among it.
 $(STAMP): $(RUNTIME)
-	@echo "Adding the tools of the tests to $(VENV): about 500 MB to fetch, a few minutes ..."
-	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; fi; \
+	@echo "Adding torch and the tools of the tests to $(VENV): about 800 MB to fetch, a few minutes ..."
+	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; \
+	  $(CPU_TORCH); fi; \
 	  $(BIN)/python $(PIP) $$pins --editable '.[dev]'
 	@echo "Building the runner of inferlets, which tests run programs in: up to a minute ..."
 	@$(BIN)/sglang inferlet runner >/dev/null
