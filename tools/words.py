@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS = ROOT / "tools" / "words.json"
-PAGES = ("README.md", "CHANGELOG.md", "docs/**/*.md")
+PAGES = ("*.md", "docs/**/*.md")
 MEASURED = {"evaluation.md"}  # written by a benchmark
 FOLDERS = ("python", "sgl-kernel", "tools", "benchmark", "test", "examples")
 

@@ -28,25 +28,56 @@ def choice_requests(
     adapter: Mapping[str, str],
     options: Sequence[str],
     method: ChoicesMethod,
+    by_rows: bool = False,
 ) -> Requests[Decision]:
     """Yield requests, each answered before the next; return the decision.
 
-    One request computes the shared prefix, a second scores all options in one batch.
+    One request has the server score all options as the branches of a tree of tokens, each shared
+    beginning once. Images and videos, and servers that cannot, have a request for each row:
+    ``by_rows``. The numbers are the same.
 
     A tokenizer may join the end of the prompt with the beginning of an option, so each option
     is tokenized together with the prompt, and all of them are scored from the first token at
-    which any leaves the prompt's own tokens. For that the prompt is itself in the batch.
+    which any leaves the prompt's own tokens.
 
     Args:
         text: the prompt. media: its images and videos, as a request has them.
         adapter: ``{"lora_path": NAME}``, or nothing.
+        by_rows: the server takes no ``options``.
     """
-    return _Scoring(text, media, adapter, options).decide(method)
+    if media or by_rows:
+        return _RowScoring(text, media, adapter, options).decide(method)
+    return _decision(text, adapter, options, method)
+
+
+def _decision(
+    text: str, adapter: Mapping[str, str], options: Sequence[str], method: ChoicesMethod
+) -> Requests[Decision]:
+    fields = {**adapter, "return_text_in_logprobs": True}
+    answer = yield {"text": text, "options": list(options), **fields}
+    metas = [answer["meta_info"]]
+    tokens, alone = metas[0]["option_logprobs"], []
+    if method.unconditional:
+        ids = [[entry[1] for entry in row] for row in tokens]
+        answer = yield {"input_ids": [], "options": ids, **fields}
+        metas.append(answer["meta_info"])
+        alone = metas[1]["option_logprobs"]
+    tokens, alone = _listed(tokens), _listed(alone)
+    decision = method(OptionScores(options, tokens, [[] for _ in options], alone))
+    decision.meta["usage"] = _sum_usage(metas)
+    return decision
+
+
+def _listed(rows: Any) -> list[list[list[Any]]]:
+    return [[list(entry) for entry in row] for row in rows]
 
 
 @dataclass
-class _Scoring:
-    """Attributes: as of ``choice_requests``; ``metas``: meta_info of the answers so far."""
+class _RowScoring:
+    """One request computes the shared prefix, a second scores all options in one batch. The prompt
+    is itself in that batch.
+
+    Attributes: as of ``choice_requests``; ``metas``: meta_info of the answers so far."""
 
     text: str
     media: Mapping[str, Sequence[Any]]

@@ -155,6 +155,8 @@ class ForwardTokens(msgspec.Struct, frozen=True, tag="forward", omit_defaults=Tr
         top: -1: no log-probabilities; 0: the sampled token's; ``k``: the most likely tokens too;
             ``WHOLE``: those of all ids, in the order of ids.
         probe: ids whose log-probability is wanted.
+        targets: pairs (index, id), ascending by index: the log-probability of the id behind the
+            token of that index is wanted; at least one for each token, in place of all else.
         read: (index, hidden slot): the token's embedding is the state in that slot.
         keep: hidden slots that receive the final states of the last ``len(keep)`` tokens.
         priority: 0: the space's.
@@ -174,6 +176,7 @@ class ForwardTokens(msgspec.Struct, frozen=True, tag="forward", omit_defaults=Tr
     allowed: bytes = b""
     top: int = -1
     probe: tuple[int, ...] = ()
+    targets: bytes = b""
     read: tuple[tuple[int, int], ...] = ()
     keep: tuple[int, ...] = ()
     priority: int = 0
@@ -212,7 +215,7 @@ class ForwardDone(msgspec.Struct, frozen=True, tag="forward_done", omit_defaults
         logprob: its log-probability, natural logarithm, before temperature, penalties and masks.
         ids: int32, the most likely tokens, most likely first; empty for ``WHOLE``.
         logprobs: float32, one each; for ``WHOLE`` one for each id of the vocabulary.
-        probe: float32, one for each of ``ForwardTokens.probe``.
+        probe: float32, one for each of ``ForwardTokens.probe``, or of its ``targets``.
     """
 
     space: int

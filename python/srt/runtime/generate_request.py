@@ -53,6 +53,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         Bounds(words="a list of texts and of lists of texts"),
         "One prompt, in place of `text`; the texts of an inner list are side by side.",
     ] = None
+    options: Annotated[
+        list[Any] | None,
+        Bounds(words="a list of texts, or of lists of token ids"),
+        "Texts that are scored behind `text`: `meta_info.option_logprobs`. Nothing is generated.",
+    ] = None
     output_ids: Annotated[
         list[Any] | None,
         Bounds(words="a list of token ids, or of such lists"),

@@ -71,6 +71,7 @@ class CompletionMeta(RequestCounts, kw_only=True, omit_defaults=False):
     input_token_ids_logprobs: Maybe[list[list[Triple] | None]] = UNSET
     output_token_ids_logprobs: Maybe[list[list[Triple]]] = UNSET
     choice_logprobs: Maybe[list[float]] = UNSET
+    option_logprobs: Maybe[list[list[Triple]]] = UNSET
     spans: Maybe[Spans] = UNSET
     hidden_states: Maybe[list[Any]] = UNSET
     kv_hints: Maybe[list[HintAnswer]] = UNSET

@@ -160,7 +160,10 @@ class SpacePasses:
             if error and self._open(space) and not work.state.failed:
                 self._fail(space, work, error)
         del self._parts[number]
-        for space, work, _, last in part.forwards:
+        for space, work, first, last in part.forwards:
+            if work.targets is not None:
+                for out in outputs[first : last + 1]:
+                    work.state.scores.extend([*out.scores, *out.probe])
             if self._open(space) and not work.state.failed and work.state.at == (number, last):
                 self._answer(space, work, outputs[last])
 
@@ -175,10 +178,11 @@ class SpacePasses:
         del space.forwards[verb.request]
         if verb.sample is not None:
             space.keep(verb.request, out.token)
+        probe = array("f", out.probe) if work.targets is None else work.state.scores
         self._memory.events.append(
             ForwardDone(
                 space.id, verb.request, out.token, out.logprob, out.ids, out.logprobs,
-                array("f", out.probe).tobytes() if out.probe else b"",
+                probe.tobytes(),
             )
         )  # fmt: skip
 

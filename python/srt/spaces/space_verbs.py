@@ -34,6 +34,7 @@ from sglang.srt.spaces.handle_table import HandleTable, numbers, outside
 from sglang.srt.spaces.mask_runs import MOST_BITS, MaskRun, mask_runs
 from sglang.srt.spaces.prefix_fills import PrefixFills
 from sglang.srt.spaces.program_space import ProgramSpace
+from sglang.srt.spaces.row_targets import RowTargets
 from sglang.srt.spaces.slot_views import verify_pages
 from sglang.srt.spaces.space_host import SpaceFacts
 from sglang.srt.spaces.space_memory import OverCap, SpaceMemory, SpaceOver
@@ -236,14 +237,15 @@ class SpaceVerbs:
         self._verify_tokens(tokens)
         self._verify_length(seen, count)
         self._verify_positions(verb, count)
-        runs = self._runs(verb, seen, count)
+        targets = self._targets(verb, count)
+        runs = self._runs(verb, seen, count, targets)
         slots, scratch = self._continued(space, verb), NONE
         if slots is None:
             slots, scratch = self._slots(space, verb, count)
         verb, followed = self._followed(space, self._plain(verb))
         work = ForwardWork(
             self._next(), verb, slots, seen, runs, verb.priority or space.verb.priority, scratch,
-            followed,
+            followed, targets,
         )  # fmt: skip
         try:
             self._verify_view(work)
@@ -257,10 +259,24 @@ class SpaceVerbs:
         if verb.request != UNANSWERED:
             space.forwards[verb.request] = work
 
-    def _runs(self, verb: ForwardTokens, seen: int, count: int) -> list[MaskRun]:
-        if not verb.mask:
+    def _targets(self, verb: ForwardTokens, count: int) -> RowTargets | None:
+        """Targets of a forward that has any. Raises ValueError."""
+        if not verb.targets:
+            return None
+        if verb.sample is not None or verb.probe or verb.top != -1:
+            raise ValueError("a forward with targets samples and reads nothing else; give it alone")
+        targets = RowTargets.of(verb.targets, count)
+        self._verify_tokens(targets.ids)
+        return targets
+
+    def _runs(
+        self, verb: ForwardTokens, seen: int, count: int, targets: RowTargets | None
+    ) -> list[MaskRun]:
+        if not verb.mask and targets is None:
             return [MaskRun(0, count, NONE)]
         runs = mask_runs(verb.mask, seen, count)
+        if targets is not None:
+            runs = targets.cut(runs, seen)
         if sum(len(run.seen) + run.last - run.first for run in runs) > MOST_BITS:
             raise ValueError(
                 f"the mask makes {len(runs)} rows, which see more than {MOST_BITS} slots together; "

@@ -5,6 +5,7 @@ Slots and pages are those of the pool from here on: handles were looked up when 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from sglang.srt.core.batch import LOOSE, WHOLE, Row, Sample
 from sglang.srt.core.ints import Ints, from_bytes, ints
 from sglang.srt.core.space_messages import ExportPages, ForwardTokens
 from sglang.srt.spaces.mask_runs import MaskRun
+from sglang.srt.spaces.row_targets import RowTargets
 
 Array: TypeAlias = np.ndarray[Any, Any]
 NONE: Array = np.zeros(0, dtype=np.int32)
@@ -59,12 +61,14 @@ class ForwardState:
         begun: number of tokens that passes have rows for.
         at: id of the pass with the last row, and the index of that row; -1 before.
         token: the sampled token; -1 before.
+        scores: log-probabilities of the targets whose rows have been computed.
         failed: why there is no answer, "" while there may be one.
     """
 
     begun: int = 0
     at: tuple[int, int] = (NOT_PLANNED, NOT_PLANNED)
     token: int = -1
+    scores: array[float] = field(default_factory=lambda: array("f"))
     failed: str = ""
 
 
@@ -78,6 +82,7 @@ class ForwardWork:
         seen: number of the visible ones.
         scratch: pages that hold the KV until the last row is planned.
         followed: the forward whose sampled token is the first token here; None: it is known.
+        targets: of a forward that has any.
     """
 
     number: int
@@ -88,6 +93,7 @@ class ForwardWork:
     priority: int
     scratch: Array
     followed: ForwardWork | None
+    targets: RowTargets | None = None
     state: ForwardState = field(default_factory=ForwardState)
 
     @property
@@ -130,9 +136,12 @@ def next_rows(work: ForwardWork, most: int, adapter: int, page_size: int) -> lis
     for run in work.runs:
         first, last = max(run.first, start), min(run.last, end)
         if first < last:
-            rows.append(_row(work, run, first, last, adapter, page_size))
+            row = _row(work, run, first, last, adapter, page_size)
+            if work.targets is not None:
+                row.score, row.probe = work.targets.of_row(first, last)
+            rows.append(row)
     work.state.begun = end
-    if end == work.count:
+    if end == work.count and work.targets is None:
         _request_outputs(rows[-1], work.verb)
     return rows
 
@@ -142,7 +151,7 @@ def _row(
 ) -> Row:
     tokens = from_bytes(work.verb.tokens[4 * first : 4 * last])
     slots, end = work.slots, work.seen + last
-    if work.verb.mask:
+    if work.verb.mask or work.targets is not None:
         slots = np.concatenate([slots[run.seen], slots[work.seen + run.first : end]])
     else:
         slots = slots[:end]

@@ -13,5 +13,6 @@ def space_cost(verb: SpaceVerb) -> int:
     """Return the cost of a verb: of its arrays, and of a mask, which becomes rows."""
     if isinstance(verb, ForwardTokens):
         size = len(verb.tokens) + len(verb.positions) + len(verb.visible) + len(verb.written)
-        return _BASE + (size + len(verb.history)) // 4 + 4 * len(verb.mask)
+        size += len(verb.history) + 2 * len(verb.targets)
+        return _BASE + size // 4 + 4 * len(verb.mask)
     return _BASE + 2 * sum(len(getattr(verb, name, b"")) for name in _ARRAYS)

@@ -77,3 +77,11 @@ def pieces(text: str) -> Iterator[str]:
         yield text[start : place.end()]
         start = place.end()
     yield text[start:] if start else text
+
+
+def last_cut(text: str) -> int:
+    """The last position at which the text can be cut, whatever follows it; 0: there is none."""
+    for end in range(len(text) - 1, 0, -1):
+        if text[end] in " \n" and _WITHIN.match(text, end - 1):
+            return end
+    return 0

@@ -16,7 +16,7 @@ from sglang.srt.files.location import EMBEDDED, TOKENIZER_FILES, locate
 from sglang.srt.tokenizer import tokenizer_source
 from sglang.srt.tokenizer.control_tokens import ControlTokenEscaper
 from sglang.srt.tokenizer.detokenizer import Detokenizer
-from sglang.srt.tokenizer.encoding_pieces import can_cut, pieces
+from sglang.srt.tokenizer.encoding_pieces import can_cut, last_cut, pieces
 from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError, JinjaChatTemplate
 from sglang.srt.tokenizer.templates import NAMES, built_in, family_of
 from sglang.srt.tokenizer.token_bytes import piece_bytes
@@ -130,6 +130,21 @@ class Tokenizer:
         """Pieces whose ids in a row are those of the text, so that a long text takes memory piece
         by piece; the text itself where this tokenizer cannot cut it."""
         return pieces(text) if self._can_cut else (text,)
+
+    def last_cut(self, text: str) -> int:
+        """The last position of the text at which its ids and those of what is behind, whatever
+        follows the text, are apart; 0: there is none, or this tokenizer cannot cut."""
+        return last_cut(text) if self._can_cut else 0
+
+    def encode_pieces(self, texts: Sequence[str]) -> list[array[int]]:
+        """``encode_piece`` of each text. Raises ValueError on lone surrogates."""
+        try:
+            found = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise ValueError("the text is not valid Unicode: it holds a lone surrogate") from error
+        except BaseException as error:
+            raise failed(error, self._file) from None
+        return [array("i", each.ids) for each in found]
 
     def encode_piece(self, text: str) -> array[int]:
         """Ids of one of ``pieces``. Raises ValueError on lone surrogates."""

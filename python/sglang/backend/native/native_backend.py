@@ -25,9 +25,14 @@ T = TypeVar("T")
 
 
 class NativeBackend(Backend):
-    """Needs only ``call`` and ``call_stream``, and their asynchronous twins."""
+    """Needs only ``call`` and ``call_stream``, and their asynchronous twins.
+
+    Attributes:
+        scores_options: the runtime takes ``options``, and scores them as one tree.
+    """
 
     native = True
+    scores_options = True
 
     def get_model_name(self) -> str:
         """The model's path or hub id, or the name that it is served by."""
@@ -114,16 +119,29 @@ class NativeBackend(Backend):
         return await self._amade(_commit(prompt))
 
     def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
-        return self._made(_choice(prompt, options, method))
+        return self._made(self._choice(prompt, options, method))
 
     async def achoose(
         self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
     ) -> Decision:
-        return await self._amade(_choice(prompt, options, method))
+        return await self._amade(self._choice(prompt, options, method))
+
+    def _choice(
+        self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
+    ) -> Requests[Decision]:
+        if prompt.parallel:
+            raise Unsupported(
+                "select cannot score behind join('concate_and_append'); use gen and compare its "
+                "text"
+            )
+        by_rows = not self.scores_options
+        return choice_requests(
+            prompt.text, _media(prompt), _adapter(prompt), options, method, by_rows
+        )
 
     def request(self, call: Call) -> dict[str, Any]:
         if isinstance(call, Choose):
-            return {**_input(call.prompt), "choices": list(call.options)}
+            return {**_input(call.prompt), "options": list(call.options)}
         if isinstance(call, Commit):
             return {**_input(call.prompt), "sampling_params": {"max_new_tokens": 0}}
         return _body(call.prompt, call.params)
@@ -171,14 +189,6 @@ def _commit(prompt: Prompt) -> Requests[dict[str, Any]]:
         return {}
     answer = yield {**_input(prompt), **COMPUTED}
     return dict(answer["meta_info"])
-
-
-def _choice(prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Requests[Decision]:
-    if prompt.parallel:
-        raise Unsupported(
-            "select cannot score behind join('concate_and_append'); use gen and compare its text"
-        )
-    return choice_requests(prompt.text, _media(prompt), _adapter(prompt), options, method)
 
 
 def _looks_ahead(params: GenParams) -> bool:

@@ -263,7 +263,7 @@ class OpenAI(ExchangeBackend):
         self.api = api
         self.continues = api is TextExchange
         self.speculates = "text" if self.continues else "chat"
-        self.messages_only = not self.continues
+        self.messages_only = self.calls_tools = not self.continues
         self.constraints = frozenset(() if self.continues else ("json_schema",))
 
     def open_client(self) -> Any:

@@ -3,7 +3,7 @@
     n = 1    Open, Advance(Generate)
     n > 1    Open, Advance(Fill), then n - 1 ForkContext and one Advance(Generate) each
     max 0    Open, Advance(Fill), or Advance(Score) where log-probabilities are wanted
-    whole    Open, Advance(Fill), then for every choice ForkContext, Append and Advance(Score)
+    whole    Open, Advance(Fill), then the choices' scores (``row_scoring``)
 
 A request that goes on with a parked context has Append in place of Open, where the engine holds it.
 
@@ -20,10 +20,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.ints import Ints, ints
+from sglang.srt.core.ints import Ints
 from sglang.srt.core.messages import (
     Advance,
     Append,
@@ -57,8 +57,10 @@ from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Assembler, Finish, Output, PromptLogprobs
 from sglang.srt.requests.completion.readout import Reading
 from sglang.srt.requests.completion.resume_order import ResumeOrder
+from sglang.srt.requests.completion.row_scoring import RowScoring
 from sglang.srt.requests.completion.serving_engines import ServingEngines, engines_of, merged
-from sglang.srt.requests.completion.whole_choices import ScoredChoice, pick, score
+from sglang.srt.requests.completion.token_tree import ScoredRows
+from sglang.srt.requests.completion.whole_choices import ScoredChoice, pick
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
@@ -95,6 +97,7 @@ class Completer:
         self.max_resumes: int | None = None
         self._resume_order = ResumeOrder()
         self.runs: set[_CompletionRun | Reading] = set()
+        self._scoring = 0  # requests whose rows are scored
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
         """Token ids of a text to be completed; one that is too long is refused, before it is
@@ -192,7 +195,7 @@ class Completer:
     @property
     def pending(self) -> int:
         """Requests that no engine has ended yet."""
-        return self.engines.pending
+        return self.engines.pending + self._scoring
 
     @property
     def lost(self) -> EngineLost | None:
@@ -233,6 +236,7 @@ class _CompletionRun:
         self.request, self._completion = request, completion
         self.started, self._tokenizer = time.monotonic(), completion.tokenizer
         self._engine = completion.succession(request)
+        self._rows = RowScoring(self._engine, request, self._advance, self._prompt_again)
         ends = () if request.sampling.ignore_eos else completion.info.eos
         self._enders = frozenset((*request.sampling.stop_token_ids, *ends))
 
@@ -260,8 +264,12 @@ class _CompletionRun:
         """Compute the prompt first, then the completions that share it."""
         sampling = self.request.sampling
         done, shared, context = await self._prefill()
-        if done.reason == "abort" or self._engine.aborted or sampling.max_new_tokens == 0:
-            reason = "abort" if done.reason == "abort" or self._engine.aborted else "length"
+        aborted = done.reason == "abort" or self._engine.aborted
+        if self.request.scored is not None and not aborted:
+            yield await self._score_rows(context, shared, self.request.scored)
+            return
+        if aborted or sampling.max_new_tokens == 0:
+            reason = "abort" if aborted else "length"
             for index in range(sampling.n):
                 output = self._output(index, shared)
                 output.finish = Finish(reason)
@@ -297,7 +305,7 @@ class _CompletionRun:
         """Compute the prompt alone, scored where requested; its facts come in an Output."""
         start, logprobs = self._score_from, self.request.logprobs or Logprobs()
         goal = Score(start, logprobs.top, logprobs.probe) if start >= 0 else Fill()
-        close = self.request.sampling.max_new_tokens == 0
+        close = self.request.sampling.max_new_tokens == 0 and self.request.scored is None
         while True:
             context, opening = self._opening()
             shared = Output(0, self._unknown)
@@ -425,7 +433,7 @@ class _CompletionRun:
                 "follow the prompt (max_new_tokens, or the room left).",
                 "choices",
             )
-        choices = await self._scored(context, choices)
+        choices = await self._rows.scored(context, choices, len(request.prompt))
         for index in range(sampling.n):
             output = self._output(index, shared)
             if self._engine.aborted or any(len(c.logprobs) != len(c.tokens) for c in choices):
@@ -452,34 +460,24 @@ class _CompletionRun:
         found = await self._completion.encoder.run(size, self._completion.encode_inside, texts)
         return [ScoredChoice(text, ids) for text, ids in zip(texts, found)]
 
-    async def _scored(
-        self, context: EngineContext, choices: list[ScoredChoice]
-    ) -> list[ScoredChoice]:
-        """The choices with their scores behind the prompt, which ``context`` has."""
-        while True:
-            at, found = context, [ScoredChoice(each.text, each.tokens) for each in choices]
-            try:
-                await score(found, partial(self._score, at))
-                return found
-            except EngineLost as lost:
-                await self._engine.replace(at.client, lost)
-                _, _, context = await self._prefill()
+    async def _score_rows(self, context: EngineContext, shared: Output, rows: ScoredRows) -> Output:
+        """The log-probabilities of rows of tokens, in place of a text."""
+        output = self._output(0, shared)
+        found = [ScoredChoice("", row) for row in rows.rows]
+        self._completion._scoring += 1
+        try:
+            scored = await self._rows.scored(context, found, rows.behind)
+        finally:
+            self._completion._scoring -= 1
+        output.row_logprobs = [each.logprobs for each in scored]
+        output.row_tokens = self._rows.computed
+        cut = any(len(each.logprobs) != len(each.tokens) for each in scored)
+        output.finish = Finish("abort" if cut or self._engine.aborted else "length")
+        return output
 
-    async def _score(
-        self, context: EngineContext, choice: ScoredChoice
-    ) -> AsyncGenerator[Event, None]:
-        """Events of the choice behind the prompt, in a context of its own."""
-        logprobs, start = self.request.logprobs or Logprobs(), len(self.request.prompt)
-        child = self._engine.new_context()
-        appended = Append(child.number, ints(choice.tokens).tobytes())
-        before: list[Verb] = [ForkContext(context.number, child.number), appended]
-        goal = Score(start, logprobs.top, logprobs.probe)
-        async with aclosing(self._advance(child, goal, before, True)) as batches:
-            async for events in batches:
-                for event in events:
-                    if isinstance(event, Done):
-                        choice.stats = event.stats
-                    yield event
+    async def _prompt_again(self) -> EngineContext:
+        """A context of the prompt, on the engine of the moment."""
+        return (await self._prefill())[2]
 
     def _advance(
         self, context: EngineContext, goal: Goal, before: Sequence[Verb], close: bool
@@ -493,6 +491,7 @@ class _CompletionRun:
     def abort(self) -> None:
         """End what is left of it with reason "abort"."""
         self._engine.abort()
+        self._rows.abort()
 
     def close(self) -> None:
         """Abort, and listen no more."""

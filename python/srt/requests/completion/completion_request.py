@@ -29,6 +29,7 @@ from sglang.srt.requests.common_fields import (
 from sglang.srt.requests.completion.constraint_settings import NAMES as CONSTRAINT_NAMES
 from sglang.srt.requests.completion.constraint_settings import take_constraint
 from sglang.srt.requests.completion.held_context import Resumption
+from sglang.srt.requests.completion.token_tree import ScoredRows
 from sglang.srt.requests.completion.whole_choices import verify_whole
 from sglang.srt.requests.request_error import RequestError
 
@@ -89,6 +90,7 @@ class CompletionRequest:
         prefixes: beginnings of the prompt that end at a variable, the shortest first.
         generated: tokens of the completion that a server generated which was lost; they are a part
             of the output.
+        scored: rows of tokens whose log-probabilities are wanted, in place of a completion.
     """
 
     prompt: Ints
@@ -109,6 +111,7 @@ class CompletionRequest:
     arrived: float = 0.0
     prefixes: tuple[PrefixHash, ...] = ()
     generated: Ints = field(default_factory=ints)
+    scored: ScoredRows | None = None
 
     @property
     def waiting_since(self) -> float:
@@ -140,7 +143,7 @@ class CompletionRequest:
             raise RequestError(f"{error}.", "image_data", "unsupported") from error
         sampling = self.sampling
         try:
-            if sampling.max_new_tokens > 0 or self.logprobs is not None:
+            if sampling.max_new_tokens > 0 or self.logprobs is not None or self.scored:
                 info.verify_purpose()
             sampling.verify(info.vocab_size)
             info.verify_speculation(sampling.speculation)

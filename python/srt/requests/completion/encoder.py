@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from sglang.srt.core.ints import Ints, ints
@@ -55,6 +55,15 @@ class Encoder:
             raise
         except ValueError as error:
             raise RequestError(f"The prompt cannot be tokenized: {error}.", "prompt") from error
+
+    async def encode_pieces(self, texts: Sequence[str]) -> list[Ints]:
+        """Ids of texts of some ``SMALL`` bytes together, or of one, each as it is. Raises as
+        ``encode`` does."""
+        try:
+            size = sum(map(bytes_of, texts))
+            return await self.run(size, self._tokenizer.encode_pieces, texts)
+        except ValueError as error:
+            raise RequestError(f"The text cannot be tokenized: {error}.", "text") from error
 
     async def encode_behind(self, text: str) -> Ints:
         """Ids of a text behind another, whose ids are known. Raises as ``encode`` does."""

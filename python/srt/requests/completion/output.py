@@ -70,6 +70,8 @@ class Output:
         released: how many of them have all their bytes in ``text`` (or hidden).
         logprobs, tops, probes: per generated token, where requested.
         prompt_logprobs: where requested; complete when ``finish`` is set.
+        row_logprobs: log-probabilities of the tokens of each row that was to be scored.
+        row_tokens: tokens of such rows that were computed.
         choice_logprobs: log-probability of each choice, where they were scored as wholes.
         finish: None while running.
         started: time.monotonic() of submission; seconds: from there to the last update.
@@ -86,6 +88,8 @@ class Output:
     tops: list[TopPairs] = field(default_factory=list)
     probes: list[list[float]] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
+    row_logprobs: list[list[float]] = field(default_factory=list)
+    row_tokens: int = 0
     choice_logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
     started: float = 0.0

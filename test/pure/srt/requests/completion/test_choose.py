@@ -87,7 +87,7 @@ def test_the_best_is_taken_or_one_is_drawn_by_its_score(tokenizer: Tokenizer) ->
     assert drawn[0].text == CHOICES[pick(want, sampled.sampling)]
     assert all(output.choice_logprobs == best.choice_logprobs for output in drawn)
     assert drawn[0].logprobs == []
-    assert stats["received"] == 2 * (1 + len(CHOICES))
+    assert stats["received"] <= 2 * 2  # a prompt, and its pages for a tree
 
 
 def test_log_probabilities_of_the_choice(tokenizer: Tokenizer) -> None:
@@ -134,7 +134,8 @@ def slow(tokenizer: Tokenizer) -> Iterator[Any]:
 def test_an_abort_in_the_middle(tokenizer: Tokenizer, slow: Any) -> None:
     async def main() -> list[Output]:
         completion = Completer(slow.client_on(asyncio.get_running_loop()), tokenizer)
-        task = asyncio.ensure_future(completion.generate(request(CHOICES * 1, rid="mine", n=2)))
+        wanted = request(rid="mine", n=2, logprobs=Logprobs())  # each choice is a request
+        task = asyncio.ensure_future(completion.generate(wanted))
         while completion.pending < 2:
             await asyncio.sleep(0)
         assert completion.abort("mine") == 1

@@ -1,0 +1,145 @@
+"""Options of ``/generate``: texts that are scored behind a prompt, in place of a generation.
+
+A tokenizer may join the end of the prompt with the beginning of an option. So each option is
+tokenized together with the prompt, and all of them are scored from the first token at which any
+leaves the prompt's own tokens.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.ir.constraint import MAX_CHOICES
+from sglang.ir.sampling import SamplingParams
+from sglang.srt.core.ints import Ints, common_prefix, ints
+from sglang.srt.requests.completion.completion_request import (
+    CompletionRequest,
+    namespace_of,
+    verify_prompt,
+)
+from sglang.srt.requests.completion.encoder import SMALL
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.completion.token_tree import ScoredRows
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.generate_request import GenerateRequest
+from sglang.srt.runtime.generated import Triple
+
+MOST_SCORED = 1 << 20  # tokens of all options together
+# Fields without a meaning where nothing is generated.
+_WITHOUT = (
+    "parts", "output_ids", "image_data", "video_data", "sampling_params", "stream",
+    "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
+    "masked_logprobs", "return_hidden_states", "session_params", "park", "resume", "kv_hints",
+)  # fmt: skip
+
+OptionLogprobs = list[list[Triple]]
+
+
+async def read_options(runtime: EngineRuntime, body: GenerateRequest) -> CompletionRequest:
+    """The prompt of a request with ``options``, and the rows that are scored. Raises
+    RequestError."""
+    for name in _WITHOUT:
+        if getattr(body, name):
+            raise RequestError(
+                f"{name} is given with options, which are scored and not generated; leave it out.",
+                name,
+                "unsupported",
+            )
+    options = body.options or []
+    if not 1 <= len(options) <= MAX_CHOICES:
+        raise RequestError(
+            f"options has {len(options)} entries; give 1 to {MAX_CHOICES}.", "options"
+        )
+    if isinstance(body.text, str) and all(isinstance(option, str) for option in options):
+        own, rows = await _tokenized(runtime, body.text, [str(option) for option in options])
+    elif all(isinstance(option, list) for option in options):
+        own = await _own(runtime, body)
+        rows = [own + await runtime.prompt(option, "options") for option in options]
+    else:
+        raise RequestError("options must be texts behind a text, or lists of token ids.", "options")
+    for row in rows:
+        verify_prompt(row, runtime.info)
+    behind = min(common_prefix(own, row) for row in rows)
+    scored = ScoredRows([row[behind:].tolist() for row in rows], behind)
+    _verify_scored(sum(map(len, scored.rows)))
+    return CompletionRequest(
+        own or rows[0],
+        SamplingParams(max_new_tokens=0),
+        rid=_one(body, "rid") or uuid.uuid4().hex,
+        priority=body.priority or 0,
+        namespace=namespace_of(_one(body, "cache_salt"), _one(body, "extra_key")),
+        adapter=_adapter(runtime, body),
+        scored=scored,
+    )
+
+
+def option_logprobs(
+    runtime: EngineRuntime, request: CompletionRequest, output: Output, with_text: bool
+) -> OptionLogprobs:
+    """The entries of each option's tokens. A token that nothing precedes has no value."""
+    assert request.scored is not None
+    texts, decode = dict[int, str | None](), runtime.tokenizer.decode
+    found = OptionLogprobs()
+    for row, values in zip(request.scored.rows, output.row_logprobs):
+        entries = list[Triple]()
+        for at, (token, value) in enumerate(zip(row, values)):
+            if token not in texts:
+                texts[token] = decode([token]) if with_text else None
+            known = request.scored.behind or at
+            entries.append((value if known else None, token, texts[token]))
+        found.append(entries)
+    return found
+
+
+async def _own(runtime: EngineRuntime, body: GenerateRequest) -> Ints:
+    """Token ids of the prompt; none where it is empty."""
+    if body.text:
+        return await runtime.prompt(body.text, "text")
+    return await runtime.prompt(body.input_ids or [], "input_ids")
+
+
+async def _tokenized(
+    runtime: EngineRuntime, text: str, options: Sequence[str]
+) -> tuple[Ints, list[Ints]]:
+    """Token ids of the prompt, and of the prompt with each option behind it. What is tokenized
+    alike in all of them is tokenized once."""
+    completion, tokenizer = runtime.completion, runtime.tokenizer
+    completion.verify_chars(len(text) + max(map(len, options)))
+    cut = tokenizer.last_cut(text)
+    head = await completion.encoder.encode(text[:cut], add_special_tokens=False)
+    tail = text[cut:]
+    texts = [tail + option for option in options]
+    if text:
+        texts.insert(0, tail)
+    rows = list[Ints]()
+    each = max(map(len, texts)) or 1
+    for start in range(0, len(texts), count := max(SMALL // (4 * each), 1)):
+        part = texts[start : start + count]
+        found = await completion.encoder.encode_pieces(part)
+        rows += [tokenizer.framed(head + ids) for ids in found]
+    return rows.pop(0) if text else ints(), rows
+
+
+def _one(body: GenerateRequest, name: str) -> Any:
+    """A field that has one value. Raises RequestError for a list."""
+    value = getattr(body, name)
+    if isinstance(value, list):
+        raise RequestError(f"{name} is a list; with options there is one prompt.", name)
+    return value
+
+
+def _adapter(runtime: EngineRuntime, body: GenerateRequest) -> str:
+    path: str | None = _one(body, "lora_path")
+    return runtime.adapters.of(lora_path=path) if path else ""
+
+
+def _verify_scored(count: int) -> None:
+    if count > MOST_SCORED:
+        raise RequestError(
+            f"the options have {count} tokens; at most {MOST_SCORED} are scored at once. Give "
+            "fewer options.",
+            "options",
+        )
