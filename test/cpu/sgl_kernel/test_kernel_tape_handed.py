@@ -22,7 +22,8 @@ def states(tape: Tape, tokens: int = 37) -> torch.Tensor:
     """The tape's result for the first ``tokens`` tokens of its table."""
     ids, zeros = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32)
     count = np.array([tokens], np.int32)
-    return tape.run(Pass(ids, zeros, zeros[:1], count, zeros[:2], zeros[:1], 16), ids, threads=2)
+    work = Pass(ids, zeros, zeros[:1], count, zeros[:2], zeros[:1], 16)
+    return torch.from_numpy(tape.run(work, ids, threads=2))
 
 
 @pytest.mark.parametrize("format", ["f32", "bf16", "w8a8", "w8", "w4"])
