@@ -19,7 +19,7 @@ PIP := -m pip install -qq --disable-pip-version-check --no-input
 PEERS := vllm llama guidance dspy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo check fast test test-clients test-gpu-versions test-ray soak histories test-long lint format bench bench-peers paper paper-smoke clean
+.PHONY: help setup browser demo check fast test test-clients test-gpu-versions kernels-asan kernels-tsan docs test-ray soak histories test-long lint format bench bench-peers paper paper-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,10 +48,10 @@ test: $(STAMP) browser  ## the whole test suite, lint included (JOBS=3)
 
 # The random tests that run fewer seeds in each run of the suite (test/helpers/seeds.py).
 LONG_TESTS := test/pure/srt/engine/test_simulation.py test/pure/srt/grammar/test_stop_watch.py \
-  test/pure/srt/routing test/pure/benchmark/cache_schedule \
+  test/pure/srt/routing test/pure/benchmark/cache_schedule test/cpu/sgl_kernel/triton \
   test/e2e/test_ranks_server.py::test_seeded_faults_of_ranks
 
-test-long: $(STAMP)  ## random tests with all their seeds: 4,000 histories, more patterns and trees, 100 faults of ranks
+test-long: $(STAMP)  ## random tests with all their seeds, 100 faults of ranks, every variant of the Triton kernels
 	@TEST_LONG=1 $(PYTEST) $(LONG_TESTS) $(ARGS)
 
 test-clients: $(STAMP)  ## other people's clients, installed into .clients, run with the network cut
@@ -70,8 +70,31 @@ GPU_TESTS := test/cpu/sgl_kernel/triton test/cpu/project/test_gpu_bodies.py test
 test-gpu-versions: .gpu-versions/.installed  ## tests of GPU code on a CPU, with a GPU machine's versions
 	@.gpu-versions/bin/python -c 'import platform as p, numpy, torch, triton; print("Python", \
 	  p.python_version(), "torch", torch.__version__, "Triton", triton.__version__, "NumPy", numpy.__version__)'
-	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 .gpu-versions/bin/python -m pytest -n $(JOBS) \
-	  --dist loadfile -o cache_dir=.gpu-versions/cache $(GPU_TESTS) $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE TEST_LONG=1 OMP_NUM_THREADS=1 .gpu-versions/bin/python -m pytest \
+	  -n $(JOBS) --dist loadfile -o cache_dir=.gpu-versions/cache $(GPU_TESTS) $(ARGS)
+
+# The native kernels built with one of the compiler's sanitizers, in a folder of their own, and the tests
+# that call them most. The sanitizer's library has to be loaded before Python; torch is not built with
+# it. Python's own blocks are still allocated at its end, so leaks are not looked for.
+ASAN_LIBRARY = $(shell $(CXX) -print-file-name=libasan.so)
+TSAN_LIBRARY = $(shell $(CXX) -print-file-name=libtsan.so)
+CXX_LIBRARY = $(shell $(CXX) -print-file-name=libstdc++.so)
+KERNEL_TESTS := test/cpu/sgl_kernel test/cpu/srt/models --ignore test/cpu/sgl_kernel/triton
+SANITIZED = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 PYTHONMALLOC=malloc
+
+kernels-asan: $(STAMP)  ## tests of the native kernels under AddressSanitizer, built into build/kernels-asan
+	@$(MAKE) --no-print-directory -j $(JOBS) build/kernels-asan/sgl_kernel/_C.abi3.so
+	@$(SANITIZED) PYTHONPATH=build/kernels-asan:python LD_PRELOAD="$(ASAN_LIBRARY) $(CXX_LIBRARY)" \
+	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(KERNEL_TESTS) $(ARGS)
+
+kernels-tsan: $(STAMP)  ## the kernels' threads under ThreadSanitizer, built into build/kernels-tsan
+	@$(MAKE) --no-print-directory -j $(JOBS) build/kernels-tsan/sgl_kernel/_C.abi3.so
+	@$(SANITIZED) PYTHONPATH=build/kernels-tsan:python LD_PRELOAD="$(TSAN_LIBRARY) $(CXX_LIBRARY)" \
+	  TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/sgl-kernel/tsan.supp" \
+	  $(BIN)/python -m pytest test/cpu/sgl_kernel --ignore test/cpu/sgl_kernel/triton $(ARGS)
+
+docs: .docs/.installed  ## the documentation as a site in build/site (ARGS=serve shows it at port 8000)
+	@PYTHONPATH=python:. NO_MKDOCS_2_WARNING=1 .docs/bin/python -m mkdocs $(or $(ARGS),build)
 
 test-ray: .ray/.installed  ## engines on a Ray cluster of this machine, installed into .ray (240 MB), run with the network cut
 	@env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=python OMP_NUM_THREADS=1 .ray/bin/python $(CASES)/offline.py .ray/bin/python -m pytest -rs --durations 5 \
@@ -90,10 +113,9 @@ lint: $(STAMP)  ## ruff check, ruff format --check, mypy (strict), plain words
 	@$(BIN)/python -m tools.words
 	@$(BIN)/mypy
 
-format: $(STAMP)  ## apply ruff's fixes and format; lower the counts of tools/words.json
+format: $(STAMP)  ## apply ruff's fixes and format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
-	@$(BIN)/python -m tools.words --lower
 
 bench: $(STAMP)  ## every benchmark with its defaults: no GPU, no download
 	@failed=; for main in benchmark/*/__main__.py; do \
@@ -119,7 +141,7 @@ paper-smoke: $(STAMP)  ## all of it on very little, no page: two minutes
 .peers/guidance/.installed: | .peers/llama/.installed
 
 clean:  ## remove .venv, caches and build outputs
-	@rm -rf $(VENV) .clients .peers .gpu-versions .ray build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .clients .docs .peers .gpu-versions .ray build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -rf python/*.egg-info sgl-kernel/build sgl-kernel/python/*.egg-info
 	@find sgl-kernel -name '*.so' -delete
 	@find python test tools examples benchmark -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -128,6 +150,22 @@ clean:  ## remove .venv, caches and build outputs
 # compiler: what falls back to torch in silence would be tested as torch.
 KERNELS := $(wildcard sgl-kernel/csrc/* sgl-kernel/setup.py sgl-kernel/pyproject.toml)
 $(RUNTIME): $(KERNELS)
+
+# An object file a source, so that make compiles them at once. $(1): the target's name, $(2): the sanitizer.
+KERNEL_OBJECTS := $(notdir $(patsubst %.cpp,%.o,$(wildcard sgl-kernel/csrc/*.cpp)))
+PYTHON_HEADERS = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
+define SANITIZED_KERNELS
+build/kernels-$(1)/%.o: sgl-kernel/csrc/%.cpp $(KERNELS)
+	@mkdir -p $$(@D)
+	@$$(CXX) @sgl-kernel/csrc/compile_flags.txt -O1 -g -fno-omit-frame-pointer -fPIC -fsanitize=$(2) \
+	  -I$$(PYTHON_HEADERS) -c $$< -o $$@
+build/kernels-$(1)/sgl_kernel/_C.abi3.so: $(KERNEL_OBJECTS:%=build/kernels-$(1)/%)
+	@mkdir -p $$(@D) && ln -sfn $(CURDIR)/sgl-kernel/python/sgl_kernel/[!_]* $$(@D)
+	@ln -sfn $(CURDIR)/sgl-kernel/python/sgl_kernel/__init__.py $$(@D)
+	@$$(CXX) -shared -pthread -fsanitize=$(2) $$^ -o $$@
+endef
+$(eval $(call SANITIZED_KERNELS,asan,address))
+$(eval $(call SANITIZED_KERNELS,tsan,thread))
 
 # What `make demo` runs: the runtime and its kernels. A machine without an NVIDIA GPU gets the torch
 # release that the tests were run with, in a CPU build where pip can reach one: on Linux that is the
@@ -193,6 +231,14 @@ GPU_TRITON := $(shell sed -n '/^triton==/p' constraints-gpu.txt)
 	@echo $(CURDIR)/sgl-kernel/python >$$($(@D)/bin/python -c \
 	  'import sysconfig; print(sysconfig.get_path("purelib"))')/sgl_kernel.pth
 	@touch $@
+
+# mkdocs, and beside it all that .venv has: flags, routes and metrics are read from the code.
+.docs/.installed: $(RUNTIME) pyproject.toml
+	@echo "Setting up $(@D): about 30 MB to fetch ..."
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
+	@$(@D)/bin/python $(PIP) --editable '.[docs]' && touch $@
 
 # Ray, and beside it all that .venv has.
 .ray/.installed: $(STAMP) pyproject.toml

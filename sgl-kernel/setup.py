@@ -6,26 +6,21 @@ import os
 
 from setuptools import Extension, find_packages, setup
 
+# One flag a line, read by clangd and by `make kernels-asan` too. Instruction sets are chosen at run
+# time: nothing there may depend on the machine that builds. -g0 -O3: setuptools would add Python's
+# own -g -O2. Contraction gives fused multiply-adds, the same everywhere in one file; nothing else
+# that changes results is allowed. gcc 12 warns of its own headers of intrinsics.
+FLAGS = "csrc/compile_flags.txt"
+with open(FLAGS, encoding="utf-8") as file:
+    flags = file.read().split()
+
 native = Extension(
     "sgl_kernel._C",
     sorted(glob.glob("csrc/*.cpp")),
-    depends=sorted(glob.glob("csrc/*.h") + glob.glob("csrc/*.inl")),
+    depends=[FLAGS, *sorted(glob.glob("csrc/*.h") + glob.glob("csrc/*.inl"))],
     language="c++",
-    # Instruction sets are chosen at run time: nothing here may depend on the machine that builds.
-    # -g0 -O3: setuptools would add Python's own -g -O2. Contraction gives fused multiply-adds, the
-    # same everywhere in one file; nothing else that changes results is allowed.
-    extra_compile_args=[
-        "-std=c++17",
-        "-O3",
-        "-g0",
-        "-fvisibility=hidden",
-        "-fno-math-errno",
-        "-ffp-contract=fast",
-        "-Wno-psabi",
-        "-Wno-maybe-uninitialized",  # gcc 12 warns of its own headers of intrinsics
-    ],
+    extra_compile_args=flags,
     extra_link_args=["-pthread"],
-    define_macros=[("Py_LIMITED_API", "0x030A0000")],
     py_limited_api=True,
     optional=os.environ.get("SGL_KERNEL_REQUIRE") != "1",
 )

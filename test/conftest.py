@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import random
 import signal
@@ -61,6 +62,13 @@ def pytest_runtest_setup() -> None:
     for name, seed in (("numpy", "random.seed"), ("torch", "manual_seed")):
         if name in sys.modules:
             attrgetter(seed)(sys.modules[name])(0)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Disarm the watchdog of a GPU benchmark's case (``Bench.first``): it would end this process
+    two minutes later, in the middle of another test."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session", autouse=True)

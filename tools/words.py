@@ -2,32 +2,21 @@
 documentation: `python -m tools.words`.
 
 A riddle begins with a pronoun, a relative, a preposition or a conjunction, so that a reader must
-guess its subject. A retired word has a plain one instead. `tools/words.json` has the counts that
-each file may have; they may only fall, and a file without an entry has none.
-
-    python -m tools.words --list [PATH ...]     print each finding as path:line: text
-    python -m tools.words --lower               lower the counts to today's, drop what is zero
-    python -m tools.words --renamed COMMIT      let files renamed since COMMIT keep their counts
-    python -m tools.words --since COMMIT        counts of files that were added or renamed since
-
-The exit status is 1 where a file has more than it may have.
+guess its subject. A retired word has a plain one instead: ``RETIRED``. Each finding is printed as
+``path:line: kind: text``; the exit status is 1 where there is one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-COUNTS = ROOT / "tools" / "words.json"
-PAGES = ("README.md", "CHANGELOG.md", "docs/**/*.md")
+PAGES = ("*.md", "docs/**/*.md")
 MEASURED = {"evaluation.md"}  # written by a benchmark
 FOLDERS = ("python", "sgl-kernel", "tools", "benchmark", "test", "examples")
 
@@ -100,12 +89,8 @@ TOKEN = re.compile(
 WORD = re.compile(r"[A-Za-z][\w'-]*")
 
 
-# Counts by kind, by path.
-Table = Mapping[str, Mapping[str, int]]
-
-
 class Finding(NamedTuple):
-    """A riddle or a retired word; `kind` is a column of the table."""
+    """A finding of a kind: "riddle" or "word"."""
 
     line: int
     kind: str
@@ -145,7 +130,7 @@ def findings(source: str) -> Iterator[Finding]:
     for line, docstring, text in prose(source):
         first = WORD.match(text.lstrip(' \n"*-'))
         if first and first[0].lower() in (IN_DOCSTRINGS if docstring else IN_COMMENTS):
-            yield Finding(line, "riddles", " ".join(text.split())[:80])
+            yield Finding(line, "riddle", " ".join(text.split())[:80])
         yield from retired_words(text, line)
 
 
@@ -160,7 +145,7 @@ def retired_words(text: str, line: int) -> Iterator[Finding]:
     for word in RETIRED_WORD.finditer(plain):
         at = line + plain.count("\n", 0, word.start())
         around = plain[max(0, word.start() - 30) : word.end() + 30]
-        yield Finding(at, "words", f"{word[0]}: ... {' '.join(around.split())} ...")
+        yield Finding(at, "word", f"{word[0]}: ... {' '.join(around.split())} ...")
 
 
 def hidden(pattern: re.Pattern[str], text: str) -> str:
@@ -184,83 +169,11 @@ def sources(root: Path = ROOT) -> Iterator[Path]:
                 yield path
 
 
-def counted(root: Path = ROOT) -> Table:
-    """Counts of each file that has any."""
-    found = {}
-    for path in sources(root):
-        counts = Counter(each.kind for each in findings_of(path))
-        if counts:
-            found[path.relative_to(root).as_posix()] = dict(sorted(counts.items()))
-    return found
-
-
-def above(now: Table, allowed: Table) -> list[str]:
-    """Counts above those of the table, a sentence for each."""
-    return [
-        f"{path}: {count} {kind}, at most {allowed.get(path, {}).get(kind, 0)}"
-        for path, counts in now.items()
-        for kind, count in counts.items()
-        if count > allowed.get(path, {}).get(kind, 0)
-    ]
-
-
-def lowered(now: Table, allowed: Table) -> Table:
-    """The table at today's counts, none higher than before."""
-    found = {}
-    for path, counts in allowed.items():
-        least = {kind: min(count, now.get(path, {}).get(kind, 0)) for kind, count in counts.items()}
-        if any(least.values()):
-            found[path] = {kind: count for kind, count in least.items() if count}
-    return found
-
-
-def changed(commit: str, kind: str) -> list[str]:
-    """Fields of `git diff --name-status -z`: files added (`A`) or renamed (`R`) since a commit."""
-    listed = subprocess.run(
-        ["git", "diff", "--find-renames", f"--diff-filter={kind}", "--name-status", "-z", commit],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return listed.stdout.split("\0")[:-1]
-
-
-def renamed(commit: str, allowed: Table) -> Table:
-    """The table with the new paths of files that were renamed since a commit."""
-    names = changed(commit, "R")
-    paths = dict(zip(names[1::3], names[2::3]))
-    return dict(sorted((paths.get(path, path), counts) for path, counts in allowed.items()))
-
-
-def since(commit: str, now: Table) -> Table:
-    """Counts of the files that were added or renamed since a commit."""
-    new = {*changed(commit, "A")[1::2], *changed(commit, "R")[2::3]}
-    return {path: counts for path, counts in now.items() if path in new}
-
-
-def load() -> Table:
-    table: Table = {}
-    if COUNTS.exists():
-        table = json.loads(COUNTS.read_text(encoding="utf-8"))
-    return table
-
-
-def save(table: Table) -> None:
-    lines = [f"  {json.dumps(path)}: {json.dumps(table[path])}" for path in sorted(table)]
-    text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
-    COUNTS.write_text(text, encoding="utf-8")
-
-
-def total(table: Table) -> str:
-    sums: Counter[str] = Counter()
-    for counts in table.values():
-        sums.update(counts)
-    return f"{sums['riddles']:,} riddles and {sums['words']:,} retired words"
-
-
 def listing(paths: Iterable[Path]) -> Iterator[str]:
     """`path:line: kind: text` of every finding."""
     for path in paths:
         for line, kind, text in findings_of(path):
-            yield f"{path.resolve().relative_to(ROOT)}:{line}: {kind[:-1]}: {text}"
+            yield f"{path.resolve().relative_to(ROOT)}:{line}: {kind}: {text}"
 
 
 def chosen(paths: Iterable[Path]) -> Iterator[Path]:
@@ -274,30 +187,14 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--list", nargs="*", type=Path, metavar="PATH", help="print the findings")
-    parser.add_argument("--lower", action="store_true", help="lower the counts to today's")
-    parser.add_argument("--renamed", metavar="COMMIT", help="give renamed files their counts")
-    parser.add_argument("--since", metavar="COMMIT", help="print counts of new and renamed files")
-    options = parser.parse_args(argv)
-    if options.list is not None:
-        print("\n".join(listing(chosen(options.list) if options.list else sources())))
-        return 0
-    now, allowed = counted(), load()
-    if options.since:
-        found = since(options.since, now)
-        print("\n".join([*above(found, {}), total(found)]))
-        return int(bool(found))
-    if options.renamed:
-        allowed = renamed(options.renamed, allowed)
-        save(allowed)
-    complaints = above(now, allowed)
-    if options.lower:
-        allowed = lowered(now, allowed)
-        save(allowed)
-    print("\n".join([*complaints, f"{total(now)}; at most {total(allowed)}"]))
-    if complaints:
-        print("python -m tools.words --list PATH prints them", file=sys.stderr)
-    return int(bool(complaints))
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="PATH",
+        help="files, or folders of Python files; none: the whole project",
+    )  # fmt: skip
+    paths = parser.parse_args(argv).paths
+    found = list(listing(chosen(paths) if paths else sources()))
+    print("\n".join([*found, f"{len(found)} riddles and retired words"]))
+    return int(bool(found))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def sampling(bench: Bench) -> None:
 
 def _case(bench: Bench, kind: str, params: SamplingParams, rows: int, vocab: int) -> None:
     from sgl_kernel.triton import sampling as kernels
-    from sglang.srt.worker import gpu_draw
+    from sglang.srt.logits import gpu_draw
 
     samples = [Sample(params, uniform=(i + 0.5) / rows) for i in range(rows)]
     size = 4 * rows * vocab

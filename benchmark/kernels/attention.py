@@ -20,7 +20,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.attention.attention_protocol import Heads, Layout
 from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.core.batch import Sample
-from sglang.srt.worker import sampler
+from sglang.srt.logits import sampler
 
 Q, KV, DIM = 12, 4, 64
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -155,7 +155,7 @@ def _checks(figures: Figures) -> str:
             rows.append([
                 name, *(f"{100 * c['equal']:.0f} %, {c['regret']:.2f}" if c else "-" for c in found)
             ])  # fmt: skip
-    return f"### What was drawn\n\n{table(rows)}" if len(rows) > 1 else ""
+    return f"### Which tokens were chosen\n\n{table(rows)}" if len(rows) > 1 else ""
 
 
 def _left_out(figures: Figures) -> str:

@@ -20,12 +20,15 @@ from sglang.errors import SglangError
 from sglang.srt.commands.bench.dataset import Dataset
 from sglang.srt.commands.bench.show import lines
 from sglang.srt.commands.bench.workload import Conversation
+from sglang.srt.config.command_line import Parser
+
+PROG = "python -m sglang.bench_offline_throughput"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(prog: str = PROG) -> argparse.ArgumentParser:
     """The command line."""
-    out = argparse.ArgumentParser(
-        prog="python -m sglang.bench_offline_throughput",
+    out = Parser(
+        prog=prog,
         description=(__doc__ or "").partition("\n\n")[2],
     )
     add = out.add_argument
@@ -40,9 +43,9 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Measure; 2 where it could not be done."""
-    options = parser().parse_args(argv)
+    options = parser(prog).parse_args(argv)
     try:
         found = _measure(options, Dataset.from_cli_args(options))
     except (ValueError, TypeError, OSError, SglangError) as error:

@@ -24,13 +24,14 @@ from sglang.srt.commands.bench.offline import Offline
 from sglang.srt.commands.bench.result import Result
 from sglang.srt.commands.bench.stats import median
 from sglang.srt.commands.bench.workload import Conversation, Turn, WorkloadTokens
+from sglang.srt.config.command_line import Parser
+
+PROG = "python -m sglang.bench_one_batch"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(prog: str = PROG) -> argparse.ArgumentParser:
     """The command line."""
-    out = argparse.ArgumentParser(
-        prog="python -m sglang.bench_one_batch", description=(__doc__ or "").partition("\n\n")[2]
-    )
+    out = Parser(prog=prog, description=(__doc__ or "").partition("\n\n")[2])
     add = out.add_argument
     for flag, default, what in (
         ("--batch-size", 1, "requests of a batch"),
@@ -45,9 +46,9 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Measure; 1 where a request failed, 2 where nothing could be measured."""
-    options = parser().parse_args(argv)
+    options = parser(prog).parse_args(argv)
     try:
         for name, least in (("batch_size", 1), ("input_len", 1), ("output_len", 2)):
             if min(getattr(options, name)) < least:

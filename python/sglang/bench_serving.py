@@ -23,6 +23,7 @@ from sglang.srt.commands.bench.result import Result
 from sglang.srt.commands.bench.server_target import Asking, Endpoint
 from sglang.srt.commands.bench.show import figures, lines, serving_rows
 from sglang.srt.commands.bench.stats import summarise
+from sglang.srt.config.command_line import Parser
 
 # A backend, the protocol that it speaks and the port that it listens on by default.
 BACKENDS = {
@@ -37,12 +38,12 @@ BACKENDS = {
 }
 _SHOWN = 5  # errors printed
 
+PROG = "python -m sglang.bench_serving"
 
-def parser() -> argparse.ArgumentParser:
+
+def parser(prog: str = PROG) -> argparse.ArgumentParser:
     """The command line."""
-    out = argparse.ArgumentParser(
-        prog="python -m sglang.bench_serving", description=(__doc__ or "").partition("\n\n")[2]
-    )
+    out = Parser(prog=prog, description=(__doc__ or "").partition("\n\n")[2])
     add = out.add_argument
     add("--backend", default="sglang", choices=list(BACKENDS), help="default: %(default)s")
     add("--base-url", default="", help="of the server; default: http://HOST:PORT")
@@ -67,9 +68,9 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Measure. Return 0 where every request was answered, 1 otherwise, 2 where none was sent."""
-    options = parser().parse_args(argv)
+    options = parser(prog).parse_args(argv)
     try:
         run = asyncio.run(_measure(options, Dataset.from_cli_args(options)))
     except (ValueError, OSError, HttpError) as error:

@@ -26,6 +26,7 @@ from sglang.run.live_nodes import Tools
 from sglang.run.run_scope import Run, resolve_backend
 from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ProgramState
+from sglang.tools.chat_messages import begun
 from sglang.views.timeline.tracing import NO_TRACE, Opened, opened, recording_of
 
 Own = TypeVar("Own", bound="SglFunction")
@@ -106,7 +107,7 @@ class SglFunction(Submittable):
         runs in a thread and the state is returned at once: read it by ``text_iter``. ``trace``
         records it: into a file (.html, .json), a ``Trace``, or with True for ``state.trace()``.
         ``on="server"`` has a runtime run the whole program, as ``submit`` does; the state is the
-        same.
+        same. ``messages=`` (where the function has no such parameter): turns to begin with.
 
         Raises:
             ProgramError: a primitive failed. Errors of the function itself are raised as they are.
@@ -217,6 +218,7 @@ class SglFunction(Submittable):
         if self.is_async:
             name = self.func.__name__
             raise TypeError(f"{name} is async: await {name}.arun(...), or asyncio.run of that")
+        arguments = begun(state, self.func, arguments)
         with executor.run.inside(args, arguments):
             try:
                 state.ret_value = self.func(state, *args, **{**self.bound, **arguments})
@@ -249,7 +251,7 @@ class SglFunction(Submittable):
             task = asyncio.create_task(self._adetached(state, args, arguments))
             state._executor.run.program = task
             return
-        arguments = {**self.bound, **arguments}
+        arguments = {**self.bound, **begun(state, self.func, arguments)}
         executor = state._executor
         with executor.run.inside(args, arguments):
             try:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from sglang.backend.base import Backend
+from sglang.backend.branch_bodies import amapped, mapped
 from sglang.backend.renamed_parameters import renamed
 from sglang.errors import Cancelled, SglangError, Unsupported
 from sglang.ir.nodes import (
@@ -21,13 +22,13 @@ from sglang.ir.nodes import (
     node_of,
 )
 from sglang.ir.params import GenParams
-from sglang.ir.prompt_media import Media
 from sglang.ir.source_location import caller
 from sglang.run.api_speculation import Speculation
 from sglang.run.forks import append_side_by_side, record_join
 from sglang.run.run_scope import Usage
 from sglang.run.stream_executor import StreamExecutor
 from sglang.semantics.transform_words import TransformedValue
+from sglang.tools.chat_messages import shown, turns_of
 from sglang.views.timeline.trace import Trace
 from sglang.views.timeline.tracing import NO_TRACE, Opened
 
@@ -193,14 +194,18 @@ class ProgramState:
         self._executor.check()
         return self._executor.stream.text
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Finished turns as ``{"role", "content"}``, OpenAI's form. Waits; raises."""
+    def messages(self, turns: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+        """Finished turns in OpenAI's form: ``role``, ``content``, ``tool_calls``. Waits; raises.
+
+        With ``turns``, in that form, append them, and neither wait nor give any. Raise TypeError or
+        ValueError for what is no message.
+        """
+        if turns is not None:
+            self._executor.submit(turns_of(turns), caller())
+            return []
         self._executor.wait()
         self._executor.check()
-        return [
-            {**message, "content": _shown(message["content"])}
-            for message in self._executor.stream.messages
-        ]
+        return shown(self._executor.stream.messages)
 
     @renamed(var_name="var")
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
@@ -340,6 +345,17 @@ class ProgramState:
         (child,) = self.fork(1)
         yield child
 
+    def map(self, items: Sequence[Any], program: Callable[..., Any]) -> list[Any]:
+        """Return ``program(fork, item)`` for each item, run side by side, each over a fork of
+        this state; joins them. An item is a dict or tuple of arguments, or the only one."""
+        own = self._executor
+        threads = isinstance(own, StreamExecutor) and own.use_thread
+        return mapped(self, items, program, own.run.loop if threads else None, threads)
+
+    async def amap(self, items: Sequence[Any], program: Callable[..., Any]) -> list[Any]:
+        """``map``, awaited; the program may be asynchronous."""
+        return await amapped(self, items, program)
+
     # Looking
 
     def trace(self) -> Trace:
@@ -471,17 +487,3 @@ class ForkGroup:
 def _refuse_offset(position_ids_offset: Sequence[int] | None) -> None:
     if position_ids_offset is not None:
         raise Unsupported("position_ids_offset is not supported; leave it out")
-
-
-def _shown(content: Any) -> Any:
-    """A turn's content as the OpenAI API takes it."""
-    if isinstance(content, str):
-        return content
-    parts: list[dict[str, Any]] = []
-    for part in content:
-        if isinstance(part, Media):
-            kind = f"{part.kind}_url"
-            parts.append({"type": kind, kind: {"url": part.address}})
-        else:
-            parts.append({"type": "text", "text": part})
-    return parts

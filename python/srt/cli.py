@@ -7,12 +7,50 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+# Names that other programs, or pages of them, have for commands here.
+MEANT = {
+    "launch": "serve", "launch_server": "serve", "start": "serve", "server": "serve", "up": "serve",
+    "stop": "drain", "status": "ps", "list": "ps", "ls": "ps", "top": "ps", "download": "pull",
+    "fetch": "pull", "benchmark": "bench", "complete": "chat", "generate": "run", "exec": "run",
+    "check_env": "doctor", "check-env": "doctor", "version": "--version", "help": "--help",
+}  # fmt: skip
+
 # Module, one line of help and a description. A module is imported when its command is run.
 COMMANDS = {
     "serve": (
         "sglang.srt.web.launch",
         "serve a model over HTTP",
-        "Serve a model over HTTP: OpenAI's and Anthropic's routes under /v1, and /generate.",
+        "Serve a model over HTTP: OpenAI's and Anthropic's routes under /v1, and /generate. "
+        "MODEL is a directory, a GGUF file or a hub id; without it the embedded model is served.",
+    ),
+    "chat": (
+        "sglang.terminal.chat_command",  # the language's; nothing else here knows of it
+        "talk with a model in the terminal",
+        "Talk with a model: of a running server (--url), or one that is served for this chat "
+        "alone. Answers appear as they are generated, and the chat remembers its turns.",
+    ),
+    "run": (
+        "sglang.terminal.run_command",  # the language's, as "chat" is
+        "run a program of the language from its file",
+        "Run one function under @sglang.function with NAME=VALUE arguments and print its text: on "
+        "a model in this process, on a server (--url) or on a service (--backend).",
+    ),
+    "ps": (
+        "sglang.srt.commands.ps_command",
+        "list the servers that run on this machine",
+        "List the servers that run on this machine: model, address, requests, and the share of the "
+        "KV cache that they hold.",
+    ),
+    "pull": (
+        "sglang.srt.commands.pull_command",
+        "fetch a model of the hub into the local cache",
+        "Fetch a model of the hub into the local cache, so that 'serve' needs no network. --list "
+        "shows what is there.",
+    ),
+    "bench": (
+        "sglang.terminal.bench_command",  # the language's, as "chat" is
+        "measure a server or an engine",
+        "Measure a running server under load, or an engine of its own.",
     ),
     "engine": (
         "sglang.srt.commands.engine_command",
@@ -98,7 +136,7 @@ def _main(argv: list[str]) -> int:
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may have ASCII alone
         sys.stdout.reconfigure(errors="backslashreplace")
-    parser = Parser(prog="sglang", description="Run and serve LM programs.")
+    parser = Parser(prog="sglang", description="Run and serve LM programs.", meant=MEANT)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, help, more) in COMMANDS.items():
         commands.add_parser(name, help=help, description=more)

@@ -16,13 +16,25 @@
 #include "append.inl"
 #include "chunk.inl"
 #include "tile.inl"
+#if HAVE_TILES
+#include "attention_tiles.inl"
+#else
+static constexpr bool in_tiles(Form) { return false; }
+static constexpr int kTallest = kQueries;
+#endif
+
+// Queries that meet a chunk together, and units of a head as they lie in memory: whole tiles.
+static constexpr int tall(Form form) { return in_tiles(form) ? kTallest : kQueries; }
+static constexpr int64_t stride_of(Form form, int64_t units) {
+  return in_tiles(form) ? (units + 15) / 16 * 16 : units;
+}
 
 // Memory of one thread.
 struct Desk {
   void* plan;
   U *keys, *values;        // a packed chunk
-  float* scores;           // [kQueries][kChunk]
-  uint32_t* weights;       // [kQueries][kChunk]
+  float* scores;           // [kTallest][kChunk]
+  uint32_t* weights;       // [kTallest][kChunk]
   float *key_scales, *value_scales;  // [kChunk]
   char* zeros;             // a head of a key that is not there
   Slots* places;
@@ -51,21 +63,27 @@ static int64_t widest(const Heads& heads) {
   return padded(heads.dim > heads.value ? heads.dim : heads.value);
 }
 
+// A head's units, of any form.
+static int64_t widest_units(const Heads& heads) {
+  int64_t whole = padded(heads.dim), tiled = kTallest > kQueries ? (heads.dim / 2 + 15) / 16 * 16 : 0;
+  return whole > tiled ? whole : tiled;
+}
+
 static size_t carve(Desk& desk, char* memory, const Pass& pass, const Heads& heads, int threads) {
   const Record record(heads.value);
   const int64_t floats = state_floats(heads);
   const int64_t states = plan_queries(heads, floats);
   Carve carve{memory};
-  carve(desk.keys, kChunk * padded(heads.dim) / LANES);
+  carve(desk.keys, kChunk * widest_units(heads) / LANES);
   carve(desk.values, kChunk * record.padded / LANES);
-  carve(desk.scores, kQueries * kChunk);
-  carve(desk.weights, kQueries * kChunk);
+  carve(desk.scores, kTallest * kChunk);
+  carve(desk.weights, kTallest * kChunk);
   carve(desk.key_scales, kChunk);
   carve(desk.value_scales, kChunk);
   carve(desk.zeros, 4 * widest(heads));
   carve(desk.places, 1);
   carve(desk.queries, states);
-  carve(desk.q, states * padded(heads.dim));
+  carve(desk.q, states * widest_units(heads));
   carve(desk.parts, states * record.floats());
   carve(desk.totals, states * record.floats());
   char* plan = nullptr;
@@ -85,15 +103,19 @@ struct Reader {
   const Desk& desk;
   const Record record;
   const int64_t group, units;
+  const int64_t stride;  // units from a query head to the next
   const int64_t key_bytes, value_bytes;  // from a head to the next in its pool
   Slice slice;
   int64_t count;  // queries of the slice
+#if HAVE_TILES
+  mutable TileRows rows;
+#endif
 
   Reader(const Pass& pass, const Heads& heads, const float* qkv, int64_t ld, const KV& kv,
          const Plan& plan, const Desk& desk)
       : pass(pass), heads(heads), qkv(qkv), ld(ld), kv(kv), plan(plan), desk(desk),
         record(heads.value), group(heads.q / heads.kv),
-        units(paired(form) ? heads.dim / 2 : heads.dim),
+        units(paired(form) ? heads.dim / 2 : heads.dim), stride(stride_of(form, units)),
         key_bytes(heads.dim * element_bytes(form)),
         value_bytes(kv.shared() ? key_bytes : heads.value * element_bytes(form)), slice{},
         count(0) {}
@@ -124,7 +146,7 @@ struct Reader {
         for (int64_t h = 0; h < slice.heads; h++)
           for (int64_t g = 0; g < group; g++)
             take_head(qkv + token * ld + ((slice.head + h) * group + g) * heads.dim,
-                      desk.q + ((h * count + x) * group + g) * units);
+                      desk.q + ((h * count + x) * group + g) * stride);
       }
     }
   }
@@ -141,6 +163,7 @@ struct Reader {
         memcpy(to + d, &v, static_cast<size_t>(n) * 4);
       }
     }
+    memset(to + units, 0, static_cast<size_t>(stride - units) * 4);
   }
 
   void clear(float* records, Range range) const {
@@ -226,9 +249,9 @@ struct Reader {
         scales(kv.value_scales, head, desk.value_scales);
         of.key_scales = desk.key_scales, of.value_scales = desk.value_scales;
       }
-      for (int64_t x = range.begin * group; x < range.end * group; x += kQueries) {
+      for (int64_t x = range.begin * group; x < range.end * group; x += tall(form)) {
         int64_t left = range.end * group - x;
-        tile(of, at.count, h, x, static_cast<int>(left < kQueries ? left : kQueries), parts);
+        tile(of, at.count, h, x, static_cast<int>(left < tall(form) ? left : tall(form)), parts);
       }
     }
   }
@@ -244,13 +267,19 @@ struct Reader {
     high -= of.begin;
     if (high <= 0 || low >= of.begin + kChunk) return;
     if (high < keys) keys = high;
+    const uint32_t* q = desk.q + (h * count * group + x) * stride;
+    float* records = state(parts, h, 0) + x * record.floats();
+    if constexpr (in_tiles(form)) this->meet_in_tiles(of, keys, x, n, q, records);
+    else meet_in_vectors(of, keys, x, n, q, records);
+  }
+
+  void meet_in_vectors(const Scores& of, int64_t keys, int64_t x, int n, const uint32_t* q,
+                       float* records) const {
     int64_t vectors = (keys + LANES - 1) / LANES;
     constexpr bool pairs = paired(form);
-    const uint32_t* q = desk.q + (h * count * group + x) * units;
     product<pairs>(n, q, units, reinterpret_cast<uint32_t*>(desk.keys), kChunk, units,
                    desk.scores, kChunk, vectors, true);
     constexpr int64_t row = pairs ? kChunk / 2 : kChunk;
-    float* records = state(parts, h, 0) + x * record.floats();
     for (int i = 0; i < n; i++)
       weigh<pairs>(of, desk.queries[(x + i) / group], desk.scores + i * kChunk, vectors, record,
                    records + i * record.floats(), desk.weights + i * row);
@@ -258,6 +287,21 @@ struct Reader {
                    pairs ? (keys + 1) / 2 : keys, records, record.floats(),
                    record.padded / LANES, false);
   }
+
+#if HAVE_TILES
+  void meet_in_tiles(const Scores& of, int64_t keys, int64_t x, int n, const uint32_t* q,
+                     float* records) const {
+    rows.are(n);
+    tiles_product(q, stride, reinterpret_cast<uint32_t*>(desk.keys), kChunk, stride / 16,
+                  desk.scores, kChunk, (keys + 15) / 16, true);
+    constexpr int64_t row = kChunk / 2;
+    for (int i = 0; i < n; i++)
+      weigh_pairs(of, desk.queries[(x + i) / group], desk.scores + i * kChunk, record,
+                  records + i * record.floats(), desk.weights + i * row);
+    tiles_product(desk.weights, row, reinterpret_cast<uint32_t*>(desk.values), record.padded,
+                  (keys + 31) / 32, records, record.floats(), record.padded / 16, false);
+  }
+#endif
 
   // ---- one slice -------------------------------------------------------------------------------
 
@@ -350,7 +394,12 @@ static void attend(Team& team, const Pass& pass, const Heads& heads, const float
   size_t each = carve(desk, nullptr, pass, heads, team.size);
   carve(desk, memory + each * static_cast<size_t>(team.rank), pass, heads, team.size);
   float* partials = reinterpret_cast<float*>(memory + each * static_cast<size_t>(team.size));
-  // What lies behind a head's last dimension is read, though nothing comes of it.
+#if HAVE_TILES
+  Flushed flushed;
+#endif
+  // What lies behind a head's last dimension and a chunk's last key is read, though nothing comes of
+  // it.
+  memset(desk.keys, 0, static_cast<size_t>(kChunk * widest_units(heads)) * 4);
   memset(desk.values, 0, static_cast<size_t>(kChunk * padded(heads.value)) * 4);
   memset(desk.zeros, 0, static_cast<size_t>(widest(heads)) * 4);
   switch (form_of(kv.type)) {

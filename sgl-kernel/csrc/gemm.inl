@@ -4,7 +4,7 @@
 //   gemm_pack     from plain weights to packed ones, quantised, and back
 //   gemm_prepare  x: normed, converted
 //   gemm_steps    the loops, in vectors of any width
-//   gemm_tiles    the loops, in AMX tiles
+//   gemm_tiles    the loops, in AMX tiles (amx)
 //   gemm_finish   bias, activation, residual
 //
 // and here who computes what. The unit of work is some neighbouring blocks of columns for a group
@@ -31,6 +31,7 @@ struct Rows {
 constexpr int64_t GROUP_ROWS = 96;  // the most; a multiple of TALL
 #if HAVE_TILES
 constexpr int64_t TALL = 32;
+#include "amx.inl"
 #include "gemm_tiles.inl"
 #else
 constexpr int64_t TALL = MR;

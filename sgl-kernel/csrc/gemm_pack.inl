@@ -269,11 +269,13 @@ static void unpack_groups(const Layout& l, const uint8_t* block, int64_t j, floa
       scale = l.format == Format::W4 ? widen(reinterpret_cast<const bf16*>(at - l.head)[j]) : 0;
       if (affine(l.format)) read_scaling(l, at - l.head, of), scale = of.scale[j], low = of.low[j];
     }
-    int32_t q = static_cast<int8_t>(at[j * 2 + i % 2]);
+    int32_t q;
     if (nibbles(l.format)) {
       uint32_t dword;
       memcpy(&dword, at + j % LANES * 4, 4);
       q = static_cast<int32_t>(dword >> (i % 2 * 16 + j / LANES * 4) & 15) - 8;
+    } else {
+      q = static_cast<int8_t>(at[j * 2 + i % 2]);
     }
     y[i] = static_cast<float>(q) * scale + low;
   }

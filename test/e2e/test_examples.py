@@ -52,6 +52,7 @@ ANSWERS: dict[str, Any] = {
     "judge": ({"clarity": 8, "style": 2, "evidence": 8, "humor": 5}, 23),
     "classify_batch": ["positive", "negative"] * 4,
     "tool_loop": [str(417 * 23), str(128 * 45)],
+    "model_calls_tools": [str(417 * 23), str(128 * 45), "Paris"],
     "tools_in_program": [str(417 * 23), str(128 * 45)],
     "streaming": ["1. lamp", "2. clock", "3. rope", "4. book"],
     "tree_search": on_the_way,

@@ -103,11 +103,14 @@ EXPECTED = [
     "srt/inferlet/sandbox/run_record.py",
     "srt/inferlet/sandbox/uploads.py",
     "srt/kv_events/publisher.py",
+    "srt/runtime/batches/batch_runner.py",
+    "srt/runtime/batches/batch_service.py",
+    "srt/runtime/batches/file_store.py",
     "srt/runtime/explanations.py",
     "srt/runtime/loaded_adapters.py",
     "srt/tokenizer/jinja_chat_template.py",
     *(f"srt/web/{name}.py" for name in (
-        "native/routes", "openai/reply_fields", "openai/responses/answer", "openai/score",
-        "page/live_view", "server_state", "telemetry/gateway_metrics",
+        "native/routes", "ollama/routes", "openai/reply_fields", "openai/responses/answer",
+        "openai/score", "page/live_view", "server_state", "telemetry/gateway_metrics",
     )),
 ]  # fmt: skip

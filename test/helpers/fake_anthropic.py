@@ -176,11 +176,24 @@ def _refusal(body: dict[str, Any], headers: dict[str, str], prefill: bool, sampl
         "This model does not support assistant message prefill. "
         "The conversation must end with a user message.": last.get("role") == "assistant"
         and not prefill,
+        "tool_use ids were found without tool_result blocks immediately after": not all(
+            _ids(after, "tool_result", "tool_use_id") == made
+            for before, after in zip(messages, [*messages[1:], {"content": ""}])
+            if (made := _ids(before, "tool_use", "id"))
+        ),
+        "tools: must be defined where there are tool blocks": "tools" not in body
+        and any(_ids(message, "tool_use", "id") for message in messages),
         "messages: final assistant content cannot end with trailing whitespace": last.get("role")
         == "assistant"
         and "".join(_texts(last["content"])) != "".join(_texts(last["content"])).rstrip(),
     }
     return next((message for message, broken in rules.items() if broken), "")
+
+
+def _ids(message: dict[str, Any], kind: str, key: str) -> set[str]:
+    content = message["content"]
+    blocks = content if isinstance(content, list) else []
+    return {block[key] for block in blocks if block.get("type") == kind}
 
 
 def _generated(body: dict[str, Any], text: str) -> dict[str, Any]:
@@ -206,6 +219,14 @@ def _events(message: dict[str, Any]) -> list[dict[str, Any]]:
     start = {**message, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     events: list[dict[str, Any]] = [{"type": "message_start", "message": start}, {"type": "ping"}]
     for index, block in enumerate(message["content"]):
+        if block["type"] == "tool_use":
+            empty = {"type": "content_block_start", "content_block": {**block, "input": {}}}
+            text = json.dumps(block["input"])
+            deltas = [{"type": "input_json_delta", "partial_json": one} for one in ("", *text)]
+            parts = [{"type": "content_block_delta", "delta": delta} for delta in deltas]
+            for event in [empty, *parts, {"type": "content_block_stop"}]:
+                events.append({**event, "index": index})
+            continue
         kind = "thinking" if block["type"] == "thinking" else "text"
         empty = {"type": "content_block_start", "content_block": {**block, kind: ""}}
         deltas = [{"type": f"{kind}_delta", kind: word} for word in _words(block[kind])]

@@ -262,13 +262,14 @@ def prompt_of(body: Body) -> str:
     if all(isinstance(token, int) for token in prompt):
         return " ".join(map(str, prompt))
     return "\n".join(
-        _content(turn if isinstance(turn, str) else turn["content"]) for turn in prompt
+        _content(turn if isinstance(turn, str) else turn.get("content") or turn.get("output"))
+        for turn in prompt
     )
 
 
 def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
+    if isinstance(content, str) or content is None:
+        return content or ""
     return " ".join(part.get("text", "") for part in content)
 
 
@@ -285,9 +286,24 @@ def _refusal(path: str, body: Body, echo: bool) -> str:
             return "Unsupported value: 'temperature' does not support 0 with this model."
     if path.endswith("/responses") and {"stop", "seed", "n", "max_tokens"} & body.keys():
         return "Unknown parameter."
+    if unanswered := _calls(body) ^ _results(body):
+        return f"Each call must have one result, and each result a call: {unanswered}"
     if body.get("echo") and body.get("logprobs") is not None and not echo:
         return "Setting 'echo' and 'logprobs' at the same time is not supported for this model."
     return ""
+
+
+def _calls(body: Body) -> set[str]:
+    made = [c["id"] for turn in body.get("messages") or () for c in turn.get("tool_calls") or ()]
+    items = body.get("input") if isinstance(body.get("input"), list) else ()
+    return {*made, *(i["call_id"] for i in items if i.get("type") == "function_call")}
+
+
+def _results(body: Body) -> set[str]:
+    turns = body.get("messages") or ()
+    items = body.get("input") if isinstance(body.get("input"), list) else ()
+    found = {turn["tool_call_id"] for turn in turns if turn["role"] == "tool"}
+    return found | {i["call_id"] for i in items if i.get("type") == "function_call_output"}
 
 
 def _cut(body: Body, text: str) -> tuple[str, str]:
@@ -322,7 +338,9 @@ def _chunks(whole: Body) -> Iterator[Body]:
     (choice,) = whole["choices"]
     base = {name: value for name, value in whole.items() if name != "usage"}
     message = choice.get("message")
-    odd = {k: v for k, v in (message or {}).items() if k != "content" and v}
+    odd = {k: v for k, v in (message or {}).items() if k not in ("content", "tool_calls") and v}
+    for delta in _call_deltas((message or {}).get("tool_calls") or ()):
+        yield {**base, "choices": [{"index": 0, "finish_reason": None, "delta": delta}]}
     tokens = words((message["content"] if message else choice["text"]) or "")
     for index, token in enumerate(tokens or [""]):
         piece: Body = {"index": 0, "finish_reason": None}
@@ -337,6 +355,17 @@ def _chunks(whole: Body) -> Iterator[Body]:
         yield {**base, "choices": [piece]}
     last = {"index": 0, "finish_reason": choice["finish_reason"]}
     yield {**base, "choices": [{**last, "delta": {}} if message else {**last, "text": ""}]}
+
+
+def _call_deltas(calls: Sequence[Body]) -> Iterator[Body]:
+    """The pieces of each call: its name, then its arguments in two."""
+    for index, call in enumerate(calls):
+        function = call.get("function", {"arguments": ""})
+        text = function["arguments"]
+        half = len(text) // 2
+        yield {"tool_calls": [{**call, "index": index, "function": {**function, "arguments": ""}}]}
+        for part in (text[:half], text[half:]):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
 
 
 def _response(body: Body, choice: Body, usage: Body) -> Body:
@@ -357,6 +386,10 @@ def _response(body: Body, choice: Body, usage: Body) -> Body:
         "output": [
             {"type": "reasoning", "id": "rs_1", "summary": []},
             {"type": "message", "id": "msg_1", "role": "assistant", "content": content},
+            *(
+                {"type": "function_call", "id": "fc_1", "call_id": call["id"], **call["function"]}
+                for call in message.get("tool_calls") or ()
+            ),
         ],
         "usage": {
             "input_tokens": usage["prompt_tokens"],

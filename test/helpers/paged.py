@@ -62,7 +62,8 @@ class Paged:
         reader = replace(runner.reader, tables=PageTables(pool.pages, pool.page_size))
         inputs = reader.read(Batch(0, rows))
         hidden = runner.forward.hidden(inputs, np.arange(len(inputs.tokens), dtype=np.int32))
-        return list(runner.forward.logits(hidden).split([len(row.tokens) for row in rows]))
+        logits = torch.as_tensor(runner.forward.logits(hidden))  # an array without torch
+        return list(logits.split([len(row.tokens) for row in rows]))
 
     def advance(self, steps: list[tuple[Sequence, int]]) -> None:
         """One pass over the next tokens of several sequences."""

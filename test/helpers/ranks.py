@@ -114,7 +114,8 @@ def _logits(path: str, tokens: list[int], group: Group) -> Tensor:
 
 def _native_logits(path: str, tokens: list[int], group: Group) -> Tensor:
     from sglang.srt.worker.inputs import InputReader
-    from sglang.srt.worker.native_forward import Layered, Native, Packer
+    from sglang.srt.worker.native_forward import Layered, Native
+    from sglang.srt.worker.packer import Packer
     from sglang.srt.worker.page_tables import PageTables
 
     fields, architecture = read_config(Path(path))

@@ -14,7 +14,7 @@ from helpers.triton_place import Place
 from sgl_kernel.triton import reference, sampling
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Sample
-from sglang.srt.worker.sampler import draw
+from sglang.srt.logits.sampler import draw
 from torch import Tensor
 
 # temperature, top-k, top-p, min-p, uniform

@@ -28,7 +28,7 @@ from sgl_kernel.triton import append, attention, moe, norm, sampling, scaled
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Sample
 from sglang.srt.core.ints import ints as tokens
-from sglang.srt.worker import gpu_draw, sampler
+from sglang.srt.logits import gpu_draw, sampler
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource

@@ -12,8 +12,8 @@ thread or from an event loop by the same interpreter.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from sglang.backend.global_settings import global_config
@@ -30,6 +30,35 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
+class PromptTools:
+    """Tools that a prompt offers to the model.
+
+    Attributes:
+        definitions: ``name``, ``description`` and ``parameters`` (a JSON schema) of each.
+        choice: "auto", "none", "required", or the name of the tool that has to be called.
+        introduction: text that tells the model of them; "" where the service's API does.
+        at: offset of the introduction in the text.
+    """
+
+    definitions: tuple[Mapping[str, Any], ...]
+    choice: str = "auto"
+    introduction: str = ""
+    at: int = 0
+
+    def introduced(self, prompt: Prompt) -> Prompt:
+        """Return ``prompt`` with these tools, and their introduction in its text."""
+        text = prompt.text[: self.at] + self.introduction + prompt.text[self.at :]
+        parallel = tuple(
+            tuple((self._moved(begin), self._moved(end)) for begin, end in group)
+            for group in prompt.parallel
+        )
+        return replace(prompt, text=text, parallel=parallel, tools=self)
+
+    def _moved(self, offset: int) -> int:
+        return offset + len(self.introduction) if offset >= self.at else offset
+
+
+@dataclass(frozen=True)
 class Prompt:
     """A state's text, and its chat messages where roles were used.
 
@@ -37,11 +66,13 @@ class Prompt:
         text: everything, chat template included; each medium stands in it as its marker
             (``ChatTemplate.image_token``).
         messages: ``{"role", "content"}``; the content is a text, or a list of texts and Media where
-            the turn has media. The open role is the last message.
+            the turn has media. Calls of tools (``tool_calls``) and their results (role "tool",
+            ``tool_call_id``) are as OpenAI has them. The open role is the last message.
         media: images and videos, in the order of their markers in ``text``.
         parallel: groups of ``(start, end)`` in ``text``: the texts of one group were joined by
             ``join("concate_and_append")``, each encoded as if the others were not there.
         lora_path: the adapter that is to read it, "" for none.
+        tools: tools that the model may call, None for none.
     """
 
     text: str
@@ -49,11 +80,14 @@ class Prompt:
     media: tuple[Media, ...] = ()
     parallel: tuple[Ranges, ...] = ()
     lora_path: str = ""
+    tools: PromptTools | None = None
 
 
 @dataclass(frozen=True)
 class Completion:
-    """Generated text. While streaming, ``text`` is everything so far. ``meta``: meta_info."""
+    """Generated text. While streaming, ``text`` is everything so far. ``meta``: meta_info; of a
+    service whose API has tools, ``tool_calls`` holds ``id``, ``name`` and ``arguments`` (JSON text)
+    of each call."""
 
     text: str
     meta: dict[str, Any] = field(default_factory=dict)
@@ -80,6 +114,9 @@ class Backend:
             not an answer; a typed value is then what it begins with.
         native: calls are requests to ``/generate`` of a runtime of ours.
         scores_options: that runtime takes ``options``, and scores them as one tree.
+        calls_tools: the service's API has tools: it is sent ``Prompt.tools``, and calls come in the
+            meta_info. Else the model writes calls into its text.
+        tool_format: how it writes them, a name in ``semantics/tool_calls/tool_formats``.
     """
 
     name = "backend"
@@ -90,6 +127,8 @@ class Backend:
     continues: bool = False
     native: bool = False
     scores_options: bool = False
+    calls_tools: bool = False
+    tool_format: str = "hermes"
 
     def enforces(self, constraint: OutputConstraint) -> bool:
         """Return whether text generated under ``constraint`` needs no check. A backend may take a

@@ -19,7 +19,9 @@ class LiteLLM(ExchangeBackend):
         model_name: as ``litellm`` spells it.
         chat_template: a template or its name, for the text of roles.
         api_key: else the environment variable of the service.
-        max_retries, timeout, max_concurrency: as of OpenAI.
+        max_retries: as of ``OpenAI``.
+        timeout: in seconds, as of ``OpenAI``.
+        max_concurrency: as of ``OpenAI``.
         kwargs: further arguments of each ``litellm.acompletion``.
 
     Raises:
@@ -29,7 +31,7 @@ class LiteLLM(ExchangeBackend):
     name = "LiteLLM"
     key_variable = "the service's key variable"
     speculates = "chat"
-    messages_only = True
+    messages_only = calls_tools = True
     constraints = frozenset({"json_schema"})
 
     def __init__(

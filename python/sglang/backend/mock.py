@@ -17,6 +17,7 @@ from sglang.ir.choices import ChoicesMethod, Decision, OptionScores
 from sglang.ir.params import GenParams, strings
 from sglang.ir.prompt_media import Media
 from sglang.ir.stops import cut
+from sglang.semantics.tool_calls.tool_formats import FORMATS, with_tool_turns
 
 Reply = str | Sequence[str] | BaseException
 Script = Sequence[Reply] | Mapping[str, Reply] | Callable[[Prompt, GenParams], Reply]
@@ -50,8 +51,11 @@ class Mock(Backend):
             and without a script the first option.
         delay: seconds before each answer.
         chat_template: name of the template used for roles.
-        constraints, speculates: what the backend that is stood in for can do, see ``Backend``. The
-            script's text is taken as it is: what it would have been held to is not checked.
+        tool_format: how the script writes calls of tools ("hermes", "llama3", "mistral",
+            "pythonic", "tiny").
+        constraints: those that the mock claims to enforce, see ``Backend``. A text of the script is
+            returned as it is and never checked against a constraint.
+        speculates: see ``Backend``.
 
     In an event loop it answers without a thread, so a script must not wait there.
 
@@ -69,8 +73,12 @@ class Mock(Backend):
         chat_template: str = "chatml",
         constraints: Iterable[str] = (),
         speculates: str = "",
+        tool_format: str = "hermes",
     ) -> None:
-        self.chat_template = template_named(chat_template)
+        if tool_format not in FORMATS:
+            raise ValueError(f"tool_format is {tool_format!r:.60}; use one of {sorted(FORMATS)}")
+        self.tool_format = tool_format
+        self.chat_template = with_tool_turns(template_named(chat_template), tool_format)
         self.constraints = frozenset(constraints)
         self.speculates = speculates
         self.calls: list[MockCall] = []

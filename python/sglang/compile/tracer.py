@@ -42,7 +42,7 @@ from sglang.ir.nodes import (
 )
 from sglang.ir.params import DEFAULTS, GenParams, TypedSchema, given
 from sglang.ir.source_location import Location, caller
-from sglang.run.live_nodes import BoundTool, Later, StartForks, Tools
+from sglang.run.live_nodes import BoundTool, Later, LiveSteps, StartForks, Tools
 from sglang.run.stream_executor import StreamExecutor
 from sglang.state import ForkGroup, Program, ProgramState
 
@@ -181,8 +181,8 @@ class StepRecorder:
 
     def submit(self, node: Node, location: Location) -> None:
         for atom in node.flat():
-            if isinstance(atom, Later):
-                raise TraceError(f"what is appended here only a run knows; at {location}")
+            if isinstance(atom, (Later, LiveSteps)):
+                raise TraceError(f"{atom.untraced}; at {location}")
             plain = _described(node_of(rebuild(rebuild(atom, self._unbound), _plain)))
             _refuse_unknown(plain)
             step = self.record.step(self.number, plain, location)

@@ -146,6 +146,7 @@ class Absent(Backend):
         self.speculates = real.speculates
         self.messages_only = real.messages_only
         self.continues = real.continues
+        self.calls_tools, self.tool_format = real.calls_tools, real.tool_format
 
     def request(self, call: Call) -> dict[str, Any]:
         return self._real.request(call)
@@ -217,18 +218,19 @@ class Rehearsal(Interpreter):
                 while True:
                     answer = self._answer(steps.send(answer))
 
-    def _asked(
+    def asked(
         self,
         node: Gen,
         params: GenParams,
         constraint: OutputConstraint | None,
         model_type: str = "",
+        named: bool = True,
     ) -> Steps:
         """A placeholder satisfies every constraint."""
         held = constraint if node.name in self._script.answers else None
         thought = self._thought(node.name) if model_type else {}
         self._reply = ScriptedReply(node.name, partial(self._script.text, node.name), thought)
-        yield from super()._asked(node, params, held, model_type)
+        yield from super().asked(node, params, held, model_type, named)
 
     def _thought(self, name: str | None) -> dict[str, Any]:
         return {"reasoning_content": self._script.text((name or "") + REASONING)}

@@ -42,8 +42,12 @@ class ChatTemplate:
         """Prefix and suffix of ``role`` after ``messages``. Raises ValueError for an unknown role.
 
         With ``fold_system`` the system text stands inside the first user turn, so the turn is
-        opened by the system message and not again by the user.
+        opened by the system message and not again by the user. Results of tools, role "tool", are
+        turns of the user unless ``roles`` has them.
         """
+        if role == "tool" and role not in self.roles:
+            before, after = self.roles["user"]
+            return before + "<tool_response>\n", "\n</tool_response>" + after
         if role not in self.roles:
             raise ValueError(
                 f"chat template {self.name!r} has no role {role!r}; it has {list(self.roles)}"
@@ -68,9 +72,11 @@ class ChatTemplate:
         return before + self.default_system + after + self.around(role, implied)[0], implied
 
 
-def _marked(name: str, begin: str, end: str, *, last: str = "", **options: object) -> ChatTemplate:
+def _marked(name: str, begin: str, end: str, *, tool: str = "", **options: object) -> ChatTemplate:
     roles = {role: (begin.format(role=role), end) for role in ("system", "user", "assistant")}
-    stop = (last or end.strip(),)
+    if tool:
+        roles["tool"] = (begin.format(role=tool), end)
+    stop = (end.strip(),)
     return ChatTemplate(name, roles, stop=stop, **options)  # type: ignore[arg-type]
 
 
@@ -92,7 +98,12 @@ TEMPLATES = {
             "<|im_end|>\n",
             default_system="You are a helpful assistant.",
         ),
-        _marked("llama-3-instruct", "<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>"),
+        _marked(
+            "llama-3-instruct",
+            "<|start_header_id|>{role}<|end_header_id|>\n\n",
+            "<|eot_id|>",
+            tool="ipython",
+        ),
         ChatTemplate(
             "llama-2-chat",
             {
@@ -109,6 +120,7 @@ TEMPLATES = {
                 "system": ("", "\n\n"),
                 "user": ("[INST] ", " [/INST]"),
                 "assistant": ("", "</s>"),
+                "tool": ('[TOOL_RESULTS] {"content": ', "}[/TOOL_RESULTS]"),
             },
             stop=("</s>",),
             fold_system=True,

@@ -9,9 +9,9 @@ from typing import Any
 
 from sglang.ir.graph import Graph
 from sglang.ir.params import GenParams
-from sglang.lowering.lower import lower
 from sglang.on_server.answered_backend import AnsweredBackend, ProgramResults
 from sglang.on_server.answers import Answers
+from sglang.on_server.lowering.lower import lower
 from sglang.on_server.server_session import LOOP, ServerSession, session_of
 from sglang.on_server.submitted import Submitted, criteria_by_name
 from sglang.on_server.traced_call import traced_call

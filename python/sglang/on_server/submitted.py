@@ -10,9 +10,9 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from sglang.errors import BackendError, ConnectionFailed, NotFound, SglangError, UnknownVariable
-from sglang.lowering.lower import Lowered
-from sglang.lowering.values import sendable
 from sglang.on_server.answers import Answers
+from sglang.on_server.lowering.lower import Lowered
+from sglang.on_server.lowering.values import sendable
 from sglang.on_server.server_session import LOOP, ServerSession
 from sglang.run.live_nodes import Promised
 from sglang.run.run_scope import in_loop

@@ -41,7 +41,7 @@ from sglang.ir.prompt_media import medium
 from sglang.ir.source_location import Location
 from sglang.run import api_speculation
 from sglang.run.api_speculation import Pending, Speculation
-from sglang.run.live_nodes import BoundTool, StartForks
+from sglang.run.live_nodes import BoundTool, LiveSteps, StartForks
 from sglang.run.retry import answer_of, valid_completions
 from sglang.run.run_scope import Usage
 from sglang.run.stream import Stream, TextSegment
@@ -171,17 +171,19 @@ class Interpreter:
             if self.backend.speculates == "text" and strings(params.stop):
                 return self._speculated(node.name, params)
         if self.stream.deferred:
-            return self._settled(lambda _, gen: self._asked(gen, params, constraint), node)
-        return self._asked(node, params, constraint, model_type)
+            return self._settled(lambda _, gen: self.asked(gen, params, constraint), node)
+        return self.asked(node, params, constraint, model_type)
 
-    def _asked(
+    def asked(
         self,
         node: Gen,
         params: GenParams,
         constraint: OutputConstraint | None,
         model_type: str = "",
+        named: bool = True,
     ) -> Steps:
-        """Visit the gen by calls of its own."""
+        """Visit the gen by calls of its own; with ``named`` it makes its variable."""
+        name = node.name if named else None
         self._inside_a_turn("gen")
         stream, start = self.stream, len(self.stream.text)
         stream.leftover = None
@@ -192,7 +194,7 @@ class Interpreter:
                 self._prompt(params), params, constraint, model_type, template, tell
             )
         elif self.streaming and (params.n or 1) == 1:
-            show = partial(self._show, node.name, stream.text, model_type)
+            show = partial(self._show, name, stream.text, model_type)
             completions = yield base.StreamCall(self._prompt(params), params, show)
         else:
             completions = yield Complete(self._prompt(params), params)
@@ -201,7 +203,7 @@ class Interpreter:
         typed = None
         if constraint is not None:
             typed = Typed(constraint, params.max_new_tokens, self.location)
-        self._write(node.name, completions, start, (params.n or 1) > 1, typed)
+        self._write(name, completions, start, (params.n or 1) > 1, typed)
 
     def _prompt(self, params: GenParams) -> Prompt:
         """Return the prompt, to be read by the adapter of ``params``."""
@@ -247,8 +249,9 @@ class Interpreter:
 
     def _reasoned(self, node: SeparateReasoning) -> Steps:
         for part in node.parts:
-            made = self._gen(part, node.model_type) if isinstance(part, Gen) else self.visit(part)
-            yield from made or ()
+            own = isinstance(part, (Gen, LiveSteps))
+            handler = self.handlers[type(part)]
+            yield from (handler(self, part, node.model_type) if own else self.visit(part)) or ()
 
     # Speculation
 
@@ -270,7 +273,7 @@ class Interpreter:
         taken = left.take(params)
         if taken is None:
             self.speculation.add(mismatches=1)
-            yield from self._asked(Gen(name), params, None)
+            yield from self.asked(Gen(name), params, None)
             return
         meta = {**completion.meta, "finish_reason": taken[1]}
         self._write(name, [Completion(taken[0], meta)], len(stream.text))
@@ -294,7 +297,7 @@ class Interpreter:
             elif found:
                 self._write(item.name, [found.pop(0)], len(stream.text))
             else:
-                yield from self._asked(Gen(item.name), item.params, None)
+                yield from self.asked(Gen(item.name), item.params, None)
 
     def _one_reply(
         self, params: GenParams, pattern: list[Pending | str]
@@ -376,8 +379,8 @@ class Interpreter:
         content = stream.content(stream.role_start)
         stream.text += suffix
         stream.leftover = None
-        stream.messages.append({"role": node.role, "content": content})
-        stream.role = None
+        stream.messages.append({"role": node.role, "content": content, **stream.turn_fields})
+        stream.role, stream.turn_fields = None, {}
 
     # Variables and forks
 
@@ -404,11 +407,14 @@ class Interpreter:
         for child in node.children:
             child.start(self.stream.copy())
 
+    def _live(self, node: LiveSteps, model_type: str = "") -> Steps:
+        return node.steps(self, model_type)
+
     def _chain(self, node: Chain) -> Steps:
         for part in node.flat():
             yield from self.visit(part) or ()
 
-    handlers: ClassVar[dict[type[Node], Callable[[Interpreter, Any], Steps | None]]] = {
+    handlers: ClassVar[dict[type[Node], Callable[..., Steps | None]]] = {
         Chain: _chain,
         ConstantText: _text,
         Image: _image,
@@ -418,6 +424,7 @@ class Interpreter:
         Flush: _flush,
         Select: _select,
         BoundTool: _tool,
+        LiveSteps: _live,
         RoleBegin: _role_begin,
         RoleEnd: _role_end,
         ScopeBegin: _scope_begin,

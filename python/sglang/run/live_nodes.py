@@ -1,14 +1,14 @@
 """Live nodes: steps of executors that refer to other executors or to functions, and so are no data.
 
 Graphs never hold them. ``Later`` waits for values of other executors, ``StartForks`` starts other
-executors, ``BoundTool`` calls a function of the program.
+executors, ``BoundTool`` calls a function of the program, ``LiveSteps`` brings its own visit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from sglang.ir.nodes import Node, RunTool, SeparateReasoning
 from sglang.run.failure import Failure
@@ -48,6 +48,7 @@ class Later(Node):
     variables that the node will make.
     """
 
+    untraced: ClassVar[str] = "what is appended here only a run knows"
     sources: tuple[tuple[Awaited, str | None], ...]
     then: Callable[[], Node]
     defines: tuple[str, ...] = ()
@@ -74,6 +75,23 @@ class BoundTool(Node):
 
     def names(self) -> Sequence[str]:
         return self.tool.names()
+
+
+@dataclass(frozen=True)
+class LiveSteps(Node):
+    """A node whose visit is ``steps(interpreter, model_type)``, a generator of calls.
+
+    ``defines`` names the variables that it makes. ``untraced``: why no graph can hold it, and what
+    to do instead. ``model_type``: as of a ``SeparateReasoning``, "" for none.
+    """
+
+    blocking = True
+    steps: Callable[[Any, str], Generator[Any, Any, None]]
+    untraced: str
+    defines: tuple[str, ...] = ()
+
+    def names(self) -> Sequence[str]:
+        return self.defines
 
 
 class Promised:

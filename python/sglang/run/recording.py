@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from sglang.backend.answer_facts import facts_of
 from sglang.backend.base import Backend, Call, Choose, Commit, Completion, StreamCall
 from sglang.backend.call_observer import OBSERVER
 from sglang.backend.tool_invocation import ToolInvocation
 from sglang.errors import Cancelled
 from sglang.ir.params import chosen
 from sglang.ir.source_location import Location
-from sglang.run.answer_facts import facts_of
 from sglang.run.failure import Failure
 from sglang.run.stream import Stream
 from sglang.run.trace_record import LaneJoin, TraceGroup, TraceLane, TraceRecord, TraceSpan

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from sglang.backend.base import Prompt, Ranges
+from sglang.backend.base import Prompt, PromptTools, Ranges
 from sglang.ir.prompt_media import Media
 from sglang.run.api_speculation import Leftover, Pending
 from sglang.run.typed import Typed
@@ -56,6 +56,8 @@ class Stream:
         leftover: what a completion model has written beyond the last gen.
         deferred: gens of the open assistant turn that are not requested yet, and the text
             between them.
+        tools: tools that the prompts offer, None for none.
+        turn_fields: fields of the open turn's message besides its role, such as its calls.
     """
 
     text: str = ""
@@ -73,6 +75,8 @@ class Stream:
     partial: dict[str, str] = field(default_factory=dict)
     leftover: Leftover | None = None
     deferred: list[Pending | str] = field(default_factory=list)
+    tools: PromptTools | None = None
+    turn_fields: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> Stream:
         """Return an independent copy."""
@@ -89,6 +93,7 @@ class Stream:
             scopes=dict(self.scopes),
             partial={},
             deferred=list(self.deferred),
+            turn_fields=dict(self.turn_fields),
         )
 
     def define(self, name: str, value: Any, meta: Any = None, typed: Typed | None = None) -> None:
@@ -122,7 +127,8 @@ class Stream:
             content = self.content(self.role_start)
             messages = [*messages, {"role": self.role, "content": content}]
         media = tuple(medium for start, _, medium in self.media if start < end)
-        return Prompt(self.text[:end], tuple(messages), media, tuple(self.parallel))
+        prompt = Prompt(self.text[:end], tuple(messages), media, tuple(self.parallel))
+        return prompt if self.tools is None else self.tools.introduced(prompt)
 
     def content(self, start: int) -> Content:
         """Return the text from ``start`` on; a list of texts and media where it has media."""

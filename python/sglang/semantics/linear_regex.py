@@ -33,23 +33,33 @@ INSTALL = "install google-re2, or write it without"
 def search(pattern: str, group: int | str, text: str) -> str:
     """Return group ``group`` of the first match of ``pattern`` in ``text``.
 
-    Raise ValueError for a pattern that RE2 refuses, for a text without a match, for a group that
-    does not exist or took no part, and for a text of more than ``MOST_SEARCHED`` characters.
+    Raise ValueError for a pattern that RE2 refuses, for a group that it does not have, for a text
+    without a match or whose match has no part for the group, and for a text of more than
+    ``MOST_SEARCHED`` characters.
     """
     if len(text) > MOST_SEARCHED:
         raise ValueError(
             f"the text has {len(text)} characters; a regex searches at most {MOST_SEARCHED}"
         )
+    verify_group(pattern, group)
     found = compiled(pattern).search(text)
     if found is None:
         raise ValueError(f"nothing in the text matches {pattern!r:.80}")
-    try:
-        taken = found.group(group)
-    except (IndexError, KeyError):
-        raise ValueError(f"the pattern {pattern!r:.80} has no group {group!r}") from None
+    taken = found.group(group)
     if taken is None:
         raise ValueError(f"group {group!r} of {pattern!r:.80} took no part in the match")
     return str(taken)
+
+
+def verify_group(pattern: str, group: int | str) -> None:
+    """Raise ValueError for a pattern that RE2 refuses, and for a group that it does not have."""
+    found = compiled(pattern)
+    expression = found.pattern if isinstance(found, AsciiOnly) else found
+    names = list(expression.groupindex)
+    if group in names if isinstance(group, str) else group <= expression.groups:
+        return
+    known = f"groups 0 to {expression.groups}" + (f" and {names!r:.80}" if names else "")
+    raise ValueError(f"the pattern {pattern!r:.80} has no group {group!r:.60}; it has {known}")
 
 
 @lru_cache(maxsize=256)

@@ -114,7 +114,7 @@ class RegexGroup(Transform):
         if type(self.group) is not str and not (type(self.group) is int and self.group >= 0):
             raise self._refuse("group", "give the number or the name of a group")
         try:
-            linear_regex.compiled(self.pattern)
+            linear_regex.verify_group(self.pattern, self.group)
         except ValueError as error:
             raise TransformError(str(error)) from error
 

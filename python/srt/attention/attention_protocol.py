@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 

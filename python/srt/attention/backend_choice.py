@@ -18,11 +18,10 @@ import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
 from sglang.srt.attention.attention_protocol import Attention, KVShape
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 log = logging.getLogger("sglang.srt.attention")
 FA3 = "flashinfer-fa3"
@@ -55,7 +54,7 @@ class BackendChoice:
 
 def choose(
     asked: str,
-    device: torch.device,
+    device: Any,
     shape: Shape | None = None,
     dtype: torch.dtype | None = None,
 ) -> BackendChoice:
@@ -79,9 +78,7 @@ def choose(
     raise AssertionError("native runs everywhere")
 
 
-def candidates(
-    asked: str, device: torch.device, shape: Shape, dtype: torch.dtype
-) -> list[BackendChoice]:
+def candidates(asked: str, device: Any, shape: Shape, dtype: torch.dtype) -> list[BackendChoice]:
     """The implementation for ``asked``, then, for "auto", those to go on with where it fails, the
     fastest first. Raises as ``choose`` does."""
     first = choose(asked, device, shape, dtype)
@@ -114,7 +111,7 @@ def build(
     return NativeAttention(keys, values, page_size, shape.windows)
 
 
-def workspace(name: str, shape: Shape, rows: int, device: torch.device) -> int:
+def workspace(name: str, shape: Shape, rows: int, device: Any) -> int:
     """Bytes that the implementation called ``name`` keeps for partial results; ``rows`` as for
     ``flashinfer_attention.workspace_bytes``."""
     if name not in ("flashinfer", FA3):
@@ -125,7 +122,7 @@ def workspace(name: str, shape: Shape, rows: int, device: torch.device) -> int:
     return workspace_bytes(shape.num_heads, kv.heads, kv.key_dim, rows, processors_of(device))
 
 
-def _lacks(name: str, device: torch.device, shape: Shape | None, dtype: torch.dtype | None) -> str:
+def _lacks(name: str, device: Any, shape: Shape | None, dtype: torch.dtype | None) -> str:
     """Cause that keeps ``name`` from running, and what to do; "" where it can run."""
     if name == "native":
         return ""
@@ -159,9 +156,7 @@ def _lacks(name: str, device: torch.device, shape: Shape | None, dtype: torch.dt
     return ""
 
 
-def takes_fa3(
-    asked: str, device: torch.device, shape: Shape, dtype: torch.dtype, capped: bool
-) -> bool:
+def takes_fa3(asked: str, device: Any, shape: Shape, dtype: torch.dtype, capped: bool) -> bool:
     """Whether ``asked`` takes FlashAttention-3's kernels once they are compiled. ``capped``: scores
     have a soft cap; "auto" leaves these layers to other kernels."""
     wanted = asked == FA3 or (asked == "auto" and not capped)
@@ -185,7 +180,7 @@ def _uneven(kv: KVShape) -> str:
     return f"its keys and values are of one size, not of {kv.key_dim} and {kv.value_dim} dimensions"
 
 
-def triton_lacks(device: torch.device, shape: Shape | None = None) -> str:
+def triton_lacks(device: Any, shape: Shape | None = None) -> str:
     """Cause that keeps the kernels of sgl_kernel.triton from running, and what to do."""
     if not found("triton"):
         return (
@@ -208,7 +203,7 @@ def triton_lacks(device: torch.device, shape: Shape | None = None) -> str:
     return ""
 
 
-def _triton_lacks_float8(device: torch.device, dtype: torch.dtype | None) -> str:
+def _triton_lacks_float8(device: Any, dtype: torch.dtype | None) -> str:
     if dtype != torch.float8_e4m3fn or device.type != "cuda":
         return ""
     capability = torch.cuda.get_device_capability(device)

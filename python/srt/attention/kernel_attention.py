@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from sgl_kernel import paged
 from sglang.srt.attention.attention_protocol import Heads, Layout
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 
 class KernelAttention:
@@ -40,4 +39,5 @@ class KernelAttention:
         qkv = torch.cat(parts, dim=1).float()
         pool = self.pools[heads.index]
         paged.append(self._pass, shape, self._still, qkv, pool, self.threads)
-        return paged.attend(self._pass, shape, qkv, pool, self.threads)
+        found: Tensor = paged.attend(self._pass, shape, qkv, pool, self.threads)
+        return found

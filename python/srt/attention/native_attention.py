@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from sglang.srt.attention.attention_protocol import Heads, Layout
 from sglang.srt.attention.shared_prefix import Rows, kin
 from sglang.srt.attention.shared_prefix import common as shared_pages
+from sglang.srt.numeric.torch_later import F, Tensor, torch
 from sglang.srt.parallel.staging import send, send_all
-from torch import Tensor
 
 # Query-key pairs above which a row is computed alone: padding would cost more than a call saves.
 ALONE = 1 << 16

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import torch
 from sglang.srt.attention.attention_protocol import Heads, Layout
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 
 def slots_of(layout: Layout, row: int, page_size: int) -> list[int]:

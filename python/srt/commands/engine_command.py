@@ -8,7 +8,7 @@ import os
 import sys
 from functools import partial
 
-from sglang.srt.config import Config, add_arguments, from_arguments
+from sglang.srt.config import Config, add_arguments, add_model_argument, from_arguments
 from sglang.srt.system import logs
 from sglang.srt.system.processes import when_orphaned
 
@@ -19,6 +19,7 @@ ADDRESS = "tcp://127.0.0.1:30100"
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
     group = parser.add_argument_group("fronts", "Servers that use this engine.")
     group.add_argument(
         "--listen", default=ADDRESS, metavar="ADDRESS",

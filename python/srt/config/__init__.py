@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang.srt.config.applications_section import ApplicationsConfig
+from sglang.srt.config.batches_section import BatchesConfig
 from sglang.srt.config.inferlets_section import InferletsConfig
 from sglang.srt.config.kv_events_section import KvEventsConfig
 from sglang.srt.config.parallel_section import ParallelConfig
@@ -44,6 +45,7 @@ log = logging.getLogger("sglang.srt.config")
 __all__ = [
     "JSON_WHITESPACE",
     "ApplicationsConfig",
+    "BatchesConfig",
     "Config",
     "EdgeConfig",
     "GrammarConfig",
@@ -106,6 +108,7 @@ class Config:
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
     inferlets: InferletsConfig = field(default_factory=InferletsConfig)
+    batches: BatchesConfig = field(default_factory=BatchesConfig)
 
     @staticmethod
     def of(**settings: Any) -> Config:
@@ -210,6 +213,7 @@ class Config:
         for section in (
             self.parallel, self.memory, self.grammar, self.speculation, self.media, self.toolbox,
             self.programs, self.applications, self.routing, self.kv_events, self.inferlets,
+            self.batches,
             self.lora,
         ):  # fmt: skip
             section.verify()
@@ -298,8 +302,20 @@ def add_arguments(parser: argparse.ArgumentParser, sections: Sequence[str] = ())
     add_upstream_arguments(parser, types)
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """``MODEL`` without a flag, as in ``serve MODEL``: the same as ``--model-path MODEL``."""
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="the same as --model-path MODEL")
+
+
 def from_arguments(namespace: argparse.Namespace) -> Config:
-    """The Config of a parsed command line. Raises ValueError as ``Config.of`` does."""
+    """The Config of a parsed command line. Raises ValueError as ``Config.of`` does, and where
+    ``MODEL`` and ``--model-path`` name two models."""
+    model = getattr(namespace, "model", None)  # see add_model_argument
+    if model is not None:
+        path = getattr(namespace, "model_path", model)
+        if path != model:
+            raise ValueError(f"MODEL is {model!r} and --model-path is {path!r}; give one of them.")
+        namespace.model_path = model
     for name, advice in _NEVER_EMPTY.items():
         value = vars(namespace).get(name)
         if value is not None and not value.strip(" \t\r\n,"):

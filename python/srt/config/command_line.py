@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from sglang.srt.core.nearest import nearest
@@ -39,11 +40,24 @@ def keys_from_environment(arguments: argparse.Namespace, *names: str) -> None:
         setattr(arguments, name, value)
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse's, with ``--version``."""
+class HelpText(argparse.HelpFormatter):
+    """argparse's, but paragraphs of a description or an epilog whose lines are indented, such as
+    examples, stay as they are."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = super()._fill_text
+        return "\n\n".join(
+            part if part.startswith("  ") else filled(part, width, indent)
+            for part in text.strip("\n").split("\n\n")
+        )
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with ``--version``. ``meant``: what words that are no choice here stand for."""
+
+    def __init__(self, *, meant: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(**{"formatter_class": HelpText, **options})
+        self._meant = meant or {}
         text = f"sglang {__version__}"
         self.add_argument("--version", action="version", version=text, help="print it and exit")
 
@@ -64,6 +78,10 @@ class Parser(argparse.ArgumentParser):
         unknown = re.match(r"unrecognized arguments: (.*)", message)
         flags = [word for word in unknown[1].split() if word.startswith("--")] if unknown else []
         near = [found for word in flags for found in self._near(word.partition("=")[0])]
+        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL):
+            known = [word.strip("'\"") for word in choice[2].split(", ")]
+            found = self._meant.get(choice[1]) or nearest(choice[1], known)
+            near = [found] if found else []
         super().error(message + (f"; did you mean {', '.join(near)}?" if near else ""))
 
     def print_usage(self, file: Any = None) -> None:

@@ -56,10 +56,13 @@ class Mailbox(Generic[T]):
         self._messages.append(message)
         return None
 
-    def drop(self) -> None:
-        """Forget the messages."""
+    def drop(self) -> list[int]:
+        """Forget the messages; return the readers that wait, which get none."""
         self._unread.size -= sum(map(len, self._messages))
         self._messages.clear()
+        waiting = list(self._readers)
+        self._readers.clear()
+        return waiting
 
 
 class Topics:
@@ -84,12 +87,13 @@ class Topics:
             self._boxes[owner, topic] = boxes
         return boxes[program][0]
 
-    def unsubscribe(self, owner: str, topic: str, program: int) -> None:
-        """End a subscription. Raises ValueError where there is none."""
+    def unsubscribe(self, owner: str, topic: str, program: int) -> list[int]:
+        """End a subscription; return the readers that waited for a message of it. Raises ValueError
+        where there is none."""
         boxes = self._boxes.get((owner, topic), {})
         if program not in boxes:
             raise ValueError(f"this program is not subscribed to {topic!r}")
-        self._drop(owner, topic, program)
+        return self._drop(owner, topic, program)
 
     def broadcast(self, owner: str, topic: str, message: str) -> None:
         """Give a message to all mailboxes of a topic; a full one misses it."""
@@ -105,9 +109,9 @@ class Topics:
             self._drop(owner, topic, program)
         self._unread.pop(program, None)
 
-    def _drop(self, owner: str, topic: str, program: int) -> None:
+    def _drop(self, owner: str, topic: str, program: int) -> list[int]:
         boxes = self._boxes[owner, topic]
         box, _ = boxes.pop(program)
-        box.drop()
         if not boxes:
             del self._boxes[owner, topic]
+        return box.drop()

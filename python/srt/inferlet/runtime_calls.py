@@ -95,7 +95,10 @@ class RuntimeCalls:
             self._tell(call, message)
 
     def unsubscribe(self, call: c.UnsubscribeCall) -> None:
-        self._parts.served.topics.unsubscribe(self._parts.rights.owner, call.topic, id(self))
+        topics = self._parts.served.topics
+        for reader in topics.unsubscribe(self._parts.rights.owner, call.topic, id(self)):
+            gone = f"the program unsubscribed from {call.topic!r:.80} while this call waited"
+            self._session.refuse(reader, RUNTIME_QUEUE, Fault("invalid", gone))
 
     def set_return(self, call: c.SetReturnCall) -> None:
         self._parts.outcome.value = call.value

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
-from torch import Tensor
+from sglang.srt.numeric.torch_later import F, Tensor
 
 
 def _tanh_gelu(x: Tensor) -> Tensor:
@@ -16,15 +15,27 @@ def _quick_gelu(x: Tensor) -> Tensor:
     return x * (1.702 * x).sigmoid()
 
 
+def _silu(x: Tensor) -> Tensor:
+    return F.silu(x)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x)
+
+
+def _relu(x: Tensor) -> Tensor:
+    return F.relu(x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "swish": F.silu,
-    "gelu": F.gelu,
+    "silu": _silu,
+    "swish": _silu,
+    "gelu": _gelu,
     "gelu_new": _tanh_gelu,
     "gelu_pytorch_tanh": _tanh_gelu,
     "gelu_fast": _tanh_gelu,  # GPT-NeoX's
     "quick_gelu": _quick_gelu,  # CLIP's
-    "relu": F.relu,
+    "relu": _relu,
 }
 # Activations of text models, which native kernels compute too.
 TEXT = tuple(name for name in ACTIVATIONS if name != "quick_gelu")

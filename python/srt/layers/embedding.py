@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
-from torch import Tensor
+from sglang.srt.numeric.torch_later import F, Tensor
 
 
 class TokenEmbedding(Stored):
@@ -19,7 +18,7 @@ class TokenEmbedding(Stored):
         self.group, self.shape = place.group, (vocab, width)
         rows, self.first, self.count = place.group.rows(vocab)
         self.weight = place.empty(rows, width)
-        self.weight[self.count :].zero_()
+        self.weight[self.count :] = 0
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Token ids [T] -> [T, width]. Ids of other ranks' rows add zero before the sum."""
@@ -32,7 +31,8 @@ class TokenEmbedding(Stored):
 
     def _rows(self, ids: Tensor) -> Tensor:
         if self.packed is not None:
-            return self.packed.rows(ids, self.threads)
+            found: Tensor = self.packed.rows(ids, self.threads)
+            return found
         return F.embedding(ids, self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:

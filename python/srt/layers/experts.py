@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 from sglang.srt.attention.backend_choice import triton_lacks
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.routing import Routing, route
 from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
-from sglang.srt.layers.weight import Place, Slot, Slots, Stored
-from torch import Tensor
+from sglang.srt.layers.weight import OutlinePlace, Place, Slot, Slots, Stored
+from sglang.srt.numeric.host_arrays import Weight, numpy_dtype, stacked
+from sglang.srt.numeric.torch_later import F, Tensor, torch
 
 if TYPE_CHECKING:
     from sgl_kernel.experts import Experts as NativeExperts
@@ -74,9 +74,8 @@ class ExpertRouter(Stored):
         self.rule, self.names = shape.routing, shape.names
         rows = self.rule.experts
         self.weight = place.empty(rows + shape.shared_gate, shape.width)
-        floats = replace(place, dtype=torch.float32)
-        self.bias = floats.empty(len(self.weight)) if shape.router_bias else None
-        self.choice_bias = floats.empty(rows) if shape.choice_bias else None
+        self.bias = place.floats(len(self.weight)) if shape.router_bias else None
+        self.choice_bias = place.floats(rows) if shape.choice_bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed is not None:
@@ -106,7 +105,9 @@ class Experts:
         self._native: NativeExperts | None = None
         self.grouped = place.device.type == "cuda" and not triton_lacks(place.device)
         stacked = names.fused or self.grouped
-        build = replace(place, device=torch.device("meta")) if stacked else place
+        build = place
+        if stacked:  # one tensor, made below, holds the weights of all
+            build = OutlinePlace(place.device, numpy_dtype(place.dtype), place.group)
         self.gate_up: list[ColumnLinear] = []
         self.down: list[RowLinear] = []
         for e in range(shape.routing.experts):
@@ -212,17 +213,17 @@ class Experts:
         start = rank * down.shape[2]
         out = {
             f"{prefix}gate_up_proj": Slot(
-                gate_up.unflatten(1, (2, -1)), (n, width, 2 * inner), 2, start,
-                adapt=lambda w: w.unflatten(2, (-1, 2)).permute(0, 3, 2, 1),
+                halves(gate_up), (n, width, 2 * inner), 2, start,
+                adapt=lambda w: w.reshape(*w.shape[:2], -1, 2).transpose(0, 3, 2, 1),
             ),
             f"{prefix}down_proj": Slot(
-                down, (n, inner, width), 2, start, adapt=lambda w: w.transpose(1, 2)
+                down, (n, inner, width), 2, start, adapt=lambda w: w.transpose(0, 2, 1)
             ),
         }  # fmt: skip
         if shape.bias:
             out[f"{prefix}gate_up_proj_bias"] = Slot(
-                stack(self.gate_up[:n], "bias").unflatten(1, (2, -1)), (n, 2 * inner), 2, start,
-                "bias", lambda b: b.unflatten(1, (-1, 2)).transpose(1, 2),
+                halves(stack(self.gate_up[:n], "bias")), (n, 2 * inner), 2, start,
+                "bias", lambda b: b.reshape(len(b), -1, 2).transpose(0, 2, 1),
             )  # fmt: skip
             out[f"{prefix}down_proj_bias"] = Slot(
                 stack(self.down[:n], "bias"), (n, width), kind="bias"
@@ -246,8 +247,15 @@ def packed(layer: Stored) -> Packed:
     return layer.packed
 
 
-def stack(layers: Sequence[Stored], what: str = "weight") -> Tensor:
+def halves(x: Weight) -> Weight:
+    """[experts, 2 n, ...] -> a view [experts, 2, n, ...]."""
+    return x.reshape(len(x), 2, -1, *x.shape[2:])
+
+
+def stack(layers: Sequence[Stored], what: str = "weight") -> Weight:
     """[layers, ...]: the tensor whose parts ``side_by_side`` gave them. It is not kept, since the
     weights are freed when they are packed."""
-    first: Tensor = getattr(layers[0], what)
+    first = getattr(layers[0], what)
+    if isinstance(first, np.ndarray):
+        return stacked(first, len(layers))
     return first.as_strided((len(layers), *first.shape), (first.numel(), *first.stride()), 0)

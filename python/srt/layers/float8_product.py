@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TypeAlias
 
-import torch
-from sglang.srt.layers.quantised import Float8, spread
-from torch import Tensor
+from sglang.srt.layers.quantised import Float8
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 MOST = 448.0  # the largest float8 (e4m3)
 # The error's norm, as a share of the output's: both quantise alike and sum in float32, so what is
@@ -45,13 +44,25 @@ def quantised(x: Tensor, group: int) -> Float8:
     tokens, inputs = x.shape
     parts = torch.nn.functional.pad(x.float(), (0, -inputs % group)).view(tokens, -1, group)
     scales = parts.abs().amax(2).clamp(min=1e-12) / MOST
-    values = (x.float() / spread(scales, group, inputs)).clamp(-MOST, MOST)
+    values = (x.float() / _spread(scales, group, inputs)).clamp(-MOST, MOST)
     return Float8(values.to(torch.float8_e4m3fn), scales, group)
+
+
+def dense(weight: Float8) -> Tensor:
+    """A matrix of tensors in float32."""
+    scales = _spread(weight.scales, weight.group, weight.values.shape[1])
+    found: Tensor = weight.values.float() * scales
+    return found
+
+
+def _spread(scales: Tensor, group: int, k: int) -> Tensor:
+    """``quantised.spread`` of tensors."""
+    return scales if scales.shape[1] == 1 else scales.repeat_interleave(group, dim=1)[:, :k]
 
 
 def reference(x: Tensor, weight: Float8) -> Tensor:
     """The product in float32, of x quantised."""
-    return quantised(x, weight.group).dense() @ weight.dense().t()
+    return dense(quantised(x, weight.group)) @ dense(weight).t()
 
 
 def by_torch(x: Tensor, weight: Float8) -> Tensor:
@@ -62,7 +73,8 @@ def by_torch(x: Tensor, weight: Float8) -> Tensor:
         y = torch._scaled_mm(
             q.values, transposed, scale_a=one, scale_b=one, out_dtype=torch.float32
         )
-        return (y * q.scales * weight.scales.t()).to(x.dtype)
+        found: Tensor = (y * q.scales * weight.scales.t()).to(x.dtype)
+        return found
     from sgl_kernel.triton import scaled
 
     values, scales = scaled.quantise(x, weight.group)

@@ -14,7 +14,7 @@ from sgl_kernel.triton import norm as kernels
 from sglang.srt.attention.attention_protocol import KVTarget
 from sglang.srt.layers.activations import gated
 from sglang.srt.layers.rotary import AngleRows
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

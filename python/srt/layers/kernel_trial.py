@@ -6,13 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 from sglang.srt.attention.attention_protocol import KVTarget
 from sglang.srt.layers import operations as by_torch
 from sglang.srt.layers.activations import gated
 from sglang.srt.layers.rotary import AngleRows, Rope, Rotary
-from torch import Tensor
+from sglang.srt.numeric.torch_later import F, Tensor, torch
 
 TOKENS = 3
 # Experts are tried up to this width: their weights are random numbers from the host.

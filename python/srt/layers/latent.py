@@ -17,15 +17,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 from sglang.srt.attention.attention_protocol import Heads
 from sglang.srt.layers.linear import Arrange, ColumnLinear, RowLinear
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rotary import Rotary, from_pairs
 from sglang.srt.layers.step import ForwardStep
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
+from sglang.srt.numeric.host_arrays import Array, Weight, outline
+from sglang.srt.numeric.torch_later import Tensor, torch
 from sglang.srt.parallel.groups import Group
-from torch import Tensor
 
 if TYPE_CHECKING:
     from sgl_kernel.packed import Parts
@@ -137,7 +138,7 @@ class LatentAttention:
 class PerHead:
     """A matrix for each head, its own part of the input's heads."""
 
-    def __init__(self, weights: list[Tensor]) -> None:
+    def __init__(self, weights: list[Weight]) -> None:
         self.parts = []
         for weight in weights:
             part = Stored()
@@ -157,7 +158,8 @@ class PerHead:
     def product(self, x: Tensor) -> Tensor:
         """x [T, heads, inputs] -> [T, heads, outputs], of packed matrices."""
         assert self.packed is not None
-        return self.packed(x, self.parts[0].threads)
+        found: Tensor = self.packed(x, self.parts[0].threads)
+        return found
 
 
 class Expansion:
@@ -171,13 +173,15 @@ class Expansion:
         self.shape, self.count = shape, heads
         self.first = place.group.rank * heads
         whole = place.empty(heads, shape.still + shape.value, shape.rank)
-        self.keys = PerHead([w[: shape.still].t() for w in whole])
+        self.keys = PerHead([w[: shape.still].T for w in whole])
         self.of_values = PerHead([w[shape.still :] for w in whole])
 
     @property
-    def whole(self) -> Tensor:
+    def whole(self) -> Weight:
         shape, first = self.shape, self.of_values.parts[0].weight
         size = (self.count, shape.still + shape.value, shape.rank)
+        if isinstance(first, np.ndarray):  # no native operation is recorded of it
+            return outline(size, first.dtype)
         return first.as_strided(size, (size[1] * size[2], size[2], 1), 0)
 
     def queries(self, x: Tensor) -> Tensor:
@@ -198,13 +202,16 @@ class Expansion:
 
     def slots(self, prefix: str) -> Slots:
         each, rank = self.shape.still + self.shape.value, self.shape.rank
-        target = self.whole.flatten(0, 1)
+        target = self.whole.reshape(-1, rank)
         shape = (self.shape.num_heads * each, rank)
         return {f"{prefix}kv_b_proj.weight": Slot(target, shape, 0, self.first * each)}
 
 
-def _order_behind(rows: Tensor, still: int, turned: int) -> Tensor:
+def _order_behind(rows: Array, still: int, turned: int) -> Array:
     """``from_pairs`` of the last ``turned`` outputs of each head, which has ``still`` before."""
-    heads = rows.unflatten(0, (-1, still + turned))
-    last = from_pairs(heads[:, still:].flatten(0, 1), turned, turned)
-    return torch.cat([heads[:, :still], last.unflatten(0, (-1, turned))], 1).flatten(0, 1)
+    heads = rows.reshape(-1, still + turned, *rows.shape[1:])
+    behind = heads[:, still:]
+    last = from_pairs(behind.reshape(-1, *rows.shape[1:]), turned, turned)
+    both = np.concatenate([heads[:, :still], last.reshape(behind.shape)], 1)
+    found: Array = both.reshape(rows.shape)
+    return found

@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
+import numpy as np
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array
+from sglang.srt.numeric.torch_later import Tensor
 
 # Orders the rows of a checkpoint's weight [rows, inputs] or bias [rows].
-Arrange: TypeAlias = Callable[[Tensor], Tensor]
+Arrange: TypeAlias = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,15 @@ class ColumnLinear(Stored):
         """The outputs' buffer; of a paired layer ``act(gate) * up``."""
         return tape.linear(x, self, act=act)
 
-    def _mine(self, source: Tensor) -> Tensor:
+    def _mine(self, source: Array) -> Array:
         """This rank's rows of a fused tensor [rows, ...]."""
         assert self.fused is not None
         if self.fused.transposed:
-            source = source.t()  # a bias stays as it is
+            source = source.T  # a bias stays as it is
         if self.fused.arrange is not None:
             source = self.fused.arrange(source)
-        parts = source.split_with_sizes(list(self.parts.values()))
-        return torch.cat([p[s : s + n] for p, s, n in zip(parts, self.starts, self.sizes)])
+        parts = np.split(source, np.cumsum(list(self.parts.values()))[:-1])
+        return np.concatenate([p[s : s + n] for p, s, n in zip(parts, self.starts, self.sizes)])
 
     def _fused_slots(self, name: str) -> Slots:
         assert self.fused is not None
@@ -161,7 +162,7 @@ class RowLinear(Stored):
         start = self.group.rank * self.weight.shape[1]
         weight = Slot(self.weight, self.shape, 1, start)
         if self.transposed:
-            weight = Slot(self.weight, self.shape[::-1], 1, start, adapt=torch.t)
+            weight = Slot(self.weight, self.shape[::-1], 1, start, adapt=np.transpose)
         out = {f"{prefix}{self.name}.weight": weight}
         if self.bias is not None:
             out[f"{prefix}{self.name}.bias"] = Slot(self.bias, self.shape[:1], kind="bias")

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from sglang.srt.attention.attention_protocol import Int32Array
+from sglang.srt.numeric.host_arrays import Weight, tensor
+from sglang.srt.numeric.torch_later import Tensor
 from sglang.srt.parallel.staging import send
-from torch import Tensor
 
 if TYPE_CHECKING:
     from sgl_kernel.lora import Adapted, Adapter
@@ -27,13 +28,13 @@ class Pair(NamedTuple):
     a: [rank, inputs of this rank], b: [rank, outputs of the part], contiguous, of one dtype.
     """
 
-    a: Tensor
-    b: Tensor
+    a: Weight
+    b: Weight
     first: int
 
     @property
     def bytes(self) -> int:
-        return (self.a.numel() + self.b.numel()) * self.a.element_size()
+        return int(self.a.nbytes + self.b.nbytes)
 
 
 class Weights:
@@ -50,11 +51,15 @@ class Weights:
         """A copy on another device; copies from pinned memory need not be waited for."""
         return self._with(lambda half: half.to(device, non_blocking=True))
 
+    def tensors(self) -> Weights:
+        """The same arrays as tensors."""
+        return self._with(tensor)
+
     def pinned(self) -> Weights:
         """A copy in memory that a GPU reads by itself."""
-        return self._with(Tensor.pin_memory)
+        return self._with(lambda half: half.pin_memory())
 
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Weights:
+    def _with(self, change: Callable[[Weight], Weight]) -> Weights:
         changed = {
             number: [Pair(change(a), change(b), first) for a, b, first in pairs]
             for number, pairs in self.pairs.items()

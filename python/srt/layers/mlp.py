@@ -10,7 +10,7 @@ from sglang.srt.layers.linear import ColumnLinear, Fused, RowLinear
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor
 
 
 class FeedForward(Protocol):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array
+from sglang.srt.numeric.torch_later import F, Tensor, torch
 
 
 class RMSNorm:
@@ -21,9 +21,7 @@ class RMSNorm:
 
     def __init__(self, width: int, eps: float, place: Place, above: float = 0.0) -> None:
         self.shape, self.eps, self.above = (width,), eps, above
-        self.weight = place.empty(width)
-        if above:
-            self.weight = self.weight.float()
+        self.weight = place.floats(width) if above else place.empty(width)
         self.operations = place.operations
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -72,15 +70,17 @@ class WholeRMSNorm:
         wide = flat.float()
         squares = self.group.all_reduce(wide.square().sum(-1, keepdim=True))
         wide = wide * torch.rsqrt(squares / self.width + self.eps) * self.weight.float()
-        return wide.to(x.dtype).view_as(x)
+        found: Tensor = wide.to(x.dtype).view_as(x)
+        return found
 
     def slots(self, name: str) -> Slots:
         start = self.group.rank * self.weight.shape[0]
         return {name: Slot(self.weight, (self.width,), 0, start, "gain")}
 
 
-def _raised(gain: Tensor, by: float) -> Tensor:
-    return gain.float() + by
+def _raised(gain: Array, by: float) -> Array:
+    found: Array = gain.astype(np.float32) + np.float32(by)
+    return found
 
 
 class LayerNorm:

@@ -16,13 +16,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-import torch
-import torch.nn.functional as F
 from sglang.srt.attention.attention_protocol import KVTarget
 from sglang.srt.attention.backend_choice import triton_lacks
 from sglang.srt.layers.activations import gated
 from sglang.srt.layers.rotary import AngleRows
-from torch import Tensor
+from sglang.srt.numeric.torch_later import F, Tensor, torch
 
 log = logging.getLogger("sglang.srt.layers")
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from sglang.srt.numeric.host_arrays import Array, Weight
 
 GROUPS = (128, 64, 32)  # inputs that share a scale in native formats
 
@@ -29,28 +29,29 @@ class Quantised:
     """
 
     bits: int
-    values: Tensor
-    scales: Tensor
+    values: Array
+    scales: Array
     group: int
-    zeros: Tensor | None = None
-    lows: Tensor | None = None
-    order: Tensor | None = None
+    zeros: Array | None = None
+    lows: Array | None = None
+    order: Array | None = None
     int8_activations: bool = False
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Array:
         """W in float32. With scales of float16 or bfloat16 and no lows nothing is rounded."""
         k = self.values.shape[1]
-        out = self.values.float()
+        out = self.values.astype(np.float32)
         if self.zeros is not None:
             out -= spread(self.zeros, self.group, k)
         out *= spread(self.scales, self.group, k)
         if self.lows is not None:
             out += spread(self.lows, self.group, k)
         if self.order is not None:
-            out = torch.empty_like(out).index_copy_(1, self.order, out)
+            out, columns = np.empty_like(out), out
+            out[:, self.order] = columns
         return out
 
-    def rows(self, arrange: Callable[[Tensor], Tensor]) -> Quantised:
+    def rows(self, arrange: Callable[[Array], Array]) -> Quantised:
         """The rows that ``arrange`` makes of a tensor [n, ...]."""
         return replace(
             self, values=arrange(self.values), scales=arrange(self.scales),
@@ -64,31 +65,32 @@ class Float8:
     """W [n, k] of a checkpoint that was made for activations in float8 (e4m3) too:
     ``W[i, j] = values[i, j] * scales[i, j // group]``.
 
-    Attributes:
+    Attributes (arrays of a checkpoint, tensors in a layer):
         values: float8 [n, k].
         scales: float32 [n, ceil(k / group)].
         group: inputs that share a scale; k where rows have one.
     """
 
-    values: Tensor
-    scales: Tensor
+    values: Weight
+    scales: Weight
     group: int
 
-    def dense(self) -> Tensor:
-        """W in float32. With scales of float16 or bfloat16 nothing is rounded."""
-        return self.values.float() * spread(self.scales, self.group, self.values.shape[1])
+    def dense(self) -> Array:
+        """W in float32. With scales of float16 or bfloat16 nothing is rounded. Not for tensors."""
+        scales = spread(self.scales, self.group, self.values.shape[1])
+        found: Array = np.multiply(self.values.astype(np.float32), scales)
+        return found
 
-    def rows(self, arrange: Callable[[Tensor], Tensor]) -> Float8:
+    def rows(self, arrange: Callable[[Array], Array]) -> Float8:
         """The rows that ``arrange`` makes of a tensor [n, ...]."""
-        values = arrange(self.values.view(torch.uint8)).view(self.values.dtype)
-        return replace(self, values=values, scales=arrange(self.scales))
+        return replace(self, values=arrange(self.values), scales=arrange(self.scales))
 
 
-def spread(scales: Tensor, group: int, k: int) -> Tensor:
+def spread(scales: Array, group: int, k: int) -> Array:
     """[n, groups] for each of k inputs: [n, k], or [n, 1] where there is one group."""
     if scales.shape[1] == 1:
         return scales
-    return scales.repeat_interleave(group, dim=1)[:, :k]
+    return np.repeat(scales, group, axis=1)[:, :k]
 
 
 def joined(parts: Sequence[Quantised]) -> Quantised | None:
@@ -103,21 +105,25 @@ def joined(parts: Sequence[Quantised]) -> Quantised | None:
             return None
     zeros = None
     if any(part.zeros is not None for part in parts):
-        zeros = torch.cat(
-            [torch.zeros_like(p.scales) if p.zeros is None else p.zeros.float() for p in parts]
+        zeros = np.concatenate(
+            [np.zeros_like(p.scales) if p.zeros is None else _float(p.zeros) for p in parts]
         )
     lows = [part.lows for part in parts if part.lows is not None]
     return replace(
         first,
-        values=torch.cat([part.values for part in parts]),
-        scales=torch.cat([part.scales for part in parts]),
+        values=np.concatenate([part.values for part in parts]),
+        scales=np.concatenate([part.scales for part in parts]),
         zeros=zeros,
-        lows=torch.cat(lows) if lows else None,
+        lows=np.concatenate(lows) if lows else None,
     )
 
 
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and torch.equal(a, b))
+def _equal(a: Array | None, b: Array | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
+
+
+def _float(x: Array) -> Array:
+    return x.astype(np.float32, copy=False)
 
 
 class PackedForm(NamedTuple):
@@ -125,14 +131,14 @@ class PackedForm(NamedTuple):
 
     format: str
     group: int
-    scales: Tensor
-    lows: Tensor | None
+    scales: Array
+    lows: Array | None
 
 
 def native_form(q: Quantised) -> PackedForm | None:
     """The smallest that holds exactly the same weights; None where none does."""
     k = q.values.shape[1]
-    if not torch.isfinite(q.scales).all():
+    if not np.isfinite(q.scales).all():
         return None
     rowwise = q.scales.shape[1] == 1
     if q.bits == 8 and rowwise and q.zeros is None and q.lows is None and q.order is None:
@@ -142,16 +148,17 @@ def native_form(q: Quantised) -> PackedForm | None:
         return None
     count, times = -(-k // group), -(-k // group) if rowwise else q.group // group
 
-    def fine(x: Tensor) -> Tensor:
-        return x.float().repeat_interleave(times, dim=1)[:, :count]
+    def fine(x: Array) -> Array:
+        return np.repeat(_float(x), times, axis=1)[:, :count]
 
     lows = q.lows
     if lows is None:
-        zeros = torch.zeros_like(q.scales) if q.zeros is None else q.zeros.float()
-        half = q.scales.half()
-        if torch.equal(half.float(), q.scales) and (zeros.min() >= -127) and zeros.max() <= 128:
+        zeros = np.zeros_like(q.scales) if q.zeros is None else _float(q.zeros)
+        with np.errstate(over="ignore"):
+            half = q.scales.astype(np.float16)
+        if np.array_equal(_float(half), q.scales) and (zeros.min() >= -127) and zeros.max() <= 128:
             return PackedForm(f"w{q.bits}z", group, fine(q.scales), fine(-zeros))
         lows = -zeros * q.scales
     elif q.zeros is not None:
-        lows = lows - q.zeros * q.scales
+        lows = lows - _float(q.zeros) * q.scales
     return PackedForm(f"w{q.bits}m", group, fine(q.scales), fine(lows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor
 
 
 class PendingNorm(Protocol):

@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
+from sglang.srt.numeric.host_arrays import Array
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
+ROWS = 1 << 12  # positions whose angles are in memory as float64 at once
 
 
 class AngleRows(NamedTuple):
@@ -65,21 +67,21 @@ class Rope:
         return self.max_length
 
 
-def _exponents(dim: int) -> Tensor:
-    return torch.arange(0, dim, 2, dtype=torch.float32) / dim
+def _exponents(dim: int) -> Array:
+    return np.arange(0, dim, 2, dtype=np.float64) / dim
 
 
-def default(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
+def default(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
     return 1.0 / rope.theta ** _exponents(dim), 1.0
 
 
-def linear(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
+def linear(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
     """Position interpolation (Chen et al. 2023): positions divided by the factor."""
     inverse, scale = default(rope, dim, length)
     return inverse / rope.factor, scale
 
 
-def dynamic(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
+def dynamic(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
     """NTK-aware base that grows with the sequence.
 
     A token at position ``p`` is rotated with the base of a sequence that ends at ``p``: what a
@@ -87,14 +89,13 @@ def dynamic(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
     ``max_length`` would use its last token's base for all of them, which makes a prefix's keys
     depend on what follows, so that no two requests could share them.
     """
-    reach = torch.arange(1, length + 1, dtype=torch.float32)
-    reach = reach.clamp_(min=rope.max_length).unsqueeze(1)
+    reach = np.maximum(np.arange(1, length + 1, dtype=np.float64), rope.max_length)[:, None]
     stretch = rope.factor * reach / rope.max_length - (rope.factor - 1)
     base = rope.theta * stretch ** (dim / (dim - 2))
     return 1.0 / base ** _exponents(dim), 1.0
 
 
-def yarn(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
+def yarn(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
     """YaRN (Peng et al. 2023, section 3): slow dimensions are interpolated, fast ones kept."""
 
     def dimension(rotations: float) -> float:
@@ -111,8 +112,7 @@ def yarn(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001
-    index = torch.arange(dim // 2, dtype=torch.float32)
-    interpolate = ((index - low) / (high - low)).clamp_(0, 1)
+    interpolate = np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
     inverse, _ = default(rope, dim, length)
     inverse = inverse / rope.factor * interpolate + inverse * (1 - interpolate)
     if rope.attention_factor is not None:
@@ -122,16 +122,16 @@ def yarn(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
     return inverse, magnitude(1.0)
 
 
-def llama3(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
+def llama3(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
     """Llama 3.1: long wavelengths are divided by the factor, medium ones blended."""
     inverse, scale = default(rope, dim, length)
     turns = rope.original_length * inverse / (2 * math.pi)
     span = rope.high_freq_factor - rope.low_freq_factor
-    keep = ((turns - rope.low_freq_factor) / span).clamp_(0, 1)
+    keep = np.clip((turns - rope.low_freq_factor) / span, 0, 1)
     return inverse / rope.factor * (1 - keep) + inverse * keep, scale
 
 
-def longrope(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
+def longrope(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
     """LongRoPE (Ding et al. 2024): each pair is slowed by a factor of its own. There is a list of
     them for texts of the original length, and one for longer texts.
 
@@ -142,7 +142,7 @@ def longrope(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
     """
     long = length > rope.original_length
     inverse, _ = default(rope, dim, length)
-    inverse = inverse / torch.tensor(rope.long_factor if long else rope.short_factor)
+    inverse = inverse / np.array(rope.long_factor if long else rope.short_factor)
     if rope.attention_factor is not None:
         return inverse, rope.attention_factor
     if rope.factor <= 1:
@@ -150,7 +150,7 @@ def longrope(rope: Rope, dim: int, length: int) -> tuple[Tensor, float]:
     return inverse, math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_length))
 
 
-VARIANTS: dict[str, Callable[[Rope, int, int], tuple[Tensor, float]]] = {
+VARIANTS: dict[str, Callable[[Rope, int, int], tuple[Array, float]]] = {
     "default": default,
     "linear": linear,
     "dynamic": dynamic,
@@ -163,29 +163,34 @@ VARIANTS: dict[str, Callable[[Rope, int, int], tuple[Tensor, float]]] = {
 class Rotary:
     """Cosines and sines of all positions up to ``length``, and the rotation itself.
 
-    Computed on the CPU whatever the device, so that every rank has the same ones.
+    Computed once, in float64, and rounded once, so that they have the same bits everywhere.
     Dimension ``i`` turns with dimension ``i + turned / 2`` (the layout of most HF checkpoints, see
     ``from_pairs`` for the other one); dimensions from ``turned`` on stay as they are.
     """
 
-    def __init__(
-        self, rope: Rope, head_dim: int, length: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, rope: Rope, head_dim: int, length: int, dtype: Any, device: Any) -> None:
+        """``dtype``, ``device``: of the tensors of passes by torch."""
         self.rope, self.length = rope, length
         self.turned = rope.turned(head_dim)
         self.half = self.turned // 2
         self.dtype, self.device = dtype, device
 
-    def angles(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [length, turned / 2], float32 on the CPU."""
+    def angles(self) -> tuple[Array, Array]:
+        """Cosines and sines [length, turned / 2], float32."""
         inverse, scale = VARIANTS[self.rope.type](self.rope, self.turned, self.length)
-        angles = torch.arange(self.length, dtype=torch.float32).unsqueeze(1) * inverse
-        return angles.cos().mul_(scale), angles.sin().mul_(scale)
+        each = np.broadcast_to(inverse, (self.length, self.half))
+        cos, sin = (np.empty((self.length, self.half), np.float32) for _ in range(2))
+        for first in range(0, self.length, ROWS):
+            rows = slice(first, first + ROWS)
+            positions = np.arange(self.length, dtype=np.float64)[rows, None]
+            angles = positions * each[rows]
+            cos[rows], sin[rows] = np.cos(angles) * scale, np.sin(angles) * scale
+        return cos, sin
 
     @cached_property
     def table(self) -> Tensor:
         """[length, 2, 1, turned]: cosines, and sines with the rotation's sign folded in."""
-        cos, sin = self.angles()
+        cos, sin = map(torch.from_numpy, self.angles())
         table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
         return table.unsqueeze(2).to(self.device, self.dtype)
 
@@ -207,14 +212,15 @@ class Rotary:
         return torch.cat([(turning * cos).addcmul_(turning.roll(self.half, -1), sin), still], -1)
 
 
-def from_pairs(rows: Tensor, head_dim: int, turned: int) -> Tensor:
+def from_pairs(rows: Array, head_dim: int, turned: int) -> Array:
     """Rows [heads * head_dim, ...] of a projection whose outputs ``2 i`` and ``2 i + 1`` turn
     together, in the order in which ``i`` and ``i + turned / 2`` do. Queries and keys that are
     reordered alike have the same products."""
-    order = torch.arange(head_dim)
-    order[:turned] = order[:turned].view(-1, 2).t().reshape(-1)
-    heads = rows.view(-1, head_dim, *rows.shape[1:])
-    return heads.index_select(1, order.to(rows.device)).view_as(rows)
+    order = np.arange(head_dim)
+    order[:turned] = order[:turned].reshape(-1, 2).T.reshape(-1)
+    heads = rows.reshape(-1, head_dim, *rows.shape[1:])
+    found: Array = heads[:, order].reshape(rows.shape)
+    return found
 
 
 class SectionedRotary(Rotary):
@@ -229,8 +235,8 @@ class SectionedRotary(Rotary):
         rope: Rope,
         sections: tuple[int, int, int],
         length: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        dtype: Any,
+        device: Any,
     ) -> None:
         super().__init__(rope, 2 * sum(sections), length, dtype, device)
         self.sections = sections

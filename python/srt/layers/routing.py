@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 Scores = Literal["softmax", "sigmoid"]
 

@@ -14,7 +14,7 @@ from sglang.srt.layers.rotary import Rotary, from_pairs
 from sglang.srt.layers.step import ForwardStep
 from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class SelfAttention:
             scale=shape.scale or d**-0.5,
             window=shape.window,
             soft_cap=shape.soft_cap,
-            sinks=place.empty(queries).float() if shape.sinks else None,
+            sinks=place.floats(queries) if shape.sinks else None,
         )
         queries, kv = shape.num_heads * d, shape.num_kv_heads * d
         names = shape.names

@@ -7,7 +7,7 @@ from functools import cached_property
 from sglang.srt.attention.attention_protocol import Attention, Writable
 from sglang.srt.layers.lora import Use
 from sglang.srt.layers.rotary import AngleRows, Angles, Rotary
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor
 
 
 class ForwardStep:

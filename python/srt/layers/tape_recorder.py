@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+import numpy as np
 from sglang.srt.attention.attention_protocol import Heads
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array, Weight
 
 if TYPE_CHECKING:
     from sgl_kernel import paged
@@ -26,7 +26,7 @@ class ProductInput(NamedTuple):
     """A buffer, RMS-normed with ``gain`` where there is one, as the input of a product."""
 
     buffer: int
-    gain: Tensor | None = None
+    gain: Weight | None = None
     eps: float = 0.0
 
 
@@ -39,7 +39,7 @@ class TapeRecorder:
 
     def __init__(self, tape: Tape, pools: Sequence[paged.KV]) -> None:
         self.tape, self.pools = tape, pools
-        self._angles: dict[int, tuple[Tensor, Tensor]] = {}
+        self._angles: dict[int, tuple[Array, Array]] = {}
         self._buffers: dict[int, int] = {}  # buffers of products, by width
         self._parts: dict[int, int] = {}  # of ranks, by width
         self._attended: dict[int, int] = {}  # by width
@@ -99,12 +99,13 @@ class TapeRecorder:
         qkv: int,
         heads: Heads,
         rotary: Rotary | None,
-        gains: tuple[Tensor, Tensor, float] | None,
+        gains: tuple[Weight, Weight, float] | None,
     ) -> int:
         """Rotate, store and attend; ``gains`` of q and k and their eps, where they are normed."""
         from sgl_kernel import paged
+        from sgl_kernel.arrays import floats
 
-        cos = sin = torch.empty(0, 0)  # turns nothing
+        cos = sin = np.empty((0, 0), np.float32)  # turns nothing
         if rotary is not None:
             if id(rotary) not in self._angles:
                 self._angles[id(rotary)] = rotary.angles()
@@ -115,8 +116,19 @@ class TapeRecorder:
         )  # fmt: skip
         pool = self.pools[heads.index]
         q_gain, k_gain, eps = gains or (None, None, 0.0)
+        if gains is not None:
+            q_gain, k_gain = floats(q_gain), floats(k_gain)
         self.tape.append(
-            qkv, shape, paged.Rotary(cos, sin, _float(q_gain), _float(k_gain), eps), pool
+            qkv,
+            shape,
+            paged.Rotary(
+                cos,
+                sin,
+                q_gain,
+                k_gain,
+                eps,
+            ),
+            pool,
         )
         width = shape.q * shape.value
         if width not in self._attended:
@@ -128,7 +140,7 @@ class TapeRecorder:
         return self.tape.choose(x)
 
     def norm(
-        self, x: int, gain: Tensor, eps: float, bias: Tensor | None = None, centred: bool = False
+        self, x: int, gain: Weight, eps: float, bias: Weight | None = None, centred: bool = False
     ) -> int:
         """x normed, in a buffer that the next norm overwrites; ``centred``: by LayerNorm."""
         key = len(gain)
@@ -142,7 +154,7 @@ class TapeRecorder:
         assert x.gain is not None
         self.tape.norm(x.buffer, x.gain, x.eps, into=residual, add=True)
 
-    def norm_columns(self, x: int, first: int, gain: Tensor, eps: float) -> None:
+    def norm_columns(self, x: int, first: int, gain: Weight, eps: float) -> None:
         """Norm columns of x in place, as many as there are gains."""
         self.tape.norm(x, gain, eps, into=x, first=first)
 
@@ -150,7 +162,7 @@ class TapeRecorder:
         """Apply an activation in place."""
         self.tape.activate(x, act)
 
-    def place(self, x: int, table: Tensor) -> None:
+    def place(self, x: int, table: Weight) -> None:
         """Add the row of each token's position."""
         self.tape.place(x, table)
 
@@ -164,7 +176,3 @@ class TapeRecorder:
         if width not in self._buffers:
             self._buffers[width] = self.tape.buffer(width)
         return self._buffers[width]
-
-
-def _float(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.to(torch.float32).contiguous()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 from sglang.srt.layers.operations import TORCH, Operations
 from sglang.srt.layers.quantised import PackedForm, Quantised
+from sglang.srt.numeric.host_arrays import (
+    Array,
+    Weight,
+    outline,
+    tensor,
+)
+from sglang.srt.numeric.torch_later import F, Tensor, torch
 from sglang.srt.parallel.groups import Group
-from torch import Tensor
 
 if TYPE_CHECKING:
     from sgl_kernel.lora import Adapted
@@ -24,10 +29,10 @@ Kind: TypeAlias = Literal["matrix", "bias", "gain"]
 
 @dataclass(frozen=True)
 class Place:
-    """Device, dtypes and rank group that a model is built for.
+    """Device, dtypes and rank group that a model is built for, whose weights are tensors.
 
     Attributes:
-        dtype: of its weights.
+        device, dtype: of its weights, as torch has them, or NumPy.
         activations: dtype of the hidden states, the weights' own where None. With native kernels
             they are float32 whatever the weights are.
         operations: what its layers compute between their products.
@@ -36,26 +41,60 @@ class Place:
         disabled: names of fused kernels to do without (``--disable-fused-kernels``).
     """
 
-    device: torch.device
-    dtype: torch.dtype
+    device: Any
+    dtype: Any
     group: Group = field(default_factory=Group)
-    activations: torch.dtype | None = None
+    activations: Any = None
     operations: Operations = TORCH
     disabled: tuple[str, ...] = ()
-    matrices: torch.device | None = None
+    matrices: Any = None
 
     @property
-    def states(self) -> torch.dtype:
+    def states(self) -> Any:
         """The dtype of hidden states."""
         return self.activations or self.dtype
 
-    def empty(self, *shape: int) -> Tensor:
+    def empty(self, *shape: int) -> Weight:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def matrix(self, outputs: int, inputs: int) -> Tensor:
+    def floats(self, *shape: int) -> Weight:
+        """The same in float32."""
+        return torch.empty(shape, device=self.device)
+
+    def matrix(self, outputs: int, inputs: int) -> Weight:
         """The weight of a linear layer."""
         device = self.device if self.matrices is None else self.matrices
         return torch.empty(outputs, inputs, dtype=self.dtype, device=device)
+
+    def rounded(self, value: float) -> float:
+        """The number in the dtype of the states."""
+        return float(torch.tensor(value, dtype=self.states))
+
+
+class HostPlace(Place):
+    """Weights that are NumPy's arrays, for native CPU kernels."""
+
+    def empty(self, *shape: int) -> Weight:
+        return np.empty(shape, self.dtype)
+
+    def floats(self, *shape: int) -> Weight:
+        return np.empty(shape, np.float32)
+
+    def matrix(self, outputs: int, inputs: int) -> Weight:
+        return self.empty(outputs, inputs)
+
+    def rounded(self, value: float) -> float:
+        return float(np.asarray(value, self.states))
+
+
+class OutlinePlace(HostPlace):
+    """Weights that have shapes and no memory."""
+
+    def empty(self, *shape: int) -> Weight:
+        return outline(shape, self.dtype)
+
+    def floats(self, *shape: int) -> Weight:
+        return outline(shape, np.dtype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -73,32 +112,58 @@ class Slot:
         rowwise: ``adapt`` chooses and orders rows alone, of whatever lies in them.
     """
 
-    target: Tensor
+    target: Weight
     shape: tuple[int, ...]
     dim: int = 0
     start: int = 0
     kind: Kind = "matrix"
-    adapt: Callable[[Tensor], Tensor] | None = None
+    adapt: Callable[[Array], Array] | None = None
     rowwise: bool = False
 
-    def load(self, source: Tensor) -> None:
+    def load(self, source: Array) -> None:
         """Copy this rank's part of ``source``, which has ``shape``, casting the dtype."""
         if self.adapt is not None:
             source = self.adapt(source)
-        part = source.narrow(self.dim, self.start, self.target.shape[self.dim])
-        self.target.copy_(part)
+        end = self.start + self.target.shape[self.dim]
+        part = source[(slice(None),) * self.dim + (slice(self.start, end),)]
+        self.put(part)
 
-    def randomise(self, generator: torch.Generator) -> None:
+    def put(self, part: Array) -> None:
+        """Overwrite the target."""
+        if isinstance(self.target, np.ndarray):
+            self.target[...] = part
+        else:
+            self.target.copy_(tensor(part))
+
+    def randomise(self, generator: np.random.Generator) -> None:
         """Normal values: matrices keep the variance of their input (1 / fan-in), gains are near 1,
         biases small. The whole tensor is sampled, so that the parts of all ranks agree."""
-        values = torch.randn(
-            self.shape, generator=generator, device=self.target.device, dtype=torch.float32
-        )
+        values = generator.standard_normal(self.shape, np.float32)
+        if self.kind == "matrix":
+            values *= np.float32(self.shape[-1] ** -0.5)
+        else:
+            values *= np.float32(0.02)
+            values += np.float32(1.0 if self.kind == "gain" else 0.0)
+        self.load(values)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether dummy values are best made on the device: nothing reorders them."""
+        gpu = not isinstance(self.target, np.ndarray) and self.target.is_cuda
+        return gpu and self.adapt is None
+
+    def randomise_there(self, seed: int) -> None:
+        """Normal values as those of ``randomise``, by the device's own generator."""
+        device = self.target.device
+        generator = torch.Generator(device)
+        generator.manual_seed(seed)
+        values = torch.randn(self.shape, generator=generator, device=device, dtype=torch.float32)
         if self.kind == "matrix":
             values.mul_(self.shape[-1] ** -0.5)
         else:
             values.mul_(0.02).add_(1.0 if self.kind == "gain" else 0.0)
-        self.load(values)
+        size = self.target.shape[self.dim]
+        self.target.copy_(values.narrow(self.dim, self.start, size))
 
 
 Slots: TypeAlias = dict[str, Slot]
@@ -121,8 +186,8 @@ class Stored:
         operations: of the gate of a paired weight that is not packed.
     """
 
-    weight: Tensor
-    bias: Tensor | None = None
+    weight: Weight
+    bias: Weight | None = None
     packed: Packed | None = None
     float8: Float8Matrix | None = None
     paired: bool = False
@@ -144,10 +209,11 @@ class Stored:
             return y if use is None or self.site < 0 else use.add(self.site, x, y)
         from sgl_kernel import packed
 
-        return packed.linear(
+        found: Tensor = packed.linear(
             x.contiguous(), self.packed, bias=bias, threads=self.threads,
             adapted=self._adapted(use),
         )  # fmt: skip
+        return found
 
     def gated(self, x: Tensor, act: str, use: Use | None = None) -> Tensor:
         """``act(gate) * up`` of a paired weight, [T, inputs] -> [T, outputs / 2]."""
@@ -155,10 +221,11 @@ class Stored:
             return self.operations.gate(self.product(x, self.bias, use), act)
         from sgl_kernel import packed
 
-        return packed.linear(
+        found: Tensor = packed.linear(
             x.contiguous(), self.packed, bias=self.bias, act=act, threads=self.threads,
             adapted=self._adapted(use),
         )  # fmt: skip
+        return found
 
     def _adapted(self, use: Use | None) -> tuple[Adapted, int] | None:
         return None if use is None or self.site < 0 else (use.native, self.site)
@@ -168,7 +235,7 @@ class Stored:
         from sgl_kernel.packed import pack
 
         self.packed = pack(self.weight, format, paired=self.paired, threads=threads, arena=arena)
-        self.weight, self.threads = self.weight.new_empty(0), threads
+        self._packed(threads)
 
     def pack_integers(self, form: PackedForm, q: Quantised, threads: int, arena: Arena) -> None:
         """The same of a weight that is quantised already, and not in ``weight``."""
@@ -178,4 +245,10 @@ class Stored:
             q.values, form.scales, form.lows, form.format, paired=self.paired, group=form.group,
             order=q.order, threads=threads, arena=arena,
         )  # fmt: skip
-        self.weight, self.threads = self.weight.new_empty(0), threads
+        self._packed(threads)
+
+    def _packed(self, threads: int) -> None:
+        """Let go of the weight's memory."""
+        self.threads, whole = threads, self.weight
+        bare = isinstance(whole, np.ndarray)
+        self.weight = np.empty(0, whole.dtype) if bare else whole.new_empty(0)

@@ -25,7 +25,8 @@ from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.decoder_model import Block, Recordable
 from sglang.srt.models.model_spec import ModelSpec
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Weight
+from sglang.srt.numeric.torch_later import Tensor
 
 
 class CausalLM:
@@ -149,9 +150,10 @@ class CausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor:
         assert self.head is not None
-        return self.adjust(self.head.logits(hidden))
+        found: Tensor = self.adjust(self.head.logits(hidden))
+        return found
 
-    def adjust(self, scores: Tensor) -> Tensor:
+    def adjust(self, scores: Weight) -> Weight:
         """Logits from the products with the head; unchanged in most families."""
         return scores
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sglang.srt.layers.quantised import Float8, Quantised
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array
 
 
 class Checkpoint(Protocol):
@@ -41,8 +41,8 @@ class Checkpoint(Protocol):
         """Bytes that reading the tensor reads, for progress."""
         ...
 
-    def read(self, name: str) -> Tensor:
-        """The whole tensor in a float dtype, on the CPU; it may be a view of a mapped file. Raises
+    def read(self, name: str) -> Array:
+        """The whole tensor in a float dtype; it may be a view of a mapped file. Raises
         ValueError for a dtype or layout that no weight has."""
         ...
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch.nn.functional as F
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
 from sglang.srt.layers.residual import Residual
@@ -20,7 +19,8 @@ from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import attention_shape
 from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array, Weight
+from sglang.srt.numeric.torch_later import F, Tensor
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,15 @@ class HeadsNorm:
         self.weight = place.empty(place.group.share(heads, "the heads of a norm"), self.dim)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.dim,), eps=self.eps) * self.weight.to(x.dtype)
+        found: Tensor = F.layer_norm(x, (self.dim,), eps=self.eps) * self.weight.to(x.dtype)
+        return found
 
     def slots(self, name: str) -> Slots:
         start = self.group.rank * self.weight.shape[0]
         return {name: Slot(self.weight, self.whole, 0, start, "gain", self._reorder)}
 
-    def _reorder(self, gains: Tensor) -> Tensor:
-        return from_pairs(gains.flatten(), self.dim, self.turned).view(self.whole)
+    def _reorder(self, gains: Array) -> Array:
+        return from_pairs(gains.reshape(-1), self.dim, self.turned).reshape(self.whole)
 
 
 class CohereAttention(SelfAttention):
@@ -112,8 +113,9 @@ class CohereForCausalLM(CausalLM):
     def block(self, layer: int, index: int) -> CohereBlock:
         return CohereBlock(self.spec, layer, index, self.place, self.rotary)
 
-    def adjust(self, scores: Tensor) -> Tensor:
-        return scores.mul_(self.spec.logits_scale)
+    def adjust(self, scores: Weight) -> Weight:
+        scores *= self.spec.logits_scale
+        return scores
 
 
 def cohere_spec(config: Fields, architecture: str, **more: Any) -> CohereSpec:

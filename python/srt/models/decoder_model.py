@@ -15,7 +15,8 @@ from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import ModelSpec
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Weight
+from sglang.srt.numeric.torch_later import Tensor
 
 
 class Block(Protocol):
@@ -105,7 +106,7 @@ class DecoderModel(Protocol):
         """``forward``; of the last range for the tokens whose outputs are wanted."""
         ...
 
-    def adjust(self, scores: Tensor) -> Tensor:
+    def adjust(self, scores: Weight) -> Weight:
         """Products with the head [N, vocab] -> logits: a soft cap, a scale. May work in place."""
         ...
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from sglang.srt.layers.activations import TEXT
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
@@ -24,7 +23,7 @@ from sglang.srt.models.model_spec import (
     read_activation,
     sliding_layers,
 )
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Weight, tanh
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,12 @@ class Gemma2ForCausalLM(CausalLM):
     @property
     def embedding_scale(self) -> float:
         """The root of the width, rounded to the dtype of the states."""
-        return float(torch.tensor(self.spec.hidden_size**0.5, dtype=self.place.states))
+        return self.place.rounded(self.spec.hidden_size**0.5)
 
-    def adjust(self, scores: Tensor) -> Tensor:
+    def adjust(self, scores: Weight) -> Weight:
         cap = self.spec.logit_cap
-        return scores.div_(cap).tanh_().mul_(cap) if cap else scores
+        if cap:
+            scores /= cap
+            scores = tanh(scores)
+            scores *= cap
+        return scores

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch.nn.functional as F
 from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.layers.linear import Fused
 from sglang.srt.layers.lora import Use
@@ -18,7 +17,7 @@ from sglang.srt.layers.weight import Place, Slot, Slots
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import ModelSpec, decoder_spec
-from torch import Tensor
+from sglang.srt.numeric.torch_later import F, Tensor
 
 NAMES = AttentionNames(out="c_proj", fused=Fused("c_attn", transposed=True), transposed=True)
 # GPT-2's own names of config keys, and ours.

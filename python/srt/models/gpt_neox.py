@@ -19,7 +19,7 @@ from sglang.srt.layers.weight import Place
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array
 
 # GPT-NeoX's own names of config keys, and ours.
 RENAMED = {
@@ -105,8 +105,9 @@ class GPTNeoXForCausalLM(CausalLM):
         fused = Fused("query_key_value", self._by_kind)
         return NeoXBlock(self.spec, index, self.place, self.rotary, fused)
 
-    def _by_kind(self, rows: Tensor) -> Tensor:
+    def _by_kind(self, rows: Array) -> Array:
         """Head after head, each with its q, k and v -> all q, all k, all v."""
         spec = self.spec
-        by_head = rows.view(spec.num_heads, 3, spec.head_dim, *rows.shape[1:])
-        return by_head.transpose(0, 1).reshape(rows.shape)
+        by_head = rows.reshape(spec.num_heads, 3, spec.head_dim, *rows.shape[1:])
+        found: Array = by_head.swapaxes(0, 1).reshape(rows.shape)
+        return found

@@ -14,7 +14,7 @@ from sglang.srt.layers.self_attention import AttentionShape
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
 from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Weight
 
 
 @dataclass(frozen=True)
@@ -62,5 +62,6 @@ class GraniteForCausalLM(LlamaForCausalLM):
     def block(self, layer: int, index: int) -> GraniteBlock:
         return GraniteBlock(self.spec, layer, index, self.place, self.rotary)
 
-    def adjust(self, scores: Tensor) -> Tensor:
-        return scores.mul_(self.spec.logits_scale)
+    def adjust(self, scores: Weight) -> Weight:
+        scores *= self.spec.logits_scale
+        return scores

@@ -22,7 +22,7 @@ from sglang.srt.models.vision.vision_language import (
     vision_language_spec,
 )
 from sglang.srt.models.vision.vit import TowerSpec, ViT
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor
 
 TOWER, PROJECTOR = "model.vision_tower.", "model.multi_modal_projector."
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.weight import Slot, Slots, Stored
 from sglang.srt.media.processor_settings import Settings
@@ -16,7 +14,7 @@ from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llava import LlavaForConditionalGeneration, LlavaSpec, llava_spec
 from sglang.srt.models.model_spec import ModelSpec, extended
 from sglang.srt.models.vision.vision_language import VisionPart
-from torch import Tensor
+from sglang.srt.numeric.torch_later import F, Tensor, torch
 
 NEWLINE = "model.image_newline"
 

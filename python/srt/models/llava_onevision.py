@@ -3,7 +3,6 @@ interpolated to a smaller one (section 3.2), frames of a video to a quarter of t
 
 from __future__ import annotations
 
-import torch
 from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.media.processor_settings import Settings
 from sglang.srt.media.tiles import Squares
@@ -11,7 +10,7 @@ from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llava import llava_spec
 from sglang.srt.models.llava_next import LlavaNextForConditionalGeneration, resampled
 from sglang.srt.models.model_spec import ModelSpec
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 
 class LlavaOnevisionForConditionalGeneration(LlavaNextForConditionalGeneration):

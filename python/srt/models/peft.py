@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 from sglang.srt.files.location import inside
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.lora import Pair, Weights
@@ -23,7 +23,7 @@ from sglang.srt.layers.weight import Slot
 from sglang.srt.models.config_fields import Fields, read_json
 from sglang.srt.models.decoder_model import Block
 from sglang.srt.models.safetensors import DTYPES, SafetensorsCheckpoint
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array, DType, address, storage_key
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
@@ -62,19 +62,20 @@ class Site:
     first: int
     start: int
     size: int
-    arrange: Callable[[Tensor], Tensor] | None
+    arrange: Callable[[Array], Array] | None
     transposed: bool
 
-    def pair(self, a: Tensor, b: Tensor, scale: float, dtype: torch.dtype) -> Pair:
+    def pair(self, a: Array, b: Array, scale: float, dtype: DType) -> Pair:
         """This rank's part of A and of s B."""
-        b = b.float() * scale
+        b = b.astype(np.float32) * np.float32(scale)
+        own = slice(self.start, self.start + self.size)
         if isinstance(self.layer, RowLinear):
-            a = a.narrow(1, self.start, self.size)
+            a = a[:, own]
         else:
             if self.arrange is not None:
-                b = self.arrange(b.t() if self.transposed else b)
-            b = b.narrow(0, self.start, self.size)
-        return Pair(a.to(dtype).contiguous(), b.t().to(dtype).contiguous(), self.first)
+                b = self.arrange(b.T if self.transposed else b)
+            b = b[own]
+        return Pair(a.astype(dtype, order="C"), b.T.astype(dtype, order="C"), self.first)
 
 
 def _site_of(name: str, number: int, layer: ColumnLinear | RowLinear, slot: Slot) -> Site:
@@ -84,8 +85,9 @@ def _site_of(name: str, number: int, layer: ColumnLinear | RowLinear, slot: Slot
     )  # fmt: skip
     outputs, inputs = slot.shape[::-1] if transposed else slot.shape
     target = slot.target
+    first = (address(target) - address(layer.weight)) // target.dtype.itemsize
     return Site(
-        name, number, layer, (outputs, inputs), target.storage_offset() // layer.weight.shape[1],
+        name, number, layer, (outputs, inputs), first // layer.weight.shape[1],
         slot.start, target.shape[slot.dim], slot.adapt, transposed,
     )  # fmt: skip
 
@@ -97,12 +99,12 @@ def sites_of(blocks: Sequence[tuple[str, Block]]) -> dict[str, Site]:
     numbers: dict[int, int] = {}
     for prefix, block in blocks:
         layers = {
-            layer.weight.untyped_storage().data_ptr(): layer
+            storage_key(layer.weight): layer
             for layer in block.stored()
             if isinstance(layer, ColumnLinear | RowLinear) and not layer.inside
         }
         for name, slot in block.slots(prefix).items():
-            layer = layers.get(slot.target.untyped_storage().data_ptr())
+            layer = layers.get(storage_key(slot.target))
             if layer is not None and slot.kind == "matrix":
                 number = numbers.setdefault(id(layer), len(numbers))
                 module = name.removesuffix(".weight")
@@ -178,15 +180,15 @@ def open_adapter(
 
 
 def read_adapter(
-    adapter: Adapter, sites: Mapping[str, Site], products: int, dtype: torch.dtype
+    adapter: Adapter, sites: Mapping[str, Site], products: int, dtype: DType
 ) -> Weights:
-    """The adapter's weights in ``dtype``, on the CPU. Raises ValueError for values that are not
+    """The adapter's weights in ``dtype``. Raises ValueError for values that are not
     finite."""
     pairs: dict[int, list[Pair]] = {}
     for name, (a, b, scale) in adapter.modules.items():
         site = sites[name]
         pair = site.pair(adapter.file.read(a), adapter.file.read(b), scale, dtype)
-        if not all(bool(half.isfinite().all()) for half in (pair.a, pair.b)):
+        if not all(np.isfinite(half).all() for half in (pair.a, pair.b)):
             raise ValueError(f"{adapter.source / FILE}: {name} has values that are not finite.")
         pairs.setdefault(site.number, []).append(pair)
         adapter.file.forget(a)

@@ -25,7 +25,7 @@ from sglang.srt.models.vision.vision_language import (
     vision_language_spec,
 )
 from sglang.srt.models.vision.windows import WindowTower, WindowTowerSpec
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor
 
 TOWER = "model.visual."
 

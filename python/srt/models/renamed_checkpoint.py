@@ -8,7 +8,7 @@ from pathlib import Path
 from sglang.srt.layers.quantised import Float8, Quantised
 from sglang.srt.models.checkpoint import Checkpoint
 from sglang.srt.models.decoder_model import DecoderModel
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array
 
 
 def named(checkpoint: Checkpoint, family: type[DecoderModel]) -> Checkpoint:
@@ -44,7 +44,7 @@ class RenamedCheckpoint:
     def size(self, name: str) -> int:
         return self.inner.size(self.names[name])
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Array:
         return self.inner.read(self.names[name])
 
     def forget(self, name: str) -> None:

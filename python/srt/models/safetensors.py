@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from sglang.srt.files.location import inside
 from sglang.srt.models.checkpoint import FloatCheckpoint
 from sglang.srt.models.config_fields import read_json
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, DType
 
 MAX_HEADER_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
+    "F64": FLOAT64,
+    "F32": FLOAT32,
+    "F16": FLOAT16,
+    "BF16": BFLOAT16,
 }
 # Known to the format, so that their sizes can be checked; of no use as weights here.
 OTHER_SIZES = {
@@ -184,7 +184,7 @@ class SafetensorsCheckpoint(FloatCheckpoint):
     def size(self, name: str) -> int:
         return self.entries[name].end - self.entries[name].begin
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Array:
         entry = self.entries[name]
         if entry.dtype not in DTYPES:
             raise ValueError(
@@ -193,7 +193,7 @@ class SafetensorsCheckpoint(FloatCheckpoint):
             )
         return self.raw(name, DTYPES[entry.dtype])
 
-    def raw(self, name: str, dtype: torch.dtype) -> Tensor:
+    def raw(self, name: str, dtype: DType) -> Array:
         """The tensor as it is stored, its bytes read as ``dtype``."""
         return _view(self._map(self.entries[name].file), self.entries[name], dtype)
 
@@ -214,11 +214,12 @@ class SafetensorsCheckpoint(FloatCheckpoint):
         return self._open[1]
 
 
-def _view(data: mmap.mmap, entry: SafetensorsEntry, dtype: torch.dtype) -> Tensor:
+def _view(data: mmap.mmap, entry: SafetensorsEntry, dtype: DType) -> Array:
     count = math.prod(entry.shape)
     if count == 0:
-        return torch.empty(entry.shape, dtype=dtype)
+        return np.empty(entry.shape, dtype=dtype)
     if entry.begin % dtype.itemsize:  # the format aligns data to 8 bytes, but does not insist
         raw = bytearray(data[entry.begin : entry.end])
-        return torch.frombuffer(raw, dtype=dtype).view(entry.shape)
-    return torch.frombuffer(data, dtype=dtype, count=count, offset=entry.begin).view(entry.shape)
+        return np.frombuffer(raw, dtype=dtype).reshape(entry.shape)
+    found = np.frombuffer(data, dtype=dtype, count=count, offset=entry.begin)
+    return found.reshape(entry.shape)

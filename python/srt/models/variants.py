@@ -11,7 +11,7 @@ from dataclasses import replace
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import ModelSpec
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Weight
 
 MAX_LABELS = 1 << 16
 
@@ -39,7 +39,7 @@ def classifier(family: type[CausalLM]) -> type[CausalLM]:
             spec = family.read(config, architecture)
             return replace(spec, purpose="classify", tied=False, labels=_labels(config))
 
-        def adjust(self, scores: Tensor) -> Tensor:
+        def adjust(self, scores: Weight) -> Weight:
             return scores
 
     return Classifier

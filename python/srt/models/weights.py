@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
+import numpy as np
 from sglang.srt.layers.quantised import Float8, Quantised
 from sglang.srt.layers.weight import Slot, Slots
 from sglang.srt.models.checkpoint import Checkpoint
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Weight, storage_key
 from tqdm import tqdm
 
 
@@ -50,7 +50,7 @@ def load(
     slots: Slots,
     checkpoint: Checkpoint,
     show: bool = True,
-    filled: Callable[[Tensor], None] | None = None,
+    filled: Callable[[Weight], None] | None = None,
     keep: Callable[[Slot, Quantised | Float8], bool] | None = None,
 ) -> None:
     """Fill every slot, reading only what is needed. To be called after ``match``.
@@ -74,24 +74,20 @@ def load(
 class _Watch:
     """Tells when all slots of one weight are filled."""
 
-    def __init__(self, slots: Slots, filled: Callable[[Tensor], None] | None) -> None:
+    def __init__(self, slots: Slots, filled: Callable[[Weight], None] | None) -> None:
         self._slots, self._filled = slots, filled
-        self._left = Counter(_storage(slot.target) for slot in slots.values())
+        self._left = Counter(storage_key(slot.target) for slot in slots.values())
 
     def done(self, name: str) -> None:
         target = self._slots.pop(name).target
-        key = _storage(target)
+        key = storage_key(target)
         self._left[key] -= 1
         if self._filled is not None and not self._left[key]:
             self._filled(target)
 
 
-def _storage(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
-
-
 def randomise(
-    slots: Slots, seed: int, show: bool = True, filled: Callable[[Tensor], None] | None = None
+    slots: Slots, seed: int, show: bool = True, filled: Callable[[Weight], None] | None = None
 ) -> None:
     """Dummy weights: a function of the seed and each tensor's name, never zeros. Takes the slots
     and calls ``filled`` as ``load`` does."""
@@ -99,10 +95,11 @@ def randomise(
     with progress(len(slots), "drawing weights", show, unit="tensor") as bar:
         for name in list(slots):
             slot = slots[name]
-            generator = torch.Generator(slot.target.device)
-            # 32 bits are all that the generator reads of a seed.
-            generator.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
-            slot.randomise(generator)
+            number = zlib.crc32(f"{seed}:{name}".encode())
+            if slot.on_gpu:
+                slot.randomise_there(number)
+            else:
+                slot.randomise(np.random.Generator(np.random.SFC64(number)))
             del slot
             watch.done(name)
             bar.update(1)

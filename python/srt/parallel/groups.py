@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor, dist, torch
 
 if TYPE_CHECKING:
     from sgl_kernel.meeting import Meeting
@@ -86,12 +84,14 @@ class SharedGroup(Group):
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.memory is None or x.dtype != torch.float32 or x.device.type != "cpu":
             return super().all_reduce(x)
-        return self.memory.sum(x.contiguous())
+        found: Tensor = self.memory.sum(x.contiguous())
+        return found
 
     def all_gather(self, x: Tensor) -> Tensor:
         if self.memory is None or x.dtype != torch.float32 or x.device.type != "cpu":
             return super().all_gather(x)
-        return self.memory.gather(x.contiguous())
+        found: Tensor = self.memory.gather(x.contiguous())
+        return found
 
 
 def _same(number: int) -> int:

@@ -18,15 +18,25 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import on_host, torch_dtype
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 # Bytes. Triton compiles a kernel anew for each combination of pointers that are multiples of it.
 ALIGNMENT = 16
-# Torch's dtypes, by NumPy's on a little-endian machine.
-DTYPES = {
-    "<i4": torch.int32, "<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float64,
-}  # fmt: skip
+
+
+def taken(x: Any, index: Any) -> Any:
+    """Elements of an array or a tensor, by an index of the same kind."""
+    return x[index] if isinstance(x, np.ndarray) else x.index_select(0, index)
+
+
+def replaced(x: Any, index: Any, values: Any) -> Any:
+    """A copy of an array or a tensor with other values at an index of the same kind."""
+    if not isinstance(x, np.ndarray):
+        return x.index_copy(0, index, values)
+    x = x.copy()
+    x[index] = values
+    return x
 
 
 def send(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
@@ -45,15 +55,17 @@ def send_into(array: np.ndarray[Any, Any], target: Tensor) -> None:
     target[: len(array)].copy_(host, non_blocking=True)
 
 
-def send_all(arrays: dict[str, np.ndarray[Any, Any]], device: torch.device) -> dict[str, Tensor]:
+def send_all(arrays: dict[str, np.ndarray[Any, Any]], device: Any) -> dict[str, Any]:
     """All arrays in one copy: tensors of the same shapes and dtypes, each of which begins at a
-    multiple of ``ALIGNMENT``."""
+    multiple of ``ALIGNMENT``. For ``HOST`` the arrays themselves."""
+    if on_host(device):
+        return arrays
     firsts = aligned_offsets([array.nbytes for array in arrays.values()])
     packed = np.empty(firsts[-1], dtype=np.uint8)
     for array, first in zip(arrays.values(), firsts):
         packed[first : first + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
     sent = send(packed, device)
-    typed = {dtype: sent.view(DTYPES[dtype.str]) for dtype in {x.dtype for x in arrays.values()}}
+    typed = {dtype: sent.view(torch_dtype(dtype)) for dtype in {x.dtype for x in arrays.values()}}
     out = {}
     for (name, array), first in zip(arrays.items(), firsts):
         part = typed[array.dtype][first // array.itemsize :][: array.size]

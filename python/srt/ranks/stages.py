@@ -13,11 +13,12 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import torch
 from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.core.batch import Batch, RowOutput, Sample, StepResult
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
+from sglang.srt.logits.drawing import Drawing, drawn
+from sglang.srt.numeric.torch_later import Tensor, torch, without_gradients
 from sglang.srt.ranks.links import InLink, OutLink
 from sglang.srt.ranks.rank_messages import (
     SampledIds,
@@ -28,8 +29,6 @@ from sglang.srt.ranks.rank_messages import (
 from sglang.srt.worker.forward import Forward
 from sglang.srt.worker.inputs import Embedded, Inputs
 from sglang.srt.worker.runner import ModelRunner
-from sglang.srt.worker.sampler import Drawing, drawn
-from torch import Tensor
 
 
 class StatesLink:
@@ -138,10 +137,12 @@ class RankForward:
                 )
             every = np.arange(count, dtype=np.int32)
             inputs = replace(inputs, embedded=Embedded(every, states))
-        return self.inner.hidden(inputs, wanted)
+        found: Tensor = self.inner.hidden(inputs, wanted)
+        return found
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.inner.logits(hidden)
+        found: Tensor = self.inner.logits(hidden)
+        return found
 
     def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
         if self.samples:
@@ -156,7 +157,7 @@ class StageRunner:
         self.runner, self.forward, self.link = runner, forward, link
         self.drawn: Tensor | None = None
 
-    @torch.inference_mode()
+    @without_gradients
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         """Compute the stage's layers and send what comes out. The outputs are empty."""
         began, outputs = time.perf_counter(), [RowOutput() for _ in batch.rows]

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from sglang.semantics.tool_calls.tool_formats import format_for
 from sglang.srt.config import Config
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Distribution, Done, Embed, Reply
@@ -33,7 +34,6 @@ from sglang.srt.requests.completion.serving_engines import merged
 from sglang.srt.requests.media_input.media_loading import Expanded
 from sglang.srt.requests.media_input.sources import MediaSource
 from sglang.srt.requests.replies.reasoning_parser import marks_for
-from sglang.srt.requests.replies.tool_formats import format_for
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY, Caller
 from sglang.srt.runtime.explanations import ExplainedPrompts, Explanations

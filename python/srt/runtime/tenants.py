@@ -225,6 +225,16 @@ class Tenants:
         """Whether several tenants share the engine."""
         return len(self._tenants) > 1 and bool(self._path)
 
+    def caller_of(self, name: str, request: str) -> Caller | None:
+        """The caller of a request that this server makes for the tenant ``name``; None where there
+        is no such tenant any more."""
+        if not self.guarded:
+            return Caller(request)
+        tenant = self._tenants.get(name)
+        if tenant is not None:
+            return tenant.caller(request)
+        return None if name or self.required else Caller(request, admin=False)
+
     def of(self, key: bytes | None) -> Tenant | None:
         """The tenant of a key that a request brings (None: it brings none); None where no tenant
         has it and none is required.

@@ -157,9 +157,7 @@ async def read_requests(
             "truncate_prompt_tokens",
             "unsupported",
         )
-    field = names[-1].partition("[")[0]
-    if len(names) > MAX_INPUTS:
-        raise RequestError(f"{field} has {len(names)} entries; at most {MAX_INPUTS}.", field)
+    field = verify_count(names)
     runtime.admit(len(names), caller)
     special = body.add_special_tokens is not False
     adapter = runtime.adapters.of(body.model, body.lora_path)
@@ -175,6 +173,15 @@ async def read_requests(
             )
         requests.append(CompletionRequest(ids, NOTHING, None, rid, priority, salt, adapter=adapter))
     return requests
+
+
+def verify_count(names: Sequence[str]) -> str:
+    """The field that prompts of these names stand in. Raises RequestError where they are too
+    many."""
+    field = names[-1].partition("[")[0]
+    if len(names) > MAX_INPUTS:
+        raise RequestError(f"{field} has {len(names)} entries; at most {MAX_INPUTS}.", field)
+    return field
 
 
 def vector_of(done: Done) -> Floats:

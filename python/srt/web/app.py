@@ -13,13 +13,14 @@ from sglang.srt.web.connection.guard import PROBES, Guard, ordinary
 from sglang.srt.web.exchange.error_replies import ServerError, error_response
 from sglang.srt.web.journal import Journal
 from sglang.srt.web.openapi.openapi_document import document
-from sglang.srt.web.route import EVENTS, JSON, Handler
+from sglang.srt.web.openapi.reference_page import HEADERS, reference
+from sglang.srt.web.route import JSON, Handler
 from sglang.srt.web.routes import ROUTES
 from sglang.srt.web.server_state import ServerState
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -29,9 +30,9 @@ def make_app(state: ServerState) -> Starlette:
     paths: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
     # Starlette tries one route after the other, so those that generate are the first, and those
     # with parameters the last: a name of a path is no id.
-    for route in sorted(ROUTES, key=lambda route: ("{" in route.path, EVENTS not in route.media)):
+    for route in sorted(ROUTES, key=lambda route: ("{" in route.path, not route.streams)):
         paths[route.path][route.method] = route.handler
-    paths["/openapi.json"]["GET"] = _described(state)
+    paths["/openapi.json"]["GET"], paths["/docs"]["GET"] = _described(state)
     served = [Route(path, _Endpoint(state, handlers), methods=list(handlers))
               for path, handlers in paths.items()]  # fmt: skip
     for endpoint in served:
@@ -72,8 +73,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
-def _described(state: ServerState) -> Handler:
-    """The handler of /openapi.json. The document is made from the routes at the first request."""
+def _described(state: ServerState) -> tuple[Handler, Handler]:
+    """The handlers of /openapi.json and /docs. The document is made from the routes at the first
+    request."""
 
     def secured(path: str) -> bool:
         tenants = state.tenants
@@ -85,7 +87,14 @@ def _described(state: ServerState) -> Handler:
     def content() -> bytes:
         return msgspec.json.encode(document(ROUTES, "sglang", __version__, secured))
 
+    @cache
+    def page() -> str:
+        return reference(msgspec.json.decode(content()))
+
     async def describe(state: ServerState, request: Request) -> Response:
         return Response(content(), media_type=JSON)
 
-    return describe
+    async def show(state: ServerState, request: Request) -> Response:
+        return HTMLResponse(page(), headers=HEADERS)
+
+    return describe, show

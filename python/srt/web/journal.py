@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.web.exchange.current_caller import CALLER
+from sglang.srt.web.route import EVENTS, LINES
 from sglang.srt.web.server_state import ServerState
 from sglang.srt.web.telemetry import request_record as record
 from sglang.srt.web.telemetry.request_record import RequestRecord
@@ -26,6 +27,7 @@ OTHER = "other"  # the route of paths that no route has
 QUIET = ("/health", "/metrics", "/livez", "/readyz", "/startupz")
 """Paths polled all the time: logged where something is wrong."""
 
+STREAMS = frozenset({EVENTS.encode(), LINES.encode()})
 BEGINNING = 256  # characters of a text, tokens of a prompt
 
 
@@ -136,9 +138,10 @@ def _watched(send: Send, found: RequestRecord, streaming: Any) -> Send:
             sender = CALLER.get()
             found.request_id, found.tenant = sender.request, sender.tenant
             found.status = message["status"]
-            if (b"content-type", b"text/event-stream") in {
-                (name, value.partition(b";")[0]) for name, value in message["headers"]
-            }:
+            if any(
+                name == b"content-type" and value.partition(b";")[0] in STREAMS
+                for name, value in message["headers"]
+            ):
                 streaming()
         elif message["type"] == "http.response.body":
             found.whole = not message.get("more_body", False)

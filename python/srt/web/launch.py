@@ -22,7 +22,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
-from sglang.srt.config import Config, add_arguments, from_arguments
+from sglang.srt.config import Config, add_arguments, add_model_argument, from_arguments
 from sglang.srt.config.command_line import Parser, keys_from_environment
 from sglang.srt.config.engine_configs import engine_configs
 from sglang.srt.config.listening import bind, tls_options
@@ -31,7 +31,8 @@ from sglang.srt.system import logs
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
-    """Every flag of the server."""
+    """The model, and every flag of the server."""
+    add_model_argument(parser)
     add_arguments(parser)
 
 

@@ -14,7 +14,10 @@ from starlette.responses import Response
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
-PAGE = ("text/html", "text/javascript", "text/css", "image/svg+xml")
+LINES, FORM, BYTES = "application/x-ndjson", "multipart/form-data", "application/octet-stream"
+PAGE = (
+    "text/html", "text/javascript", "text/css", "image/svg+xml", "font/woff2", "text/plain",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Route:
         body: of the request, where it has one; ``optional``: it may be left out.
         query: the parameters, as a struct.
         media: content types of a 200.
+        form: fields of a multipart body, where the request has one; ``file`` is a file.
     """
 
     method: str
@@ -36,6 +40,12 @@ class Route:
     query: type[msgspec.Struct] | None = None
     media: tuple[str, ...] = (JSON,)
     optional: bool = False
+    form: tuple[str, ...] = ()
+
+    @property
+    def streams(self) -> bool:
+        """Whether it may answer with a stream."""
+        return EVENTS in self.media or LINES in self.media
 
     @property
     def page(self) -> bool:

@@ -16,23 +16,30 @@ from sglang.srt.web.admin import adapter_routes as adapters
 from sglang.srt.web.admin import explain_routes as explain
 from sglang.srt.web.admin import probe_routes as probes
 from sglang.srt.web.admin import routes as admin
+from sglang.srt.web.admin import version_routes as versions
 from sglang.srt.web.admin import worker_routes as workers
 from sglang.srt.web.anthropic.messages import messages_body
 from sglang.srt.web.anthropic.messages import routes as messages
+from sglang.srt.web.batch_api import routes as batches
 from sglang.srt.web.inferlet_api import inferlet_bodies
 from sglang.srt.web.inferlet_api import routes as inferlets
 from sglang.srt.web.native import routes as native
 from sglang.srt.web.native import token_routes as tokens
+from sglang.srt.web.ollama import embedding_routes as ollama_vectors
+from sglang.srt.web.ollama import ollama_bodies
+from sglang.srt.web.ollama import routes as ollama
 from sglang.srt.web.openai import completions, embeddings, score
 from sglang.srt.web.openai.chat import routes as chat
 from sglang.srt.web.openai.responses import responses_body
 from sglang.srt.web.openai.responses import routes as responses
+from sglang.srt.web.openapi import batch_shapes as shapes_batch
 from sglang.srt.web.openapi import native_shapes as shapes
+from sglang.srt.web.openapi import ollama_shapes as shapes_ollama
 from sglang.srt.web.openapi import openai_shapes as shapes_v1
 from sglang.srt.web.page import live_view as live
 from sglang.srt.web.page import page_files as page
 from sglang.srt.web.programs import routes as programs
-from sglang.srt.web.route import EVENTS, JSON, PAGE, TEXT, Handler, Route
+from sglang.srt.web.route import BYTES, EVENTS, JSON, LINES, PAGE, TEXT, Handler, Route
 
 
 def _get(path: str, handler: Handler, reply: Any, **more: Any) -> Route:
@@ -61,6 +68,8 @@ ROUTES = (
     _get("/health_generate", admin.health_generate, shapes.Status),
     _get("/get_model_info", admin.model_info, shapes.ModelInfo),
     _get("/model_info", admin.model_info, shapes.ModelInfo),
+    _get("/version", versions.version, shapes.ServerVersion),
+    _get("/props", versions.props, shapes.ServerProps),
     _get("/get_server_info", admin.server_info, shapes.ServerInfo),
     _get("/server_info", admin.server_info, shapes.ServerInfo),
     _get("/metrics", admin.metrics, None, media=(TEXT,)),
@@ -77,7 +86,7 @@ ROUTES = (
     _post("/open_session", native.open_session, OpenSession, str, optional=True),
     _post("/close_session", native.close_session, CloseSession, shapes.Closed),
     _get("/", page.index, None, media=PAGE[:1]),
-    _get("/page/{name}", page.asset, None, media=PAGE),
+    _get("/page/{name:path}", page.asset, None, media=PAGE),
     _post("/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.AdaptersReply),
     _post("/unload_lora_adapter", adapters.unload, adapters.UnloadBody, shapes.AdaptersReply),
     _post("/v1/load_lora_adapter", adapters.load, adapters.LoadBody, shapes.AdaptersReply),
@@ -101,6 +110,7 @@ ROUTES = (
     _post("/v1/chat/completions", chat.chat_completions, ChatRequest, shapes_v1.ChatCompletion,
           **_STREAMED),
     _post("/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingBody, shapes_v1.Embeddings),
+    _post("/v1/moderations", versions.moderations, None, shapes.Status),
     _post("/v1/responses", responses.create, responses_body.ResponsesBody, shapes_v1.Response,
           **_STREAMED),
     _post("/v1/responses/input_tokens", responses.count, responses_body.ResponsesBody,
@@ -111,6 +121,17 @@ ROUTES = (
     _post("/v1/responses/{id}/cancel", responses.cancel, None, shapes_v1.Response),
     _get("/v1/responses/{id}/input_items", responses.input_items, shapes_v1.Items,
          query=responses.ItemsQuery),
+    # Files, and batches of requests in them.
+    _post("/v1/files", batches.upload, None, shapes_batch.FileReply,
+          form=("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")),
+    _get("/v1/files", batches.files, shapes_batch.FileList, query=batches.FilesQuery),
+    _get("/v1/files/{id}", batches.file, shapes_batch.FileReply),
+    _get("/v1/files/{id}/content", batches.content, None, media=(BYTES,)),
+    Route("DELETE", "/v1/files/{id}", batches.delete_file, shapes_batch.FileGone),
+    _post("/v1/batches", batches.create_batch, batches.BatchBody, shapes_batch.BatchReply),
+    _get("/v1/batches", batches.batches, shapes_batch.BatchList, query=batches.BatchesQuery),
+    _get("/v1/batches/{id}", batches.batch, shapes_batch.BatchReply),
+    _post("/v1/batches/{id}/cancel", batches.cancel_batch, None, shapes_batch.BatchReply),
     # Programs sent whole.
     _post("/v1/session", programs.open_session, bodies.OpenProgramSession,
           bodies.ProgramSessionReply, optional=True),
@@ -124,6 +145,25 @@ ROUTES = (
           **_STREAMED),
     _post("/v1/messages/count_tokens", messages.count_tokens, messages_body.MessagesBody,
           shapes_v1.CountedTokens),
+    # Ollama's.
+    _post("/api/chat", ollama.chat, ollama_bodies.OllamaChatBody, shapes_ollama.OllamaChatReply,
+          media=(JSON, LINES)),
+    _post("/api/generate", ollama.generate, ollama_bodies.OllamaGenerateBody,
+          shapes_ollama.OllamaGenerateReply, media=(JSON, LINES)),
+    _post("/api/embed", ollama_vectors.embed_texts, ollama_bodies.OllamaEmbedBody,
+          shapes_ollama.OllamaEmbedded),
+    _post("/api/embeddings", ollama_vectors.embeddings, ollama_bodies.OllamaEmbeddingsBody,
+          shapes_ollama.OllamaEmbedding),
+    _get("/api/tags", ollama.tags, shapes_ollama.OllamaTags),
+    _get("/api/ps", ollama.ps, shapes_ollama.OllamaProcesses),
+    _get("/api/version", ollama.version, shapes_ollama.OllamaVersion),
+    _post("/api/show", ollama.show, ollama_bodies.ShowBody, shapes_ollama.OllamaShown),
+    _post("/api/pull", ollama.pull, ollama_bodies.PullBody, shapes_ollama.OllamaPulled),
+    _post("/api/push", ollama.refuse, None, shapes_ollama.OllamaPulled),
+    _post("/api/create", ollama.refuse, None, shapes_ollama.OllamaPulled),
+    _post("/api/copy", ollama.refuse, None, shapes_ollama.OllamaPulled),
+    Route("DELETE", "/api/delete", ollama.refuse, shapes_ollama.OllamaPulled),
+    _post("/api/blobs/{digest}", ollama.refuse, None, shapes_ollama.OllamaPulled),
     # Programs that clients upload.
     _get("/v1/inferlets", inferlets.programs, inferlet_bodies.InferletList),
     _post("/v1/inferlets", inferlets.upload, inferlet_bodies.UploadBody,

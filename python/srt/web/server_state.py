@@ -10,6 +10,7 @@ from sglang.srt.inferlet.sandbox.program_sandbox import ProgramSandbox
 from sglang.srt.requests.completion.completer import Completer
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
+from sglang.srt.runtime.batches.batch_service import BatchService
 from sglang.srt.runtime.engine_runtime import EngineRuntime, model_name_of
 from sglang.srt.runtime.explanations import Explanations
 from sglang.srt.runtime.fleet.engine_fleet import Fleet
@@ -35,6 +36,7 @@ class ServerState:
         toolbox: the operator's tools, if there are any.
         programs: those that clients submitted whole.
         inferlets: programs that clients upload, None where they may upload none.
+        batches: files and batches; None where there is no directory for them.
         responses: those of ``/v1/responses`` that may be retrieved again.
         open_requests: HTTP requests being answered, but for those that watch the server.
         drain: the end of them all.
@@ -53,6 +55,7 @@ class ServerState:
         self.tracing: Tracing | None = None
         self.toolbox: Toolbox | None = None
         self.inferlets: ProgramSandbox | None = None
+        self.batches: BatchService | None = None
         self.started, self.began = int(time.time()), time.monotonic()
         self.open_requests = 0
         self.drain = Drain(

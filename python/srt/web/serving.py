@@ -24,6 +24,7 @@ from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 from sglang.srt.system.processes import when_orphaned
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
+from sglang.srt.web.batch_api.batch_setup import batches_of
 from sglang.srt.web.connection.accept import allow_connections, calm
 from sglang.srt.web.connection.protocol import protocol
 from sglang.srt.web.inferlet_api.sandbox_setup import sandbox_of
@@ -86,7 +87,7 @@ async def _serve(
             if config.toolbox.toolbox:
                 toolbox = state.toolbox = Toolbox(config.toolbox, state.metrics.tool_ran)
                 await toolbox.start()
-            async with sandbox_of(state, config.inferlets):
+            async with sandbox_of(state, config.inferlets), batches_of(state, config.batches):
                 return await _Server(state, fleet, listener, signals).run()
         finally:
             if toolbox is not None:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 from sglang.srt.attention.attention_protocol import Int32Array
+from sglang.srt.numeric.torch_later import Tensor
 from sglang.srt.parallel.staging import send_all
-from torch import Tensor
 
 # Entries that a segment may grow by, at least; else an eighth of its size.
 ROOM = 64

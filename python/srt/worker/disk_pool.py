@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import torch
+import numpy as np
 from sglang.srt.config import MemoryConfig
 from sglang.srt.core.disk_jobs import DiskRead, DiskResult, DiskWrite, SlotRecord
 from sglang.srt.files.slot_file import RUN_BYTES, SlotFile, runs
@@ -102,14 +102,14 @@ class DiskPool:
     def _write_run(self, job: DiskWrite, first: int, end: int) -> int:
         each = len(job.pages) // len(job.slots)
         rows = self._host.read_pages(job.pages[first * each : end * each])
-        self._file.write(job.slots[first:end], job.keys[first:end], rows.numpy().data.cast("B"))
+        self._file.write(job.slots[first:end], job.keys[first:end], rows.data.cast("B"))
         return end - first
 
     def _read_run(self, job: DiskRead, first: int, end: int) -> int:
         each = len(job.pages) // len(job.slots)
         pages = job.pages[first * each : end * each]
-        rows = torch.empty((len(pages), self._host.page_bytes), dtype=torch.uint8)
-        into = rows.numpy().data.cast("B")
+        rows = np.empty((len(pages), self._host.page_bytes), np.uint8)
+        into = rows.data.cast("B")
         count = self._file.read(job.slots[first:end], job.digests[first:end], into)
         if count:
             self._host.write_pages(pages[: count * each], rows[: count * each])
@@ -125,7 +125,6 @@ class DiskPool:
 
 def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     """Do jobs until there is None."""
-    torch.set_num_threads(1)
     while (job := jobs.get()) is not None:
         job()
 

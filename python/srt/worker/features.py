@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from sglang.srt.core.batch import Batch, RowOutput
 from sglang.srt.core.media_marks import MediaSpan
+from sglang.srt.numeric.torch_later import Tensor, torch
 from sglang.srt.worker.inputs import Embedded, Inputs
-from torch import Tensor
 
 log = logging.getLogger("sglang.srt.worker")
 Encode: TypeAlias = Callable[[MediaSpan], Tensor]

@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
-from sglang.srt.layers.float8_product import Float8Matrix, Multiply
+from sglang.srt.layers.float8_product import Float8Matrix, Multiply, dense
 from sglang.srt.layers.quantised import Float8, Quantised
 from sglang.srt.layers.weight import Slot, Stored
 from sglang.srt.models.decoder_model import DecoderModel
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import tensor
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 
 class Float8Weights:
@@ -51,7 +51,8 @@ class Float8Weights:
             q = q.rows(slot.adapt)
         if q.values.shape != slot.target.shape:
             return False
-        there = replace(q, values=q.values.to(self.device), scales=q.scales.to(self.device))
+        values, scales = (tensor(x).to(self.device) for x in (q.values, q.scales))
+        there = replace(q, values=values, scales=scales)
         self._held[_key(slot.target)].append((slot, there))
         return True
 
@@ -67,7 +68,7 @@ class Float8Weights:
             self._place(layer, [q for _, q in held])
             return
         for slot, q in held:
-            slot.target.copy_(q.dense())
+            slot.target.copy_(dense(q))
         layer.weight = layer.weight.to(self.device)
 
     def _place(self, layer: Stored, parts: list[Float8]) -> None:

@@ -3,41 +3,60 @@ and native code are the same to the runner.
 
     Eager                   the model's own code, operation by operation, on any device
     worker.graphs           the same operations replayed as a CUDA graph
-    worker.native_forward   a tape of sgl-kernel operations, one native call a pass, on a CPU
+    worker.host_forward     a tape of sgl-kernel operations, one native call a pass, on a CPU
+    worker.native_forward   native products and attention among torch's operations
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-import numpy as np
 from sglang.srt.attention.attention_protocol import Attention, Int32Array
 from sglang.srt.core.batch import Sample
+from sglang.srt.logits.drawing import Drawing, drawn
+from sglang.srt.logits.torch_results import pick
 from sglang.srt.models.decoder_model import DecoderModel
+from sglang.srt.numeric.torch_later import Tensor
 from sglang.srt.parallel.staging import send
-from sglang.srt.worker import sampler
 from sglang.srt.worker.inputs import Inputs
-from sglang.srt.worker.sampler import Drawing, drawn
-from torch import Tensor
 
 
 class Forward(Protocol):
-    """Mutates the KV pools at the planned slots, nothing else."""
+    """Mutates the KV pools at the planned slots, nothing else. Its states, logits and tokens are
+    arrays or tensors, as ``logits.results.Results`` of the device takes them."""
 
-    def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
+    def hidden(self, inputs: Inputs, wanted: Int32Array) -> Any:
         """Normed hidden states [len(wanted), width] of the tokens ``wanted``, ascending indices
         into the pass. They may lie in a buffer that the next call overwrites."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Any) -> Any:
         """[N, width] -> [N, vocab], any float dtype."""
         ...
 
-    def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
-        """See ``worker.sampler.draw``; need not wait for the device."""
+    def draw(self, logits: Any, samples: Sequence[Sample]) -> Drawing:
+        """See ``logits.sampler.draw``; need not wait for the device."""
         ...
+
+
+@dataclass(frozen=True)
+class ForwardChoice:
+    """
+    Attributes:
+        kernels: an instruction set of native kernels, or "torch".
+        attention: name of the implementation, "" with native kernels.
+        graph_rows: of the largest graph; 0 where there are none.
+        fallbacks: what failed and what is used in its place, a line each.
+    """
+
+    forward: Forward
+    kernels: str
+    attention: str = ""
+    graph_rows: int = 0
+    fallbacks: tuple[str, ...] = ()
 
 
 class Eager:
@@ -58,10 +77,13 @@ class Eager:
     def draw(self, logits: Tensor, samples: Sequence[Sample]) -> Drawing:
         found = find_spec("triton") and find_spec("sgl_kernel")
         if logits.is_cuda and self.fused_sampling and found:
-            from sglang.srt.worker import gpu_draw
+            from sglang.srt.logits import gpu_draw
 
             return gpu_draw.draw(logits, samples)
-        return drawn(*sampler.draw(logits, samples))
+        from sglang.srt.logits import sampler
+
+        tokens, errors = sampler.draw(logits, samples)
+        return drawn(tokens.int(), errors)
 
 
 def compute(model: DecoderModel, inputs: Inputs, attention: Attention) -> Tensor:
@@ -75,10 +97,3 @@ def compute(model: DecoderModel, inputs: Inputs, attention: Attention) -> Tensor
     x = model.embed(inputs.tokens)
     x = x.index_copy(0, send(embedded.at, x.device).long(), embedded.states.to(x))
     return model.compute(x, inputs.positions, attention, inputs.use)
-
-
-def pick(hidden: Tensor, wanted: np.ndarray[Any, Any]) -> Tensor:
-    """Rows ``wanted`` (ascending, distinct) of hidden [T, width]."""
-    if len(wanted) == hidden.shape[0]:  # all of them
-        return hidden
-    return hidden.index_select(0, send(wanted, hidden.device))

@@ -15,18 +15,19 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import numpy as np
-import torch
 from sglang.srt.attention.attention_protocol import Attention, Capturable
 from sglang.srt.attention.backend_choice import BackendChoice
 from sglang.srt.core.batch import Batch, Row
-from sglang.srt.core.device_errors import DeviceLost, lost_device, out_of_memory
+from sglang.srt.core.device_errors import out_of_memory
 from sglang.srt.core.ints import ints
 from sglang.srt.models.decoder_model import DecoderModel
-from sglang.srt.worker.forward import Eager, Forward
+from sglang.srt.numeric.torch_later import torch
+from sglang.srt.worker.fallbacks import ADVICE, Fallbacks, short_text
+from sglang.srt.worker.forward import Eager, Forward, ForwardChoice
 from sglang.srt.worker.graphs import GraphRecorder, Graphs
 from sglang.srt.worker.inputs import InputReader
 from sglang.srt.worker.kv import KVPool
@@ -35,7 +36,6 @@ from sglang.srt.worker.warm_up import samples
 
 log = logging.getLogger("sglang.srt.worker")
 PROMPT = 5  # tokens of the prompt that is tried
-ADVICE = "start with --disable-cuda-graph, --disable-fused-kernels or --attention-backend native"
 
 
 def no_warm_up(forward: Forward) -> None:
@@ -62,38 +62,6 @@ class ForwardSettings:
     warm_up: Callable[[Forward], None] = no_warm_up
 
 
-@dataclass(frozen=True)
-class ForwardChoice:
-    """
-    Attributes:
-        kernels: an instruction set of native kernels, or "torch".
-        attention: name of the implementation, "" with native kernels.
-        graph_rows: of the largest graph; 0 where there are none.
-        fallbacks: what failed and what is used in its place, a line each.
-    """
-
-    forward: Forward
-    kernels: str
-    attention: str = ""
-    graph_rows: int = 0
-    fallbacks: tuple[str, ...] = ()
-
-
-@dataclass
-class Fallbacks:
-    """Failures of this start, so far."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def note(self, what: str, error: Exception, instead: str) -> None:
-        """Log the failure. Raises DeviceLost where nothing else can be tried."""
-        if lost_device(error):
-            raise DeviceLost(f"{what} failed, and the GPU with it: {_text(error)}; {ADVICE}.")
-        self.lines.append(f"{what} failed ({_text(error)}); {instead}")
-        log.warning("%s", self.lines[-1])
-        log.debug("%s failed", what, exc_info=error)
-
-
 def choose_forward(
     choices: Sequence[BackendChoice],
     make: Callable[[str], Attention],
@@ -118,7 +86,7 @@ def choose_forward(
             if following is not None:
                 continue
             kind = MemoryError if out_of_memory(error) else RuntimeError
-            raise kind(f"{what} failed: {_text(error)}; {ADVICE}.") from error
+            raise kind(f"{what} failed: {short_text(error)}; {ADVICE}.") from error
         rows = used.sizes[-1] if isinstance(used, Graphs) else 0
         return ForwardChoice(used, "torch", choice.name, rows, tuple(failed.lines))
     raise AssertionError("there is at least one choice")
@@ -212,9 +180,3 @@ def _release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _text(error: Exception) -> str:
-    """The error in one short line."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]:.200}"

@@ -31,13 +31,14 @@ from sglang.srt.attention.attention_protocol import (
 )
 from sglang.srt.attention.slots import padded
 from sglang.srt.core.batch import Sample
+from sglang.srt.logits.drawing import Drawing
+from sglang.srt.logits.torch_results import pick
 from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.weights import progress
 from sglang.srt.worker.device_tables import DeviceTables
-from sglang.srt.worker.forward import Eager, pick
+from sglang.srt.worker.forward import Eager
 from sglang.srt.worker.inputs import Inputs
 from sglang.srt.worker.kv import KVPool
-from sglang.srt.worker.sampler import Drawing
 from torch import Tensor
 
 log = logging.getLogger("sglang.srt.worker")

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
 from sglang.srt.config import MemoryConfig
 from sglang.srt.core.batch import PageMoves
 from sglang.srt.core.ints import Ints
+from sglang.srt.numeric.host_arrays import HOST, Array, Weight, address, array
+from sglang.srt.numeric.torch_later import Tensor, torch, without_gradients
+from sglang.srt.parallel.staging import taken
 from sglang.srt.worker.kv import KVPool, available_memory
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -47,22 +50,21 @@ class HostPool:
 
     def __init__(self, pool: KVPool, pages: int) -> None:
         self.pages = pages
-        self._device = [_by_page(tensor, pool) for tensor in _tensors(pool)]
-        self._cuda = pool.keys[0].device.type == "cuda"
+        parts = [_by_page(part, pool) for part in _memory(pool)]
+        self._cuda = not isinstance(parts[0], np.ndarray) and parts[0].is_cuda
+        self._device = parts if self._cuda else [array(part) for part in parts]
         self._arriving: Arriving | None = None
         self._settling = threading.Lock()
         width = self.page_bytes = sum(part.shape[1] for part in self._device)
         try:
-            self._host = [
-                torch.empty((pages, part.shape[1]), dtype=torch.uint8) for part in self._device
-            ]
-        except RuntimeError as error:
+            self._host = [np.empty((pages, part.shape[1]), np.uint8) for part in parts]
+        except MemoryError as error:
             raise MemoryError(
                 f"host memory for {pages} pages of KV needs {pages * width / 1e9:.2f} GB, which "
                 "this machine cannot give; lower --hicache-size or --hicache-ratio."
             ) from error
 
-    @torch.inference_mode()
+    @without_gradients
     def move(self, moves: PageMoves) -> None:
         """Copy ``stores`` to host memory, then ``loads`` to the device. On a GPU this queues the
         copies on the current stream."""
@@ -71,21 +73,21 @@ class HostPool:
         if moves.loads:
             self._load(moves.loads, moves.loaded)
 
-    @torch.inference_mode()
-    def read_pages(self, pages: Ints) -> Tensor:
+    @without_gradients
+    def read_pages(self, pages: Ints) -> Array:
         """Return the bytes of pages that have been stored, uint8 [pages, page_bytes]."""
         self._settle()
         index = _index(pages)
-        return torch.cat([host.index_select(0, index) for host in self._host], 1)
+        return np.concatenate([host[index] for host in self._host], 1)
 
-    @torch.inference_mode()
-    def write_pages(self, pages: Ints, rows: Tensor) -> None:
+    @without_gradients
+    def write_pages(self, pages: Ints, rows: Array) -> None:
         """Copy ``rows``, uint8 [pages, page_bytes], to pages. What is on its way from the device is
         put in before: an earlier pass may have sent it to the same pages."""
         self._settle()
         index, first = _index(pages), 0
         for host in self._host:
-            host.index_copy_(0, index, rows[:, first : first + host.shape[1]])
+            host[index] = rows[:, first : first + host.shape[1]]
             first += host.shape[1]
 
     def _store(self, pages: Ints, into: Ints) -> None:
@@ -93,28 +95,30 @@ class HostPool:
         self._settle()
         if not self._cuda:
             for device, host in zip(self._device, self._host):
-                host.index_copy_(0, target, device.index_select(0, source))
+                host[target] = device[source]
             return
-        at = source.pin_memory().to(self._device[0].device, non_blocking=True)
+        at = torch.from_numpy(source).pin_memory().to(self._device[0].device, non_blocking=True)
         staged = []
         for device in self._device:
             part = torch.empty((len(pages), device.shape[1]), dtype=torch.uint8, pin_memory=True)
-            staged.append(part.copy_(device.index_select(0, at), non_blocking=True))
+            rows: Tensor = taken(device, at)
+            staged.append(part.copy_(rows, non_blocking=True))
         event = torch.cuda.Event()
         event.record()
-        self._arriving = Arriving(event, staged, target)
+        self._arriving = Arriving(event, staged, torch.from_numpy(target))
 
     def _load(self, pages: Ints, into: Ints) -> None:
         source, target = _index(pages), _index(into)
         self._settle()
         if not self._cuda:
             for device, host in zip(self._device, self._host):
-                device.index_copy_(0, target, host.index_select(0, source))
+                device[target] = host[source]
             return
-        at = target.pin_memory().to(self._device[0].device, non_blocking=True)
+        rows = torch.from_numpy(source)
+        at = torch.from_numpy(target).pin_memory().to(self._device[0].device, non_blocking=True)
         for device, host in zip(self._device, self._host):
             part = torch.empty((len(pages), device.shape[1]), dtype=torch.uint8, pin_memory=True)
-            torch.index_select(host, 0, source, out=part)
+            torch.index_select(torch.from_numpy(host), 0, rows, out=part)
             device.index_copy_(0, at, part.to(device.device, non_blocking=True))
 
     def _settle(self) -> None:
@@ -124,10 +128,10 @@ class HostPool:
             if arriving is not None:
                 arriving.event.synchronize()
                 for host, part in zip(self._host, arriving.staged):
-                    host.index_copy_(0, arriving.into, part)
+                    torch.from_numpy(host).index_copy_(0, arriving.into, part)
 
 
-def host_pages(memory: MemoryConfig, pages: int, token_bytes: int, device: torch.device) -> int:
+def host_pages(memory: MemoryConfig, pages: int, token_bytes: int, device: Any) -> int:
     """Return the number of host pages that a configuration wants beside ``pages`` of a device, 0
     where it wants none. ``token_bytes``: of one token in all layers.
 
@@ -147,7 +151,7 @@ def host_pages(memory: MemoryConfig, pages: int, token_bytes: int, device: torch
             f"{flag} leaves no room for a page of {page_bytes / 1e6:.2g} MB in host memory; "
             "raise it."
         )
-    free = available_memory(torch.device("cpu"))
+    free = available_memory(HOST)
     if device.type == "cpu":
         free = max(free - pages * page_bytes, 0)
     if wanted * page_bytes > free:
@@ -159,17 +163,18 @@ def host_pages(memory: MemoryConfig, pages: int, token_bytes: int, device: torch
     return wanted
 
 
-def _tensors(pool: KVPool) -> list[Tensor]:
+def _memory(pool: KVPool) -> list[Weight]:
     """All memory of a pool: keys, values that are no part of them, scales."""
-    own = [] if pool.values[0].data_ptr() == pool.keys[0].data_ptr() else pool.values
+    own = [] if address(pool.values[0]) == address(pool.keys[0]) else pool.values
     scales = [scale for layer in pool.scales for scale in {id(s): s for s in layer}.values()]
     return [*pool.keys, *own, *scales]
 
 
-def _by_page(tensor: Tensor, pool: KVPool) -> Tensor:
+def _by_page(part: Weight, pool: KVPool) -> Weight:
     """A view of the pool's pages as bytes, uint8 [pages, bytes of a page]."""
-    return tensor[: pool.pages * pool.page_size].view(pool.pages, -1).view(torch.uint8)
+    pages = part[: pool.pages * pool.page_size].reshape(pool.pages, -1)
+    return pages.view(np.uint8 if isinstance(pages, np.ndarray) else torch.uint8)
 
 
-def _index(pages: Ints) -> Tensor:
-    return torch.frombuffer(pages, dtype=torch.int32).long()
+def _index(pages: Ints) -> Array:
+    return np.frombuffer(pages, dtype=np.int32).astype(np.int64)

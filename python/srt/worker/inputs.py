@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from sglang.srt.attention.attention_protocol import Int32Array, Layout
 from sglang.srt.core.batch import LOOSE, Batch, Row
 from sglang.srt.layers.lora import Use
-from sglang.srt.parallel.staging import send_all
+from sglang.srt.parallel.staging import replaced, send_all, taken
 from sglang.srt.worker.page_tables import PageTables, joined, outside
-from torch import Tensor
 
 
 class Embedded(NamedTuple):
@@ -20,7 +18,7 @@ class Embedded(NamedTuple):
     ascending indices into the pass."""
 
     at: Int32Array
-    states: Tensor
+    states: Any
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,8 @@ class Inputs:
         followed: by row, the token that it follows, where a penalty counts that token.
     """
 
-    tokens: Tensor
-    positions: Tensor
+    tokens: Any
+    positions: Any
     firsts: Int32Array
     layout: Layout
     tables: PageTables | None = None
@@ -60,19 +58,19 @@ class InputReader:
 
     Attributes:
         tables: page tables, which the batches' changes are applied to.
-        device: of the tensors.
+        device: of the tensors; ``HOST`` for arrays.
         vocab: number of token ids.
         context_length: positions of the longest context.
         sections: positions have three parts.
     """
 
     tables: PageTables
-    device: torch.device
+    device: Any
     vocab: int
     context_length: int
     sections: bool = False
 
-    def read(self, batch: Batch, drawn: Tensor | None = None) -> Inputs:
+    def read(self, batch: Batch, drawn: Any = None) -> Inputs:
         """Arrays and tensors of a batch. ``drawn``: int32 tokens that the previous batch sampled,
         one a row, for rows that follow it.
 
@@ -123,13 +121,13 @@ class InputReader:
             contexts = []
         if drawn is None or not following.size:
             return Inputs(ids, places, firsts, layout, self.tables, contexts)
-        given = drawn.index_select(0, sent["sources"])
+        given = taken(drawn, sent["sources"])
         followed = {
             i: int(given[k])
             for k, i in enumerate(following.tolist())
             if (sample := rows[i].sample) is not None and sample.params.penalised
         }
-        ids = ids.index_copy(0, sent["followers"], given) if "followers" in sent else given
+        ids = replaced(ids, sent["followers"], given) if "followers" in sent else given
         return Inputs(ids, places, firsts, layout, self.tables, contexts, followed=followed)
 
 

@@ -11,15 +11,23 @@ import logging
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
-import torch
 from sglang.srt.attention.attention_protocol import KVShape
 from sglang.srt.config import MemoryConfig
 from sglang.srt.core.batch import TokenCopies
 from sglang.srt.models.model_spec import ModelSpec
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import (
+    FLOAT32,
+    INT8,
+    Weight,
+    numpy_dtype,
+    on_host,
+    torch_dtype,
+)
+from sglang.srt.numeric.torch_later import torch
 
 log = logging.getLogger("sglang.srt.worker")
 # On a CPU memory is shared with other programs: no more than this many longest sequences by
@@ -38,21 +46,23 @@ class KVPool:
         kv: KVShape,
         pages: int,
         page_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        dtype: Any,
+        device: Any,
     ) -> None:
-        """Raises MemoryError where the device cannot hold it."""
+        """``device``: of tensors, or ``HOST`` for arrays. Raises MemoryError where it cannot hold
+        them."""
         self.pages, self.page_size, self.shared = pages, page_size, kv.shared
+        dtype = numpy_dtype(dtype)
         slots = pages * page_size + 1
 
-        def pools(dim: int) -> list[Tensor]:
+        def pools(dim: int) -> list[Weight]:
             shape = (slots, kv.heads, dim)
-            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+            return [empty(shape, dtype, device) for _ in range(layers)]
 
-        def scales() -> tuple[Tensor, ...]:
-            if dtype != torch.int8:
+        def scales() -> tuple[Weight, ...]:
+            if dtype != INT8:
                 return ()
-            each = [torch.empty(slots, kv.heads, device=device) for _ in range(2 - kv.shared)]
+            each = [empty((slots, kv.heads), FLOAT32, device) for _ in range(2 - kv.shared)]
             return each[0], each[-1]
 
         try:
@@ -62,14 +72,14 @@ class KVPool:
             else:
                 self.values = pools(kv.value_dim)
             self.scales = [scales() for _ in range(layers)]
-        except RuntimeError as error:  # out of memory on any device
+        except (RuntimeError, MemoryError) as error:  # out of memory on any device
             size = slots * token_bytes(kv, dtype) * layers
             raise MemoryError(
                 f"a KV cache of {pages * page_size} tokens needs {size / 1e9:.2f} GB, which "
                 f"{device} cannot give; lower max_total_tokens or mem_fraction_static."
             ) from error
         for pool in self.keys + self.values:
-            pool[-1].zero_()
+            pool[-1] = 0
 
     @property
     def capacity(self) -> int:
@@ -81,20 +91,34 @@ class KVPool:
         both = np.array([copies.sources, copies.targets], dtype=np.int64)
         if both.size and (both.min() < 0 or both.max() >= self.capacity):
             raise ValueError(f"a token is copied from or to a slot outside [0, {self.capacity}).")
+        memory = list(chain(self.keys, () if self.shared else self.values, *self.scales))
+        if isinstance(self.keys[0], np.ndarray):
+            for pool in memory:
+                pool[both[1]] = pool[both[0]]
+            return
         sources, targets = torch.from_numpy(both).to(self.keys[0].device)
-        for pool in chain(self.keys, () if self.shared else self.values, *self.scales):
+        for pool in memory:
             plain = pool.view(torch.uint8) if pool.dtype.itemsize == 1 else pool
             plain.index_copy_(0, targets, plain.index_select(0, sources))
 
 
-def token_bytes(kv: KVShape, dtype: torch.dtype) -> int:
+def empty(shape: tuple[int, ...], dtype: Any, device: Any) -> Weight:
+    """An array for ``HOST``, a tensor for any other device."""
+    if on_host(device):
+        return np.empty(shape, dtype)
+    return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+
+
+def token_bytes(kv: KVShape, dtype: Any) -> int:
     """Bytes that one layer keeps of a token."""
-    scale = 4 if dtype == torch.int8 else 0  # bytes of each head
+    dtype = numpy_dtype(dtype)
+    scale = 4 if dtype == INT8 else 0  # bytes of each head
     sizes = [kv.key_dim] if kv.shared else [kv.key_dim, kv.value_dim]
-    return kv.heads * sum(size * dtype.itemsize + scale for size in sizes)
+    found: int = kv.heads * sum(size * dtype.itemsize + scale for size in sizes)
+    return found
 
 
-def bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:
+def bytes_per_token(spec: ModelSpec, dtype: Any) -> int:
     """Bytes of keys and values of one token in all layers."""
     return spec.num_layers * token_bytes(spec.kv, dtype)
 
@@ -126,7 +150,7 @@ class MemoryUse:
         return ", ".join(f"{size / 1e9:.2f} GB of {name}" for name, size in parts.items() if size)
 
 
-def measured(use: MemoryUse, device: torch.device) -> MemoryUse:
+def measured(use: MemoryUse, device: Any) -> MemoryUse:
     """The same with the weights as a GPU holds them, once nothing is cached that is unused. On a
     CPU, whose memory others share, the estimate stays."""
     if device.type != "cuda":
@@ -143,7 +167,7 @@ def pool_pages(
     token_bytes: int,
     use: MemoryUse,
     context_length: int,
-    device: torch.device,
+    device: Any,
 ) -> int:
     """Pages of the pool: ``max_total_tokens`` if set, else what is left of the memory's share.
 
@@ -183,7 +207,7 @@ def pool_pages(
     return tokens // size
 
 
-def available_memory(device: torch.device) -> int:
+def available_memory(device: Any) -> int:
     """Bytes free on the device; on a CPU no more than the control group allows."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

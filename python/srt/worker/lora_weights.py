@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sglang.srt.config import LoraConfig
 from sglang.srt.core.batch import Batch, RowOutput
 from sglang.srt.layers.lora import Use, Weights
-from sglang.srt.layers.weight import Place
+from sglang.srt.layers.weight import OutlinePlace
 from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.models.peft import Site, open_adapter, read_adapter, sites_of
+from sglang.srt.numeric.host_arrays import FLOAT32, HOST, DType, on_host
 from sglang.srt.worker.inputs import Inputs
 
 
@@ -34,10 +34,10 @@ class LoraWeights:
     """
 
     def __init__(
-        self, sites: dict[str, Site], settings: LoraConfig, device: torch.device, dtype: torch.dtype
+        self, sites: dict[str, Site], settings: LoraConfig, device: Any, dtype: DType
     ) -> None:
         """``sites``: of the model's modules that may be adapted; their layers get their number
-        here. ``dtype``: of the weights."""
+        here. ``dtype``: of the weights. ``device``: of tensors, or ``HOST`` for arrays."""
         self._sites, self._settings = sites, settings
         self._device, self._dtype = device, dtype
         self._products = len({site.number for site in sites.values()})
@@ -51,7 +51,7 @@ class LoraWeights:
     @staticmethod
     def none() -> LoraWeights:
         """Adapters of a model that has none."""
-        return LoraWeights({}, LoraConfig(), torch.device("cpu"), torch.float32)
+        return LoraWeights({}, LoraConfig(), HOST, FLOAT32)
 
     def load(self, number: int, path: str, pinned: bool = False) -> dict[str, Any]:
         """Read the adapter in directory ``path``; facts about it. ``pinned``: it stays on the
@@ -67,11 +67,12 @@ class LoraWeights:
             self._settings.lora_target_modules,
         )  # fmt: skip
         try:
-            with torch.inference_mode():
-                weights = read_adapter(found, self._sites, self._products, self._dtype)
-                if self._device.type == "cuda":
-                    weights = weights.pinned()
-        except RuntimeError as error:
+            weights = read_adapter(found, self._sites, self._products, self._dtype)
+            if not on_host(self._device):
+                weights = weights.tensors()
+            if self._device.type == "cuda":
+                weights = weights.pinned()
+        except (RuntimeError, MemoryError) as error:
             raise MemoryError(f"{path} does not fit into memory: {error}") from error
         with self._lock:
             self._loaded[number] = weights
@@ -131,13 +132,13 @@ class LoraWeights:
 
 
 def resident_bytes(
-    family: type[DecoderModel], spec: ModelSpec, settings: LoraConfig, device: torch.device,
-    dtype: torch.dtype,
+    family: type[DecoderModel], spec: ModelSpec, settings: LoraConfig, device: Any,
+    dtype: DType,
 ) -> int:  # fmt: skip
     """The most that a GPU may hold of adapters."""
     if device.type != "cuda" or not settings.enabled:
         return 0
-    outline = family(spec, Place(torch.device("meta"), dtype), 1)
+    outline = family(spec, OutlinePlace(HOST, dtype), 1)
     shapes = [
         slot.shape
         for prefix, layer in outline.adaptable()
@@ -149,7 +150,7 @@ def resident_bytes(
 
 
 def adapters_of(
-    model: DecoderModel, settings: LoraConfig, device: torch.device, dtype: torch.dtype
+    model: DecoderModel, settings: LoraConfig, device: Any, dtype: DType
 ) -> LoraWeights | None:
     """Adapters of a model whose weights have not been packed, None where they are off. Raises
     ValueError where the model has nothing to adapt."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from sglang.srt.attention.backend_choice import choose, triton_lacks
 from sglang.srt.config import Config, ModelConfig
 from sglang.srt.config.sections import FUSED_KERNELS
@@ -16,7 +17,7 @@ from sglang.srt.files.location import locate
 from sglang.srt.layers.float8_product import PRODUCTS, Multiply, check
 from sglang.srt.layers.kernel_trial import KernelTrial, TrialSizes
 from sglang.srt.layers.operations import TORCH, operations_of
-from sglang.srt.layers.weight import Place
+from sglang.srt.layers.weight import HostPlace, OutlinePlace, Place
 from sglang.srt.models import weights
 from sglang.srt.models.checkpoint import Checkpoint
 from sglang.srt.models.checkpoint_format import open_checkpoint
@@ -26,9 +27,11 @@ from sglang.srt.models.model_spec import ModelSpec, read_config
 from sglang.srt.models.registry import lookup
 from sglang.srt.models.renamed_checkpoint import named
 from sglang.srt.models.vision.vision_language import VisionLanguageSpec
+from sglang.srt.numeric.host_arrays import FLOAT32, HOST, Device, DType, torch_dtype
+from sglang.srt.numeric.torch_later import torch
 from sglang.srt.parallel.groups import WHOLE, Shard
+from sglang.srt.worker.fallbacks import Fallbacks
 from sglang.srt.worker.float8_weights import Float8Weights
-from sglang.srt.worker.forward_choice import Fallbacks
 from sglang.srt.worker.kv import MemoryUse, available_memory
 from sglang.srt.worker.lora_weights import LoraWeights, adapters_of, resident_bytes
 from sglang.srt.worker.scratch import scratch_bytes
@@ -47,14 +50,25 @@ class ModelPlan:
     family: type[DecoderModel]
     spec: ModelSpec
     length: int
-    device: torch.device
+    device: Device
     storage: Storage
     checkpoint: Checkpoint | None  # None: dummy weights
     shard: Shard = WHOLE
+    recorded: bool = True  # all of a pass can be one native call
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> DType:
         return self.storage.dtype
+
+    @property
+    def on_host(self) -> bool:
+        """Whether weights, KV and passes are NumPy's and native: without torch."""
+        return not self.torch_because and self.recorded and self.shard.whole
+
+    @property
+    def place(self) -> Any:
+        """The device of arrays or tensors."""
+        return HOST if self.on_host else torch.device(self.device)
 
     @property
     def torch_because(self) -> str:
@@ -101,7 +115,7 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
     device = device_of(settings.device, config.parallel.base_gpu_id)
     choose(settings.attention_backend, device)  # refused before anything is loaded
     # A model without storage tells which tensors it needs before anything is allocated.
-    meta = Place(torch.device("meta"), torch.float32)
+    meta = OutlinePlace(HOST, FLOAT32)
     outline = family(spec, meta, 1)
     slots = outline.slots()
     checkpoint = None
@@ -111,11 +125,12 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
     storage = storage_of(config, spec, slots, checkpoint, device)
     if not shard.whole:
         own = family(spec, replace(meta, group=shard.group), 1, shard.layers).slots()
-        whole, part = (sum(s.target.numel() for s in x.values()) for x in (slots, own))
+        whole, part = (sum(int(s.target.size) for s in x.values()) for x in (slots, own))
         storage = replace(storage, weight_bytes=storage.weight_bytes * part // whole)
     return ModelPlan(
-        directory, architecture, family, spec, length, device, storage, checkpoint, shard
-    )
+        directory, architecture, family, spec, length, device, storage, checkpoint, shard,
+        recorded=outline.recordable and not outline.multimodal,
+    )  # fmt: skip
 
 
 def memory_use(plan: ModelPlan, config: Config) -> MemoryUse:
@@ -137,35 +152,21 @@ def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
     failed = Fallbacks()
     products = checked_products(plan, settings, failed)
     with heap.returned_at_once():
-        states, operations = torch.float32, TORCH
-        disabled = settings.disable_fused_kernels
-        if plan.device.type == "cuda":
-            disabled = tried_kernels(plan, disabled, failed)
-        if plan.torch_because:
-            states = plan.dtype
-            operations = operations_of(plan.device, disabled)
-        place = Place(
-            plan.device,
-            plan.dtype,
-            plan.shard.group,
-            activations=states,
-            operations=operations,
-            disabled=disabled,
-        )
+        place = place_of(plan, settings, failed)
         float8 = None
         if products:
             matrices = replace(place, matrices=torch.device("cpu"))
             model = plan.family(plan.spec, matrices, plan.length, plan.shard.layers)
-            float8 = Float8Weights(model, plan.device, products)
+            float8 = Float8Weights(model, plan.place, products)
             if not float8.covers(model.slots()):
                 float8 = None
                 log.info("float8 weights become %s: some layers are no ordinary ones", plan.dtype)
         if float8 is None:
             model = plan.family(plan.spec, place, plan.length, plan.shard.layers)
-        adapters = adapters_of(model, config.lora, plan.device, plan.dtype)
+        adapters = adapters_of(model, config.lora, plan.place, plan.dtype)
         filled, keep, bits = None, None, plan.storage.bits
         if not plan.torch_because:
-            from sglang.srt.worker.native_forward import Packer
+            from sglang.srt.worker.packer import Packer
 
             packer = Packer(model, plan.storage.quantization, threads, bits)
             filled, keep = packer.filled, packer.keep if bits else None
@@ -183,6 +184,23 @@ def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
     return LoadedModel(model, adapters, tuple(failed.lines))
 
 
+def place_of(plan: ModelPlan, settings: ModelConfig, failed: Fallbacks) -> Place:
+    """Device, dtypes and ranks of the model's weights, and the fused kernels of a GPU."""
+    if plan.on_host:
+        return HostPlace(HOST, plan.dtype, plan.shard.group, activations=FLOAT32)
+    states, operations = torch.float32, TORCH
+    disabled = settings.disable_fused_kernels
+    if plan.device.type == "cuda":
+        disabled = tried_kernels(plan, disabled, failed)
+    if plan.torch_because:
+        states = torch_dtype(plan.dtype)
+        operations = operations_of(plan.place, disabled)
+    return Place(
+        plan.place, torch_dtype(plan.dtype), plan.shard.group, activations=states,
+        operations=operations, disabled=disabled,
+    )  # fmt: skip
+
+
 def checked_products(
     plan: ModelPlan, settings: ModelConfig, failed: Fallbacks
 ) -> dict[bool, Multiply]:
@@ -191,7 +209,7 @@ def checked_products(
     found = {}
     for rowwise, name in plan.storage.float8.items():
         try:
-            check(PRODUCTS[name], rowwise, plan.device, plan.dtype)
+            check(PRODUCTS[name], rowwise, plan.place, torch_dtype(plan.dtype))
         except Exception as error:
             what = f"float8 products by {name}"
             failed.note(what, error, f"weights become {plan.dtype}")
@@ -214,7 +232,7 @@ def tried_kernels(plan: ModelPlan, disabled: tuple[str, ...], failed: Fallbacks)
             spec.hidden_size, spec.intermediate_size, spec.num_heads if spec.kv.plain else 0,
             spec.kv.heads, spec.head_dim, spec.rope.partial, expert, act,
         ),
-        plan.device, plan.dtype,
+        plan.place, torch_dtype(plan.dtype),
     )  # fmt: skip
     wanted = [name for name in FUSED_KERNELS if name not in disabled]
     for name, error in trial.failures(wanted):
@@ -239,19 +257,31 @@ def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
     return requested or spec.context_length
 
 
-def device_of(name: str, first: int = 0) -> torch.device:
+def device_of(name: str, first: int = 0) -> Device:
     """The device called ``name``, a GPU with its number: ``first`` where the name has none, or the
-    current one where that is 0. Raises ValueError."""
+    current one where that is 0. Torch is imported for a GPU's name, or where the machine has one.
+    Raises ValueError."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if gpu_driver() and torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return Device(name)
     if name == "cuda" and first:
         name = f"cuda:{first}"
     try:
         device = torch.empty(1, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ModuleNotFoundError) as error:
         raise ValueError(
-            f"device {name!r} cannot be used: {str(error).splitlines()[0]}."
+            f"device {name!r} cannot be used: {str(error).splitlines()[0].rstrip('.')}."
         ) from error
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r} is not supported; use auto, cpu or cuda.")
-    return device
+    return Device(str(device))
+
+
+def gpu_driver() -> bool:
+    """Whether the driver of NVIDIA's GPUs is here, and torch, which computes on them."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return importlib.util.find_spec("torch") is not None

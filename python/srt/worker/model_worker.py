@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import torch
-from sglang.srt.attention import self_check
-from sglang.srt.attention.attention_protocol import Attention
-from sglang.srt.attention.backend_choice import FA3, build, candidates
-from sglang.srt.config import Config, ModelConfig
+from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, StepResult
+from sglang.srt.core.device_errors import out_of_memory
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks
 from sglang.srt.files.location import locate
-from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.model_spec import json_whitespace
+from sglang.srt.numeric.torch_later import torch
 from sglang.srt.worker.disk_pool import DiskPool, disk_pool
-from sglang.srt.worker.features import Features
-from sglang.srt.worker.forward import Forward
-from sglang.srt.worker.forward_choice import (
-    ForwardChoice,
-    ForwardSettings,
-    choose_forward,
-    no_warm_up,
-)
-from sglang.srt.worker.graphs import CudaRecorder
+from sglang.srt.worker.forward import Forward, ForwardChoice
+from sglang.srt.worker.forward_making import forward_of
 from sglang.srt.worker.host_pool import HostPool, host_pages
 from sglang.srt.worker.inputs import InputReader
 from sglang.srt.worker.kv import KVPool, bytes_per_token, measured, pool_pages
@@ -35,15 +25,9 @@ from sglang.srt.worker.model_loading import ModelPlan, load_model, memory_use, p
 from sglang.srt.worker.page_tables import PageTables
 from sglang.srt.worker.pass_timer import PassTimer
 from sglang.srt.worker.runner import ModelRunner
-from sglang.srt.worker.warm_up import WarmUpLimits, compilations_on, warm_up_both
+from sglang.srt.worker.threads import Threads, default_threads, make_current
 
-CHECKED = (FA3,)  # attention implementations that are held to the reference first
 log = logging.getLogger("sglang.srt.worker")
-
-# Multiply-adds that one thread does in the time it takes to wake the others at every operation.
-LIGHT = 1 << 27
-# Torch's own number of threads, before a worker of this process has set another.
-DEFAULT_THREADS = torch.get_num_threads()
 
 
 class ModelWorker:
@@ -65,11 +49,13 @@ class ModelWorker:
         token_bytes = bytes_per_token(spec, kv_dtype)
         use = memory_use(plan, config)  # an estimate: what cannot fit is refused before it is read
         pool_pages(memory, token_bytes, use, plan.length, plan.device)
-        threads = settings.threads or max(1, DEFAULT_THREADS // config.parallel.dp_size)
-        with torch.inference_mode():
+        threads = settings.threads or max(1, default_threads() // config.parallel.dp_size)
+        with nullcontext() if plan.on_host else torch.inference_mode():
             try:
                 loaded = load_model(plan, config, threads)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
                 raise MemoryError(
                     f"the weights do not fit {plan.device}, which had {use.available / 1e9:.2f} GB "
                     f"free ({use} were expected); use a smaller model or a larger GPU."
@@ -77,28 +63,23 @@ class ModelWorker:
             self.model, self.adapters = loaded.model, loaded.adapters
             use = measured(use, plan.device)
             pages = shard.smallest(pool_pages(memory, token_bytes, use, plan.length, plan.device))
-            pool = KVPool(spec.num_layers, spec.kv, pages, memory.page_size, kv_dtype, plan.device)
+            pool = KVPool(spec.num_layers, spec.kv, pages, memory.page_size, kv_dtype, plan.place)
         host = shard.smallest(host_pages(memory, pages, token_bytes, plan.device))
         sections, features = self.model.sections, None
         if self.model.multimodal:
+            from sglang.srt.worker.features import Features
+
             features = Features(self.model.encode, config.media.media_cache_bytes)
 
         def runner_of(forward: Forward) -> ModelRunner:
             tables = PageTables(pool.pages, pool.page_size)
-            reader = InputReader(tables, plan.device, spec.vocab_size, plan.length, sections)
+            reader = InputReader(tables, plan.place, spec.vocab_size, plan.length, sections)
             return ModelRunner(forward, pool, reader, features, bool(spec.labels), self.adapters)
 
-        def prepare(forward: Forward) -> None:
-            if not config.server.skip_server_warmup:
-                warm_up_both(runner_of(forward), WarmUpLimits.of(config, spec))
-
-        self.compilations = compiled = compilations_on(plan.device)
-        chosen = forward_of(plan, settings, self.model, pool, threads, prepare)
-        if compiled is not None:
-            log.info("%d kernels ready, %.1f s to compile", compiled.count, compiled.seconds)
+        self.compilations, chosen = forward_of(plan, config, self.model, pool, threads, runner_of)
         # Beside native kernels, which have threads of their own, torch has little to do.
         self.threads = Threads(
-            settings.threads if plan.torch_because else 1, storage.parameters, plan.device
+            settings.threads if plan.torch_because else 1, storage.parameters, plan.place
         )
         self.runner = runner_of(chosen.forward)
         self.host = HostPool(pool, host) if host else None
@@ -106,7 +87,7 @@ class ModelWorker:
         self.info: dict[str, Any] = {
             "model_path": settings.model_path or plan.directory.name,
             "architecture": plan.architecture,
-            "dtype": str(plan.dtype).removeprefix("torch."),
+            "dtype": plan.dtype.name,
             "device": str(plan.device),
             "kernels": chosen.kernels,
             "attention": chosen.attention,
@@ -192,71 +173,3 @@ def disk_of(
         return None
     kernels, width = f"{chosen.kernels} {chosen.attention}", host.page_bytes
     return disk_pool(config.memory, host, lambda: fingerprint(plan, config, kernels, width))
-
-
-class Threads:
-    """Number of torch's threads: always ``fixed`` where that is set; else one thread for a light
-    pass and torch's own number for a heavy one. Set in the thread that runs the passes: others keep
-    theirs."""
-
-    def __init__(self, fixed: int, parameters: int, device: torch.device) -> None:
-        self.most = fixed or DEFAULT_THREADS
-        self.adaptive = not fixed and device.type == "cpu" and self.most > 1
-        self.parameters = parameters
-
-    def prepare(self, num_tokens: int) -> None:
-        """Set the threads before a pass over ``num_tokens`` tokens."""
-        light = self.adaptive and num_tokens * self.parameters <= LIGHT
-        wanted = 1 if light else self.most
-        if torch.get_num_threads() != wanted:
-            torch.set_num_threads(wanted)
-
-
-def make_current(device: torch.device) -> None:
-    """Make a GPU the calling thread's current one: Triton's kernels, events and captured graphs
-    take that one, wherever their tensors are. Every thread has a current GPU of its own."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-
-
-def forward_of(
-    plan: ModelPlan, settings: ModelConfig, model: DecoderModel, pool: KVPool, threads: int,
-    prepare: Callable[[Forward], None],
-) -> ForwardChoice:  # fmt: skip
-    """Forward passes by native kernels, or by the attention implementation and the graphs that
-    run. ``prepare``: compute the warm-up, on a GPU."""
-    if not plan.torch_because:
-        from sglang.srt.worker.native_forward import Layered, Native
-
-        group = plan.shard.group
-        recorded = model.recordable and (group.size == 1 or group.meeting is not None)
-        native = (Native if recorded else Layered)(model, pool, threads)
-        log.info("kernels: sgl-kernel, %s, %d threads", native.isa, threads)
-        return ForwardChoice(native, native.isa)
-    if plan.device.type == "cpu":
-        log.info("kernels: torch (%s)", plan.torch_because)
-    disabled, on_gpu = settings.disable_fused_kernels, plan.device.type == "cuda"
-    rows = settings.cuda_graph_max_bs if on_gpu and not settings.disable_cuda_graph else 0
-    if general := {"decode", "moe"}.intersection(disabled) if rows else set():
-        log.info("no CUDA graphs: --disable-fused-kernels %s", ",".join(sorted(general)))
-        rows = 0
-
-    dtype, spec = pool.keys[0].dtype, plan.local
-    size, checked = pool.page_size, set[str]()
-
-    def make(name: str) -> Attention:
-        if name in CHECKED and name not in checked:
-            self_check.check(
-                lambda keys, values: build(name, keys, values, size, spec, disabled),
-                spec.num_heads, spec.kv, spec.windows, size, dtype, plan.device,
-            )  # fmt: skip
-            checked.add(name)
-        return build(name, pool.keys, pool.values, size, spec, disabled)
-
-    return choose_forward(
-        candidates(settings.attention_backend, plan.device, spec, dtype), make, model, pool,
-        ForwardSettings(
-            plan.length, rows, partial(CudaRecorder, plan.device),
-            "sampling" not in disabled, on_gpu, prepare if on_gpu else no_warm_up,
-        ),
-    )  # fmt: skip

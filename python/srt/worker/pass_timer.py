@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
-import torch
 from sglang.srt.core.batch import StepResult
 from sglang.srt.core.workers import Finish
+from sglang.srt.numeric.torch_later import torch
 
 
 class PassTimer:
     """Three moments of a pass: its start, the end of its copies, and its end. A GPU notes them in
     the order of its stream."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: Any) -> None:
         self._cuda = device.type == "cuda"
         self._moments = [self._now()]
 

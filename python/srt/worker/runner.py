@@ -6,10 +6,9 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.core.batch import (
     NONE_ALLOWED,
@@ -23,15 +22,15 @@ from sglang.srt.core.batch import (
 )
 from sglang.srt.core.matcher import POSTPONED
 from sglang.srt.core.workers import NO_MASKS, Finish, Mask, Masks
-from sglang.srt.parallel.staging import Fetched, readback_of, send
-from sglang.srt.worker import logprobs as readout
+from sglang.srt.logits.device_results import results_of
+from sglang.srt.logits.drawing import NOT_FINITE, Drawing, mask_bytes
+from sglang.srt.logits.results import Fetching, Wanted
+from sglang.srt.numeric.torch_later import without_gradients
 from sglang.srt.worker.features import Features
-from sglang.srt.worker.forward import Forward, pick
+from sglang.srt.worker.forward import Forward
 from sglang.srt.worker.inputs import InputReader, Inputs
 from sglang.srt.worker.kv import KVPool
 from sglang.srt.worker.lora_weights import LoraWeights
-from sglang.srt.worker.sampler import NOT_FINITE, Drawing, mask_bytes, narrowed
-from torch import Tensor
 
 # Logits computed at once: bounds the memory of a long prompt's scores.
 LOGITS = 1 << 24
@@ -85,11 +84,11 @@ class ModelRunner:
         self.forward, self.pool, self.reader = forward, pool, reader
         self.features, self.classifies = features, classifies
         self.adapters = adapters or LoraWeights.none()
-        self.readback = readback_of(reader.device)
+        self.results = results_of(reader.device)
         self._later: list[Callable[[], None]] = []  # fill outputs when the pass is done
-        self.drawn: Tensor | None = None  # tokens that the last batch sampled [rows]; 0 where none
+        self.drawn: Any = None  # tokens that the last batch sampled [rows]; 0 where none
 
-    @torch.inference_mode()
+    @without_gradients
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
         """Queue a pass. The returned function waits for it and returns its outputs. A pass may be
         launched before the outputs of the one before it are taken. Raises ValueError for a
@@ -114,34 +113,31 @@ class ModelRunner:
         tips = _masked(tips, masks.make(), self.reader.vocab)
         self._tips(batch, tips, wanted, hidden)
         self._scores(jobs, wanted, hidden, outputs)
-        score = self.forward.logits if self.classifies else None
-        sum_states(batch, inputs, wanted, hidden, outputs, score)
+        self._pool(batch, inputs, wanted, hidden, outputs)
         return partial(_finish, batch, outputs, self._later, looked)
 
-    def _tips(self, batch: Batch, tips: list[_Tip], wanted: Int32Array, hidden: Tensor) -> None:
+    def _tips(self, batch: Batch, tips: list[_Tip], wanted: Int32Array, hidden: Any) -> None:
         """Sample and read at the rows' last positions: tokens, most likely tokens, probes. Sets
         ``drawn``."""
         whole = len(tips) == len(batch.rows) and not any(row.checks for row in batch.rows)
-        drawn = None
+        drawn, results = None, self.results
         size = max(1, LOGITS // self.reader.vocab)
         for k in range(0, len(tips), size):
             part = tips[k : k + size]
-            at = np.searchsorted(wanted, np.array([tip.at for tip in part], dtype=np.int32))
-            logits = self.forward.logits(pick(hidden, at)).float()
+            at = _places(wanted, [tip.at for tip in part])
+            logits = results.widened(self.forward.logits(results.pick(hidden, at)))
             tokens = self._draw(part, logits)
             self._read(part, logits, tokens)
             if whole and len(part) == len(tips):
                 drawn = tokens
                 continue
             if drawn is None:
-                drawn = torch.zeros(len(batch.rows), dtype=torch.int32, device=self.reader.device)
+                drawn = results.no_tokens(len(batch.rows))
             last = [j for j, tip in enumerate(part) if tip.row >= 0]
-            both = np.array([[part[j].row for j in last], last], dtype=np.int64)
-            rows, places = send(both, self.reader.device)
-            drawn.index_copy_(0, rows, tokens.index_select(0, places))
+            results.put(drawn, [part[j].row for j in last], results.rows(tokens, last))
         self.drawn = drawn
 
-    def _draw(self, tips: list[_Tip], logits: Tensor) -> Tensor:
+    def _draw(self, tips: list[_Tip], logits: Any) -> Any:
         """Tokens at the last positions of some rows, 0 where none is requested."""
         drawn = [tip for tip in tips if tip.sample is not None]
         samples = [tip.sample for tip in drawn if tip.sample is not None]
@@ -149,39 +145,31 @@ class ModelRunner:
             drawing = self.forward.draw(logits, samples)
             tokens = drawing.tokens
         else:
-            tokens = torch.zeros(len(tips), dtype=torch.int32, device=self.reader.device)
+            tokens = self.results.no_tokens(len(tips))
             if not drawn:
                 return tokens
             local = [j for j, tip in enumerate(tips) if tip.sample is not None]
-            index = send(np.array(local), self.reader.device)
-            drawing = self.forward.draw(logits.index_select(0, index), samples)
-            tokens.index_copy_(0, index, drawing.tokens)
-        fetched = self.readback.fetch(drawing.fetched)
+            drawing = self.forward.draw(self.results.rows(logits, local), samples)
+            self.results.put(tokens, local, drawing.tokens)
+        fetched = self.results.fetch(drawing)
         self._later.append(partial(_settle, drawn, drawing, fetched))
         return tokens
 
-    def _read(self, tips: list[_Tip], logits: Tensor, tokens: Tensor) -> None:
+    def _read(self, tips: list[_Tip], logits: Any, tokens: Any) -> None:
         """Log-probabilities at ``tips``, where any are wanted."""
         wants = [j for j, tip in enumerate(tips) if tip.reads]
         if not wants:
             return
         while self._later:  # log-probabilities are those of the sampled tokens
             self._later.pop(0)()
-        index = torch.tensor(wants, device=self.reader.device)
-        reading = [tips[j] for j in wants]
-        rows = narrowed(logits.index_select(0, index), [tip.sample for tip in reading])
-        logprobs = readout.log_softmax(rows)
-        values = zip(
-            reading,
-            readout.chosen(logprobs, tokens.index_select(0, index)),
-            readout.top_lists(logprobs, [tip.top for tip in reading]),
-            readout.probe_lists(logprobs, [tip.probe for tip in reading]),
-        )
-        if any(tip.packed for tip in reading):
-            arrays = readout.packed_lists(logprobs, [tip.packed for tip in reading])
-            for tip, pair in zip(reading, arrays):
-                tip.out.ids, tip.out.logprobs = pair
-        for tip, value, top, probe in values:
+        reading, results = [tips[j] for j in wants], self.results
+        rows = results.narrowed(results.rows(logits, wants), [tip.sample for tip in reading])
+        tops, probes = [tip.top for tip in reading], [tip.probe for tip in reading]
+        wanted = Wanted(tops, probes, [tip.packed for tip in reading])
+        found = results.read(rows, results.rows(tokens, wants), wanted)
+        for tip, pair in zip(reading, found.packed):
+            tip.out.ids, tip.out.logprobs = pair
+        for tip, value, top, probe in zip(reading, found.chosen, found.tops, found.probes):
             output = tip.out
             if value != value and not output.error:
                 output.token, output.error = -1, NOT_FINITE
@@ -191,7 +179,7 @@ class ModelRunner:
                     output.logprob = value
 
     def _scores(
-        self, jobs: list[_Job], wanted: Int32Array, hidden: Tensor, outputs: list[RowOutput]
+        self, jobs: list[_Job], wanted: Int32Array, hidden: Any, outputs: list[RowOutput]
     ) -> None:
         """Log-probabilities of given tokens, a bounded number of positions at a time."""
         where = [
@@ -200,14 +188,13 @@ class ModelRunner:
         size = max(1, LOGITS // self.reader.vocab)
         for k in range(0, len(where), size):
             part = where[k : k + size]
-            places = np.array([first + j for _, _, first, j in part], dtype=np.int32)
-            logits = self.forward.logits(pick(hidden, np.searchsorted(wanted, places)))
-            logprobs = readout.log_softmax(logits)
-            targets = torch.tensor([s.targets[j] for _, s, _, j in part], device=self.reader.device)
-            values = readout.chosen(logprobs, targets)
-            tops = readout.top_lists(logprobs, [s.top for _, s, _, _ in part])
-            probes = readout.probe_lists(logprobs, [s.probe for _, s, _, _ in part])
-            for (i, *_), value, top, probe in zip(part, values, tops, probes):
+            at = _places(wanted, [first + j for _, _, first, j in part])
+            logits = self.forward.logits(self.results.pick(hidden, at))
+            targets = [s.targets[j] for _, s, _, j in part]
+            tops, probes = [s.top for _, s, _, _ in part], [s.probe for _, s, _, _ in part]
+            found = self.results.read(logits, targets, Wanted(tops, probes))
+            values = zip(part, found.chosen, found.tops, found.probes)
+            for (i, *_), value, top, probe in values:
                 output = outputs[i]
                 if value != value and not output.error:
                     output.error = NOT_FINITE
@@ -215,8 +202,31 @@ class ModelRunner:
                 output.score_tops.append(top)
                 output.score_probes.append(probe)
 
+    def _pool(
+        self, batch: Batch, inputs: Inputs, wanted: Int32Array, hidden: Any,
+        outputs: list[RowOutput],
+    ) -> None:  # fmt: skip
+        """Set ``pooled`` of the rows that ask for it: hidden states [len(wanted), width] of the
+        tokens ``wanted``, normed, as the LM head sees them; or, of a classifier, the scores that it
+        makes of them. It is linear, so the sum's scores are the sum of the scores."""
+        rows = [i for i, row in enumerate(batch.rows) if row.pool >= 0]
+        if not rows:
+            return
+        spans = []
+        for i in rows:
+            low, high = pooled_span(batch.rows[i], int(inputs.firsts[i]))
+            place = int(np.searchsorted(wanted, low))
+            spans.append((place, place + high - low, batch.rows[i].every))
+        score = self.forward.logits if self.classifies else None
+        (values, finite), first = self.results.pooled(hidden, spans, score), 0
+        for i, (low, high, every) in zip(rows, spans):
+            own = slice(first, first := first + (high - low if every else 1))
+            outputs[i].pooled = array("d", values[own].tobytes())
+            if not finite[own].all() and not outputs[i].error:
+                outputs[i].error = STATES_NOT_FINITE
 
-def _settle(tips: list[_Tip], drawing: Drawing, fetched: Fetched) -> None:
+
+def _settle(tips: list[_Tip], drawing: Drawing, fetched: Fetching) -> None:
     """Wait for sampled tokens and put them into the outputs."""
     for tip, value, problem in zip(tips, *drawing.outcome(fetched.wait())):
         error = tip.error or problem
@@ -267,6 +277,12 @@ def _wanted(rows: list[Row], inputs: Inputs, tips: list[_Tip], jobs: list[_Job])
     return np.unique(np.concatenate([at, *(np.arange(*span, dtype=np.int32) for span in spans)]))
 
 
+def _places(wanted: Int32Array, tokens: list[int]) -> Int32Array:
+    """Indices of tokens among those wanted."""
+    found = np.searchsorted(wanted, np.array(tokens, dtype=np.int32))
+    return found.astype(np.int32)
+
+
 def _jobs(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Job]:
     """Scores that the rows request."""
     for i, row in enumerate(rows):
@@ -309,40 +325,3 @@ def pooled_span(row: Row, first: int) -> tuple[int, int]:
     """The tokens that a row wants summed, as a range of the pass's, where its own begin at
     ``first``."""
     return first + row.pool, first + len(row.tokens)
-
-
-def sum_states(
-    batch: Batch,
-    inputs: Inputs,
-    wanted: Int32Array,
-    hidden: Tensor,
-    outputs: list[RowOutput],
-    score: Callable[[Tensor], Tensor] | None = None,
-) -> None:
-    """Set ``pooled`` of the rows that ask for it; hidden: [len(wanted), width] of the tokens
-    ``wanted``, normed, as the LM head sees it. Summed in float64 unless every one is wanted; all
-    rows in one transfer.
-
-    ``score``: what a classifier makes of states [N, width], [N, labels]. It is linear, so the sum's
-    scores are the sum of the scores.
-    """
-    pooled = [i for i, row in enumerate(batch.rows) if row.pool >= 0]
-    if not pooled:
-        return
-    parts = []
-    for i in pooled:
-        low, high = pooled_span(batch.rows[i], int(inputs.firsts[i]))
-        place = int(np.searchsorted(wanted, low))
-        states = hidden[place : place + high - low]
-        every = batch.rows[i].every
-        parts.append(states.double() if every else states.sum(0, True, dtype=torch.float64))
-    table = torch.cat(parts)
-    if score is not None:
-        table = score(table.to(hidden.dtype)).double()
-    finite = table.isfinite().all(1).cpu()
-    values, first = table.cpu().numpy(), 0
-    for i, part in zip(pooled, parts):
-        own = slice(first, first := first + len(part))
-        outputs[i].pooled = array("d", values[own].tobytes())
-        if not finite[own].all() and not outputs[i].error:
-            outputs[i].error = STATES_NOT_FINITE

@@ -4,11 +4,12 @@ the same is left out (``worker.graphs``)."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from sglang.srt.attention.backend_choice import choose, workspace
 from sglang.srt.config import Config
 from sglang.srt.models.model_spec import ModelSpec
-from sglang.srt.worker.graphs import LOGITS, buckets
+from sglang.srt.numeric.host_arrays import DType, torch_dtype
 
 # Copies of the largest logits that are alive at once: the model's, as float32, and sampled from.
 COPIES = 3
@@ -16,11 +17,13 @@ COPIES = 3
 LAYER_GRAPH = 256 << 10
 
 
-def scratch_bytes(config: Config, spec: ModelSpec, kv_dtype: torch.dtype,
-                  dtype: torch.dtype, device: torch.device) -> int:  # fmt: skip
+def scratch_bytes(config: Config, spec: ModelSpec, kv_dtype: DType,
+                  dtype: DType, device: Any) -> int:  # fmt: skip
     """Bytes beside weights and KV cache; 0 on a CPU, whose share of the memory is small."""
     if device.type == "cpu":
         return 0
+    from sglang.srt.worker.graphs import LOGITS, buckets
+
     settings, schedule = config.model, config.schedule
     rows = 0 if settings.disable_cuda_graph else settings.cuda_graph_max_bs
     chunk = schedule.chunked_prefill_size
@@ -30,5 +33,5 @@ def scratch_bytes(config: Config, spec: ModelSpec, kv_dtype: torch.dtype,
     width = 3 * spec.hidden_size + 3 * heads + 3 * spec.intermediate_size
     passes = tokens * width * dtype.itemsize + COPIES * LOGITS * 4
     graphs = len(buckets(rows)) * spec.num_layers * LAYER_GRAPH if rows else 0
-    name = choose(settings.attention_backend, device, spec, kv_dtype).name
+    name = choose(settings.attention_backend, device, spec, torch_dtype(kv_dtype)).name
     return passes + graphs + workspace(name, spec, rows, device)

@@ -7,14 +7,23 @@ import logging
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
 from sglang.srt.config import Config, ModelConfig
 from sglang.srt.config.sections import PUBLISHED
 from sglang.srt.layers.float8_product import choose_product
 from sglang.srt.layers.weight import Slots
 from sglang.srt.models.checkpoint import Checkpoint
 from sglang.srt.models.model_spec import ModelSpec
+from sglang.srt.numeric.host_arrays import (
+    BFLOAT16,
+    FLOAT8,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    DType,
+    torch_dtype,
+)
 
 log = logging.getLogger("sglang.srt.worker")
 
@@ -23,8 +32,8 @@ BYTES = {"int8": 1.01, "int8wo": 1.01, "int4": 0.57}
 # Bytes of a published weight, by its bits: with scales and zeros for groups of 64.
 PACKED_BYTES = {4: 0.6, 8: 1.1}
 FLOAT8_BYTES = 1.04  # likewise, of a weight in float8
-KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = {"int8": INT8, "fp8": FLOAT8}
+DTYPES: dict[str, DType] = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 # Below this many parameters float32 is as fast as bfloat16 on a CPU and far more reproducible.
 SMALL = 100_000_000
 
@@ -43,8 +52,8 @@ class Storage:
     """
 
     parameters: int
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
+    dtype: DType
+    kv_dtype: DType
     torch_because: str
     quantization: str
     bits: int
@@ -57,7 +66,7 @@ def storage_of(
     spec: ModelSpec,
     slots: Slots,
     checkpoint: Checkpoint | None,
-    device: torch.device,
+    device: Any,
 ) -> Storage:
     """``checkpoint``: None for dummy weights. Raises ValueError for what cannot be."""
     settings, asked = config.model, config.memory.kv_cache_dtype
@@ -81,7 +90,7 @@ def storage_of(
 
 
 def float8_products(
-    settings: ModelConfig, forms: Collection[bool], dtype: torch.dtype, device: torch.device,
+    settings: ModelConfig, forms: Collection[bool], dtype: DType, device: Any,
     native: bool,
 ) -> dict[bool, str]:  # fmt: skip
     """``Storage.float8`` for weights of these ``forms``. Raises ValueError where a product
@@ -93,7 +102,7 @@ def float8_products(
             if asked not in ("auto", "none"):
                 raise ValueError(f"--fp8-gemm-backend {asked} cannot run: {reason}; leave it out.")
         else:
-            name, reason = choose_product(asked, device, dtype, rowwise)
+            name, reason = choose_product(asked, device, torch_dtype(dtype), rowwise)
         what = "rows" if rowwise else "groups of inputs"
         log.info("float8 weights with scales of %s: %s (%s)", what, name or dtype, reason)
         if name:
@@ -132,8 +141,8 @@ def quantised_on_load(asked: str, checkpoint: Checkpoint | None) -> str:
 
 
 def dtype_of(
-    name: str, spec: ModelSpec, parameters: int, device: torch.device, published: bool = False
-) -> torch.dtype:
+    name: str, spec: ModelSpec, parameters: int, device: Any, published: bool = False
+) -> DType:
     """Return the dtype of weights that are floats.
 
     A CPU does not compute in float16: it would emulate it, and the native kernels do not know it.
@@ -142,28 +151,27 @@ def dtype_of(
     the checkpoint's dtype, except on a CPU: float32 for small models, bfloat16 for published ones.
     """
     if device.type != "cpu":
-        return DTYPES[name] if name != "auto" else DTYPES.get(spec.dtype, torch.float32)
+        return DTYPES[name] if name != "auto" else DTYPES.get(spec.dtype, FLOAT32)
     small, half = parameters < SMALL, name == "float16"
     if name != "auto" and not half:
         return DTYPES[name]
     if published and not small:
-        dtype = torch.bfloat16
+        dtype: DType = BFLOAT16
     elif half or small or spec.dtype == "float16":
-        dtype = torch.float32
+        dtype = FLOAT32
     else:
-        dtype = DTYPES.get(spec.dtype, torch.float32)
+        dtype = DTYPES.get(spec.dtype, FLOAT32)
     if half:
-        shown = str(dtype).removeprefix("torch.")
-        log.warning("--dtype float16 is emulated by CPUs; the model is computed in %s", shown)
+        log.warning("--dtype float16 is emulated by CPUs; the model is computed in %s", dtype.name)
     return dtype
 
 
-def no_native(settings: ModelConfig, device: torch.device) -> str:
+def no_native(settings: ModelConfig, device: Any) -> str:
     """Reason that a model does not run on native CPU kernels, "" where it does."""
     if settings.cpu_kernels == "torch":
         return "--cpu-kernels torch"
     try:
-        from sglang.srt.worker.native_forward import unfit
+        from sglang.srt.worker.packer import unfit
     except ImportError:
         why = "the package sgl-kernel is not installed (pip install ./sgl-kernel)"
     else:
@@ -173,17 +181,17 @@ def no_native(settings: ModelConfig, device: torch.device) -> str:
     return why
 
 
-def packed_bits(checkpoint: Checkpoint | None, dtype: torch.dtype, native: bool) -> int:
+def packed_bits(checkpoint: Checkpoint | None, dtype: DType, native: bool) -> int:
     """Bits of most weights where they stay as they were published: with native kernels, in
     bfloat16. 0: they become floats (float32 asks for exact arithmetic)."""
-    if checkpoint is None or not native or dtype != torch.bfloat16:
+    if checkpoint is None or not native or dtype != BFLOAT16:
         return 0
     bits = [checkpoint.bits(name) for name in checkpoint.shapes]
     return max((b for b in set(bits) if b), key=bits.count, default=0)
 
 
 def weight_bytes(
-    slots: Slots, checkpoint: Checkpoint | None, on_load: str, dtype: torch.dtype, packed: bool
+    slots: Slots, checkpoint: Checkpoint | None, on_load: str, dtype: DType, packed: bool
 ) -> int:
     total = 0.0
     for name, slot in slots.items():

@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import torch
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, RowScore, Sample
 from sglang.srt.core.ints import ints
+from sglang.srt.logits.drawing import mask_bytes
 from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.models.weights import progress
+from sglang.srt.numeric.torch_later import torch
 from sglang.srt.worker.graphs import Graphs
 from sglang.srt.worker.runner import ModelRunner
-from sglang.srt.worker.sampler import mask_bytes
 
 if TYPE_CHECKING:
     from sgl_kernel.triton.compilations import Compilations

@@ -7,11 +7,9 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from sgl_kernel.arrays import AnyArray, address, described, dtype_name, empty, floats, stride
 from sgl_kernel.native import need
-from sgl_kernel.packed import ACTIVATIONS, Packed, address
+from sgl_kernel.packed import ACTIVATIONS, Packed
 from sgl_kernel.paged import Fields, bits
 
 MAX_EXPERTS = 1024
@@ -37,7 +35,7 @@ class Routing:
     groups: int = 1
     kept: int = 1
     group_best: int = 1
-    bias: Tensor | None = None
+    bias: AnyArray | None = None
 
     def __post_init__(self) -> None:
         n, g = self.experts, self.groups
@@ -68,9 +66,9 @@ class Experts:
         gate_up: Sequence[Packed],
         down: Sequence[Packed],
         act: str = "silu",
-        router_bias: Tensor | None = None,
-        gate_up_bias: Sequence[Tensor | None] | None = None,
-        down_bias: Sequence[Tensor | None] | None = None,
+        router_bias: AnyArray | None = None,
+        gate_up_bias: Sequence[AnyArray | None] | None = None,
+        down_bias: Sequence[AnyArray | None] | None = None,
     ) -> None:
         """One ``gate_up`` (paired) and ``down`` for each expert; one more is an expert that all
         tokens go through, at weight 1, or at the sigmoid of the router's last row where that has
@@ -107,26 +105,25 @@ class Experts:
 
     def __call__(
         self,
-        x: Tensor,
+        x: AnyArray,
         *,
-        gain: Tensor | None = None,
+        gain: AnyArray | None = None,
         eps: float = 1e-6,
-        out: Tensor | None = None,
+        out: AnyArray | None = None,
         threads: int = 1,
-    ) -> Tensor:
+    ) -> AnyArray:
         """x float32 [m, width] -> [m, width], added to ``out`` where that is given. ``gain``
         [width]: x is RMS-normed first. Raises ValueError, MemoryError."""
         m, add = x.shape[0], out is not None
-        y = torch.empty(m, self.width) if out is None else out
+        y = empty(x, m, self.width) if out is None else out
         for name, t in (("x", x), ("out", y)):
-            if t.dtype != torch.float32 or t.shape != (m, self.width) or (m and t.stride(1) != 1):
-                raise ValueError(
-                    f"{name} is {t.dtype} {tuple(t.shape)}; float32 [m, {self.width}]."
-                )
-        gain = None if gain is None else gain.float().contiguous()
+            fits = dtype_name(t) == "float32" and t.shape == (m, self.width)
+            if not fits or (m and stride(t, 1) != 1):
+                raise ValueError(f"{name} is {described(t)}; float32 [m, {self.width}].")
+        gain = None if gain is None else floats(gain)
         good = need().experts(
-            self.address, threads, address(gain), eps, x.data_ptr(), x.stride(0), m, add,
-            y.data_ptr(), y.stride(0),
+            self.address, threads, address(gain), eps, address(x), stride(x), m, add,
+            address(y), stride(y),
         )  # fmt: skip
         if not good:
             raise MemoryError(f"no memory for experts over {m} rows.")
@@ -134,11 +131,11 @@ class Experts:
 
 
 def _vectors(
-    biases: Sequence[Tensor | None] | None, of: Sequence[Packed], size: int = 0
-) -> list[Tensor | None]:
+    biases: Sequence[AnyArray | None] | None, of: Sequence[Packed], size: int = 0
+) -> list[AnyArray | None]:
     if biases is None:
         return [None] * len(of)
     for bias, matrix in zip(biases, of, strict=True):
         if bias is not None and bias.shape != (size or matrix.n,):
             raise ValueError(f"a bias has shape {tuple(bias.shape)}; [{size or matrix.n}].")
-    return [None if bias is None else bias.float().contiguous() for bias in biases]
+    return [None if bias is None else floats(bias) for bias in biases]

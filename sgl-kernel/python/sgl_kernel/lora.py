@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from sgl_kernel.packed import TYPES
+from sgl_kernel.arrays import TYPES, AnyArray, address, dtype_name, is_contiguous
 from sgl_kernel.paged import Fields
 
 Array = np.ndarray[Any, Any]
@@ -25,18 +23,18 @@ WHOLE = 8  # low numbers of a token come in whole eights
 class Pair:
     """a: [rank, inputs], b: [rank, count], contiguous, both float32 or both bfloat16."""
 
-    a: Tensor
-    b: Tensor
+    a: AnyArray
+    b: AnyArray
     first: int = 0
 
     def __post_init__(self) -> None:
-        if self.a.dtype != self.b.dtype or self.a.dtype not in (torch.float32, torch.bfloat16):
+        names = dtype_name(self.a), dtype_name(self.b)
+        if names[0] != names[1] or names[0] not in ("float32", "bfloat16"):
             raise ValueError(
                 f"a is {self.a.dtype} and b {self.b.dtype}; float32 or bfloat16 is needed for both."
             )
-        if self.a.shape[0] != self.b.shape[0] or not (
-            self.a.is_contiguous() and self.b.is_contiguous()
-        ):
+        whole = is_contiguous(self.a) and is_contiguous(self.b)
+        if self.a.shape[0] != self.b.shape[0] or not whole:
             raise ValueError(f"a {tuple(self.a.shape)} and b {tuple(self.b.shape)} are no pair.")
 
 
@@ -46,9 +44,9 @@ class Adapter:
     def __init__(self, pairs: Mapping[int, Sequence[Pair]], products: int) -> None:
         counts = [len(pairs.get(product, ())) for product in range(products)]
         flat = [pair for product in range(products) for pair in pairs.get(product, ())]
-        rows = [(p.a.data_ptr(), p.b.data_ptr(), p.a.shape[0], p.first, p.b.shape[1]) for p in flat]
-        self.type = TYPES[flat[0].a.dtype] if flat else 0
-        if any(TYPES[pair.a.dtype] != self.type for pair in flat):
+        rows = [(address(p.a), address(p.b), p.a.shape[0], p.first, p.b.shape[1]) for p in flat]
+        self.type = TYPES[dtype_name(flat[0].a)] if flat else 0
+        if any(TYPES[dtype_name(pair.a)] != self.type for pair in flat):
             raise ValueError("the pairs of an adapter must be of one dtype.")
         self._pairs = np.array(rows or [(0, 0, 0, 0, 0)], dtype=np.int64)
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

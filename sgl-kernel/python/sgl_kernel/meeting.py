@@ -6,9 +6,8 @@ import weakref
 from mmap import mmap
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from sgl_kernel.arrays import AnyArray, address, empty, size
 from sgl_kernel.native import need
 
 MOST_RANKS = 64
@@ -36,18 +35,18 @@ class Meeting:
         self.size, self.address = size, int(need().meeting_new(start, rank, size))
         weakref.finalize(self, need().meeting_free, self.address).atexit = False
 
-    def sum(self, x: Tensor, threads: int = 1) -> Tensor:
+    def sum(self, x: AnyArray, threads: int = 1) -> AnyArray:
         """The sum of the ranks' x, float32 and contiguous, in place: the same bits on every
         rank."""
-        need().meeting_sum(self.address, threads, x.data_ptr(), x.data_ptr(), x.numel())
+        need().meeting_sum(self.address, threads, address(x), address(x), size(x))
         return x
 
-    def gather(self, x: Tensor, threads: int = 1) -> Tensor:
+    def gather(self, x: AnyArray, threads: int = 1) -> AnyArray:
         """The ranks' x [rows, width], float32 and contiguous, side by side."""
         rows, width = x.shape
-        out = torch.empty(rows, self.size * width)
+        out = empty(x, rows, self.size * width)
         if rows * width:
             need().meeting_gather(
-                self.address, threads, x.data_ptr(), out.data_ptr(), rows, width
+                self.address, threads, address(x), address(out), rows, width
             )  # fmt: skip
         return out

@@ -17,12 +17,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from sgl_kernel.arrays import (
+    TYPES,
+    AnyArray,
+    address,
+    contiguous,
+    described,
+    dtype_name,
+    empty,
+    floats,
+    int32,
+    on_cpu,
+    stride,
+)
 from sgl_kernel.native import need
 
 if TYPE_CHECKING:
@@ -38,7 +49,7 @@ ACTIVATIONS = {
 }  # fmt: skip
 ALIGN = 64  # bytes, of a packed matrix
 GROUP, GROUPS = 64, (32, 64, 128)  # inputs that share a scale in w4
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True)
@@ -51,29 +62,31 @@ class Packed:
     k: int
     group: int
     paired: bool
-    data: Tensor  # uint8
-    order: Tensor | None = None
+    data: Bytes
+    order: AnyArray | None = None
 
     @property
-    def fields(self) -> tuple[int, int, int, int, bool, int]:
+    def fields(self) -> tuple[int, int, int, int, bool, int | None]:
         """Arguments by which the native functions take a matrix."""
         code = CODES[self.format]
-        return code, self.n, self.k, self.group, self.paired, self.data.data_ptr()
+        return code, self.n, self.k, self.group, self.paired, address(self.data)
 
     @property
     def outputs(self) -> int:
         return self.n // 2 if self.paired else self.n
 
-    def rows(self, ids: Tensor, threads: int = 1) -> Tensor:
+    def rows(self, ids: AnyArray, threads: int = 1) -> AnyArray:
         """Rows ``ids`` (int32 [count]) as float32 [count, k]: an embedding lookup."""
-        ids = ids.to(torch.int32).contiguous()
+        ids = int32(ids)
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
             raise ValueError(f"row ids must lie in [0, {self.n}).")
-        out = torch.empty(len(ids), self.k)
-        need().unpack(threads, *self.fields, ids.data_ptr(), len(ids), out.data_ptr())
-        if self.order is not None:
-            out = torch.empty_like(out).index_copy_(1, self.order.long(), out)
-        return out
+        out = empty(ids, len(ids), self.k)
+        need().unpack(threads, *self.fields, address(ids), len(ids), address(out))
+        if self.order is None:
+            return out
+        ordered = empty(ids, len(ids), self.k)
+        ordered[:, self.order] = out
+        return ordered
 
 
 class Arena:
@@ -81,22 +94,22 @@ class Arena:
     read from end to end, and a page walk for every 4 KiB costs up to half of the bandwidth."""
 
     def __init__(self, size: int) -> None:
-        self._memory = torch.empty(size, dtype=torch.uint8)
-        self._used = 0
+        self._memory = np.empty(size, dtype=np.uint8)
+        self._base, self._used = int(self._memory.__array_interface__["data"][0]), 0
         ask_huge_pages(self._memory)
 
-    def take(self, size: int) -> Tensor:
+    def take(self, size: int) -> Bytes:
         """uint8 [size], aligned to 64 bytes; of its own where the arena is used up."""
-        begin = self._used + -(self._memory.data_ptr() + self._used) % ALIGN
+        begin = self._used + -(self._base + self._used) % ALIGN
         if begin + size > len(self._memory):
-            return torch.empty(size, dtype=torch.uint8)
+            return np.empty(size, dtype=np.uint8)
         self._used = begin + size
         return self._memory[begin : self._used]
 
 
-def ask_huge_pages(memory: Tensor) -> None:
+def ask_huge_pages(memory: AnyArray) -> None:
     """A hint, to be given before anything is written; without effect where there are none."""
-    need().ask_huge_pages(memory.data_ptr(), memory.numel() * memory.element_size())
+    need().ask_huge_pages(address(memory), memory.nbytes)
 
 
 def packed_bytes(n: int, k: int, format: str, group: int = GROUP) -> int:
@@ -105,7 +118,7 @@ def packed_bytes(n: int, k: int, format: str, group: int = GROUP) -> int:
 
 
 def pack(
-    weight: Tensor,
+    weight: AnyArray,
     format: str,
     *,
     paired: bool = False,
@@ -119,37 +132,37 @@ def pack(
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}; use one of {', '.join(FORMATS)}.")
-    if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
+    if dtype_name(weight) not in ("float32", "bfloat16") or not on_cpu(weight):
         raise ValueError(
-            f"a weight of {weight.dtype} on {weight.device} cannot be packed; give float32 or "
-            "bfloat16 on the CPU."
+            f"a weight of {weight.dtype} on {getattr(weight, 'device', 'cpu')} cannot be packed; "
+            "give float32 or bfloat16 on the CPU."
         )
     if format == "w4" and group not in GROUPS:
         raise ValueError(f"group is {group}; w4 has scales for 32, 64 or 128 inputs.")
     n, k = weight.shape
     if paired and n % 2:
         raise ValueError(f"a paired weight has as many gates as inputs; {n} rows are odd.")
-    if weight.stride(1) != 1:
-        weight = weight.contiguous()
+    if stride(weight, 1) != 1:
+        weight = contiguous(weight)
     code, native = FORMATS.index(format), need()
     size = native.packed_bytes(code, n, k, group)
-    data = torch.empty(size, dtype=torch.uint8) if arena is None else arena.take(size)
+    data = np.empty(size, dtype=np.uint8) if arena is None else arena.take(size)
     native.pack(
-        threads, code, n, k, group, paired, weight.data_ptr(), TYPES[weight.dtype],
-        weight.stride(0), data.data_ptr(),
+        threads, code, n, k, group, paired, address(weight), TYPES[dtype_name(weight)],
+        stride(weight), address(data),
     )  # fmt: skip
     return Packed(format, n, k, group, paired, data)
 
 
 def pack_integers(
-    values: Tensor,
-    scales: Tensor,
-    lows: Tensor | None,
+    values: AnyArray,
+    scales: AnyArray,
+    lows: AnyArray | None,
     format: str,
     *,
     paired: bool = False,
     group: int = GROUP,
-    order: Tensor | None = None,
+    order: AnyArray | None = None,
     threads: int = 1,
     arena: Arena | None = None,
 ) -> Packed:
@@ -165,21 +178,21 @@ def pack_integers(
         raise ValueError(f"integers cannot be packed as {format!r} in groups of {group}.")
     groups = 1 if rowwise else -(-k // group)
     tensors = [scales] if lows is None else [scales, lows]
-    if values.dtype != torch.int8 or not n or not k or (paired and n % 2):
-        raise ValueError(f"values are {values.dtype} {tuple(values.shape)}; int8 is needed.")
+    if dtype_name(values) != "int8" or not n or not k or (paired and n % 2):
+        raise ValueError(f"values are {described(values)}; int8 is needed.")
     if any(t.shape != (n, groups) for t in tensors) or (rowwise and lows is not None):
         raise ValueError(f"scales are {tuple(scales.shape)}; [{n}, {groups}] are needed.")
-    values, tensors = values.contiguous(), [t.float().contiguous() for t in tensors]
+    values, tensors = contiguous(values), [floats(t) for t in tensors]
     if order is not None:
-        order = order.to(torch.int32).contiguous()
-        if order.shape != (k,) or not order.sort().values.equal(torch.arange(k).int()):
+        order = np.ascontiguousarray(order, dtype=np.int32)
+        if order.shape != (k,) or not np.array_equal(np.sort(order), np.arange(k)):
             raise ValueError(f"an order of {k} inputs is needed.")
     code, native = CODES[format], need()
     size = native.packed_bytes(code, n, k, group)
-    data = torch.empty(size, dtype=torch.uint8) if arena is None else arena.take(size)
+    data = np.empty(size, dtype=np.uint8) if arena is None else arena.take(size)
     native.pack_integers(
-        threads, code, n, k, group, paired, values.data_ptr(), k,
-        *(address(t) for t in (*tensors, None)[:2]), data.data_ptr(),
+        threads, code, n, k, group, paired, address(values), k,
+        *(address(t) for t in (*tensors, None)[:2]), address(data),
     )  # fmt: skip
     return Packed(format, n, k, group, paired, data, order)
 
@@ -195,35 +208,35 @@ class Parts:
         self.weights = tuple(weights)
         self._table = np.array([w.fields for w in weights], dtype=np.int64)
 
-    def __call__(self, x: Tensor, threads: int = 1) -> Tensor:
+    def __call__(self, x: AnyArray, threads: int = 1) -> AnyArray:
         """float32 [m, parts, k] -> [m, parts, n]; a row's bits do not depend on the others. Raises
         ValueError, MemoryError."""
         w, count, m = self.weights[0], len(self.weights), x.shape[0]
-        if x.dtype != torch.float32 or x.shape != (m, count, w.k) or (m and x.stride(2) != 1):
-            raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; float32 [m, {count}, {w.k}].")
-        y = torch.empty(m, count, w.n)
+        if dtype_name(x) != "float32" or x.shape != (m, count, w.k) or (m and stride(x, 2) != 1):
+            raise ValueError(f"x is {described(x)}; float32 [m, {count}, {w.k}].")
+        y = empty(x, m, count, w.n)
         table = int(self._table.__array_interface__["data"][0])
         if not need().linear_each(
-            threads, table, count, x.data_ptr(), x.stride(0), x.stride(1), m, y.data_ptr(),
-            y.stride(0), y.stride(1),
+            threads, table, count, address(x), stride(x), stride(x, 1), m, address(y),
+            stride(y), stride(y, 1),
         ):  # fmt: skip
             raise MemoryError(f"no memory for products of {m} rows.")
         return y
 
 
 def linear(
-    x: Tensor,
+    x: AnyArray,
     weight: Packed,
     *,
-    bias: Tensor | None = None,
-    gain: Tensor | None = None,
+    bias: AnyArray | None = None,
+    gain: AnyArray | None = None,
     eps: float = 1e-6,
     act: str = "silu",
-    out: Tensor | None = None,
+    out: AnyArray | None = None,
     add: bool = False,
     threads: int = 1,
     adapted: tuple[Adapted, int] | None = None,
-) -> Tensor:
+) -> AnyArray:
     """``y = norm(x) W^T + bias``, all float32; x [m, k], y [m, outputs].
 
     ``gain`` [k]: x is RMS-normed first. A paired weight gives ``act(gate) * up``. ``add``: added to
@@ -232,21 +245,22 @@ def linear(
     not fit, MemoryError.
     """
     m = x.shape[0]
-    if x.dtype != torch.float32 or x.shape != (m, weight.k) or (m and x.stride(1) != 1):
-        raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; float32 [m, {weight.k}] is needed.")
+    if dtype_name(x) != "float32" or x.shape != (m, weight.k) or (m and stride(x, 1) != 1):
+        raise ValueError(f"x is {described(x)}; float32 [m, {weight.k}] is needed.")
     if out is None:
         if add:
             raise ValueError("add=True adds to out, which is not given.")
-        out = torch.empty(m, weight.outputs)
-    if out.dtype != torch.float32 or out.shape != (m, weight.outputs) or (m and out.stride(1) != 1):
-        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}; float32 [{m}, {weight.outputs}].")
+        out = empty(x, m, weight.outputs)
+    shape = (m, weight.outputs)
+    if dtype_name(out) != "float32" or out.shape != shape or (m and stride(out, 1) != 1):
+        raise ValueError(f"out is {described(out)}; float32 [{m}, {weight.outputs}].")
     bias, gain = _vector(bias, weight.n, "bias"), _vector(gain, weight.k, "gain")
     if weight.order is not None:  # a norm does not mind
-        x = x.index_select(1, weight.order)
-        gain = None if gain is None else gain.index_select(0, weight.order)
+        x = x[:, weight.order]
+        gain = None if gain is None else gain[weight.order]
     values = (
-        threads, *weight.fields, address(gain), eps, x.data_ptr(), x.stride(0), m, address(bias),
-        add, ACTIVATIONS[act], out.data_ptr(), out.stride(0),
+        threads, *weight.fields, address(gain), eps, address(x), stride(x), m, address(bias),
+        add, ACTIVATIONS[act], address(out), stride(out),
     )  # fmt: skip
     if adapted is None:
         good = need().linear(*values)
@@ -257,13 +271,9 @@ def linear(
     return out
 
 
-def _vector(x: Tensor | None, size: int, name: str) -> Tensor | None:
+def _vector(x: AnyArray | None, size: int, name: str) -> AnyArray | None:
     if x is None:
         return None
     if x.shape != (size,):
         raise ValueError(f"{name} has shape {tuple(x.shape)}; [{size}] is needed.")
-    return x.float().contiguous()
-
-
-def address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+    return floats(x)

@@ -11,11 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from sgl_kernel.arrays import (
+    TYPES,
+    AnyArray,
+    address,
+    contiguous,
+    described,
+    dtype_name,
+    empty,
+    is_contiguous,
+    stride,
+)
 from sgl_kernel.native import need
-from sgl_kernel.packed import TYPES, address
 
 Array = np.ndarray[Any, Any]
 
@@ -51,7 +59,7 @@ class Heads:
     soft_cap: float = 0.0
     value: int = 0
     shared: bool = False
-    sinks: Tensor | None = field(default=None, compare=False)
+    sinks: AnyArray | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.value:
@@ -67,8 +75,8 @@ class Heads:
                 f"{self.value} dimensions of values are no part of {self.dim} of keys."
             )
         sinks = self.sinks
-        if sinks is not None and (sinks.dtype, sinks.shape) != (torch.float32, (self.q,)):
-            raise ValueError(f"sinks are {sinks.dtype} {tuple(sinks.shape)}; float32 ({self.q},).")
+        if sinks is not None and (dtype_name(sinks), tuple(sinks.shape)) != ("float32", (self.q,)):
+            raise ValueError(f"sinks are {described(sinks)}; float32 ({self.q},).")
 
     @property
     def qkv(self) -> int:
@@ -77,7 +85,7 @@ class Heads:
 
     @property
     def fields(self) -> Fields:
-        sinks = None if self.sinks is None else self.sinks.contiguous()
+        sinks = None if self.sinks is None else contiguous(self.sinks)
         values = [
             self.q, self.kv, self.dim, bits(self.scale), self.window, bits(self.soft_cap),
             self.value, address(sinks),
@@ -90,16 +98,16 @@ class Rotary:
     """Cosines and sines [length, turned / 2], float32, and the gains [dim] of q and k where they
     are normed before they are rotated."""
 
-    cos: Tensor
-    sin: Tensor
-    q_gain: Tensor | None = None
-    k_gain: Tensor | None = None
+    cos: AnyArray
+    sin: AnyArray
+    q_gain: AnyArray | None = None
+    k_gain: AnyArray | None = None
     eps: float = 1e-6
 
     @property
     def fields(self) -> Fields:
         values = [
-            self.cos.data_ptr(), self.sin.data_ptr(), 2 * self.cos.shape[1], address(self.q_gain),
+            address(self.cos), address(self.sin), 2 * self.cos.shape[1], address(self.q_gain),
             address(self.k_gain), bits(self.eps),
         ]  # fmt: skip
         return Fields(values, self)
@@ -111,15 +119,15 @@ class KV:
     have scales [slots, kv_heads], float32. Values that are the beginning of their keys are a view
     of them, and have their scales."""
 
-    keys: Tensor
-    values: Tensor
-    key_scales: Tensor | None = None
-    value_scales: Tensor | None = None
+    keys: AnyArray
+    values: AnyArray
+    key_scales: AnyArray | None = None
+    value_scales: AnyArray | None = None
 
     @property
     def fields(self) -> Fields:
         values = [
-            TYPES[self.keys.dtype], self.keys.data_ptr(), self.values.data_ptr(),
+            TYPES[dtype_name(self.keys)], address(self.keys), address(self.values),
             address(self.key_scales), address(self.value_scales),
         ]  # fmt: skip
         return Fields(values, self)
@@ -135,7 +143,7 @@ class Pass(Fields):
 
     def __init__(
         self, ids: Array, positions: Array, starts: Array, counts: Array, tables: Array,
-        pages: Array, page_size: int, given: tuple[Array, Tensor] | None = None,
+        pages: Array, page_size: int, given: tuple[Array, AnyArray] | None = None,
     ) -> None:  # fmt: skip
         rows, tokens = len(counts), len(ids)
         self.rows, self.tokens = rows, tokens
@@ -156,11 +164,11 @@ class Pass(Fields):
         )
 
 
-def _given(at: Array, states: Tensor, tokens: int) -> tuple[Array, Tensor]:
-    if states.dtype != torch.float32 or not states.is_contiguous() or states.shape[0] != len(at):
+def _given(at: Array, states: AnyArray, tokens: int) -> tuple[Array, AnyArray]:
+    fits = dtype_name(states) == "float32" and is_contiguous(states)
+    if not fits or states.shape[0] != len(at):
         raise ValueError(
-            f"embeddings are {states.dtype} {tuple(states.shape)}; contiguous float32 "
-            f"[{len(at)}, width] are needed."
+            f"embeddings are {described(states)}; contiguous float32 [{len(at)}, width] are needed."
         )
     if len(at) and not (at[0] >= 0 and at[-1] < tokens and (at[1:] > at[:-1]).all()):
         raise ValueError(f"embeddings are given for tokens {at}; ascending ones of {tokens}.")
@@ -168,7 +176,7 @@ def _given(at: Array, states: Tensor, tokens: int) -> tuple[Array, Tensor]:
 
 
 def append(
-    pass_: Pass, heads: Heads, rotary: Rotary, qkv: Tensor, kv: KV, threads: int = 1
+    pass_: Pass, heads: Heads, rotary: Rotary, qkv: AnyArray, kv: KV, threads: int = 1
 ) -> None:
     """qkv [tokens, heads.qkv] float32: q is rotated in place; k is rotated, k and v are written to
     the pool."""
@@ -178,17 +186,17 @@ def append(
         kv.fields,
     )  # owners of the addressed memory
     need().append(
-        threads, pass_.address, h.address, r.address, qkv.data_ptr(), qkv.stride(0), pool.address
+        threads, pass_.address, h.address, r.address, address(qkv), stride(qkv), pool.address
     )
 
 
-def attend(pass_: Pass, heads: Heads, qkv: Tensor, kv: KV, threads: int = 1) -> Tensor:
+def attend(pass_: Pass, heads: Heads, qkv: AnyArray, kv: KV, threads: int = 1) -> AnyArray:
     """Causal attention of every row over its pages [tokens, q * value]; after ``append``."""
-    out = qkv.new_empty(pass_.tokens, heads.q * heads.value)
+    out = empty(qkv, pass_.tokens, heads.q * heads.value)
     h, pool = heads.fields, kv.fields
     if not need().attend(
-        threads, pass_.address, h.address, qkv.data_ptr(), qkv.stride(0), pool.address,
-        out.data_ptr(), out.stride(0),
+        threads, pass_.address, h.address, address(qkv), stride(qkv), pool.address,
+        address(out), stride(out),
     ):  # fmt: skip
         raise MemoryError(f"no memory for attention over {pass_.tokens} tokens.")
     return out

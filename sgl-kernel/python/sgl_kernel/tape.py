@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from sgl_kernel.arrays import AnyArray, address, floats, size
 from sgl_kernel.experts import Experts
 from sgl_kernel.lora import Adapted, Adapter
 from sgl_kernel.meeting import Meeting
 from sgl_kernel.native import need
-from sgl_kernel.packed import ACTIVATIONS, Packed, address
+from sgl_kernel.packed import ACTIVATIONS, Packed
 from sgl_kernel.paged import KV, Array, Fields, Heads, Pass, Rotary
 
 Groups: TypeAlias = tuple[Sequence[Adapter], Array]
@@ -83,20 +82,19 @@ class Tape:
     def norm(
         self,
         x: int,
-        gain: Tensor,
+        gain: AnyArray,
         eps: float,
         *,
         into: int | None = None,
         add: bool = False,
-        bias: Tensor | None = None,
+        bias: AnyArray | None = None,
         centred: bool = False,
         first: int = 0,
     ) -> int:
         """RMSNorm, or LayerNorm where ``centred``, written or added to ``into``, a new buffer by
         default. A ``gain`` shorter than x is wide is that of the columns from ``first`` on."""
-        gain = gain.float().contiguous()
-        bias = None if bias is None else bias.float().contiguous()
-        width, count = self._widths[x], gain.numel()
+        gain, bias = floats(gain), None if bias is None else floats(bias)
+        width, count = self._widths[x], size(gain)
         into = self.buffer(width) if into is None else into
         if self._widths[into] != width or not 0 <= first <= width - count:
             raise ValueError(
@@ -105,7 +103,7 @@ class Tape:
             )
         out = self._out(into, gain, bias)
         need().tape_norm(
-            self._tape, out, x, first, count, gain.data_ptr(), eps, address(bias), centred, add
+            self._tape, out, x, first, count, address(gain), eps, address(bias), centred, add
         )
         return out
 
@@ -113,13 +111,13 @@ class Tape:
         """Apply an activation in place."""
         need().tape_activate(self._tape, self._out(x), ACTIVATIONS[act])
 
-    def place(self, x: int, table: Tensor) -> None:
+    def place(self, x: int, table: AnyArray) -> None:
         """Add to each token the row of ``table`` [positions, width], float32, of its position.
         Before ``choose``."""
-        table = table.float().contiguous()
+        table = floats(table)
         if self._chooses or table.shape[1] != self._widths[x]:
             raise ValueError(f"a table of width {table.shape[1]} cannot be added to buffer {x}.")
-        need().tape_place(self._tape, self._out(x, table), table.data_ptr())
+        need().tape_place(self._tape, self._out(x, table), address(table))
 
     def linear(
         self,
@@ -128,9 +126,9 @@ class Tape:
         *,
         into: int | None = None,
         add: bool = False,
-        gain: Tensor | None = None,
+        gain: AnyArray | None = None,
         eps: float = 1e-6,
-        bias: Tensor | None = None,
+        bias: AnyArray | None = None,
         act: str = "silu",
         product: int = -1,
     ) -> int:
@@ -138,11 +136,11 @@ class Tape:
         ``product`` is the adapters' name of the product."""
         if self._widths[x] != weight.k:
             raise ValueError(f"buffer {x} is {self._widths[x]} wide; the weight takes {weight.k}.")
-        gain = None if gain is None else gain.float().contiguous()
+        gain = None if gain is None else floats(gain)
         if weight.order is not None:
             x = self._reorder(x, weight.order)
-            gain = None if gain is None else gain.index_select(0, weight.order)
-        bias = None if bias is None else bias.float().contiguous()
+            gain = None if gain is None else gain[weight.order]
+        bias = None if bias is None else floats(bias)
         into = self.buffer(weight.outputs) if into is None else into
         out = self._out(into, weight, gain, bias)
         need().tape_linear(
@@ -154,23 +152,23 @@ class Tape:
             self._adapts = True
         return out
 
-    def _reorder(self, x: int, order: Tensor) -> int:
+    def _reorder(self, x: int, order: AnyArray) -> int:
         """The columns of x in this order, until the next call."""
         key = self._widths[x], self._chooses
         if key not in self._reordered:
             self._reordered[key] = self.buffer(key[0])
         out = self._out(self._reordered[key], order)
-        need().tape_reorder(self._tape, out, x, order.data_ptr())
+        need().tape_reorder(self._tape, out, x, address(order))
         return out
 
     def experts(
-        self, x: int, layer: Experts, into: int, gain: Tensor | None, eps: float, add: bool = True
+        self, x: int, layer: Experts, into: int, gain: AnyArray | None, eps: float, add: bool = True
     ) -> int:
         """``into += layer(norm(x))``; without ``add``, ``into = layer(norm(x))``."""
         widths = self._widths[x], self._widths[into]
         if widths != (layer.width, layer.width):
             raise ValueError(f"buffers are {widths} wide; the experts take {layer.width}.")
-        gain = None if gain is None else gain.float().contiguous()
+        gain = None if gain is None else floats(gain)
         out = self._out(into, layer, gain)
         need().tape_experts(self._tape, out, x, layer.address, address(gain), eps)
         if not add:
@@ -193,11 +191,11 @@ class Tape:
 
     def run(
         self, pass_: Pass, chosen: Array, threads: int = 1, groups: Groups | None = None
-    ) -> Tensor:
-        """The last buffer written [rows, width], a new tensor. ``chosen``: int32 indices of tokens,
-        for a tape with ``choose``; other tapes give all rows. ``groups``: adapters, and for each
-        token the index of its own among them, or -1 (``Adapted``). Raises MemoryError; ValueError
-        for a tape without operations, or indices of another kind."""
+    ) -> Array:
+        """The last buffer written [rows, width], a new float32 array. ``chosen``: int32 indices of
+        tokens, for a tape with ``choose``; other tapes give all rows. ``groups``: adapters, and
+        for each token the index of its own among them, or -1 (``Adapted``). Raises MemoryError;
+        ValueError for a tape without operations, or indices of another kind."""
         if self._last < 0:
             raise ValueError("the tape has no operations.")
         if chosen.dtype != np.int32 or not chosen.flags.c_contiguous:
@@ -208,9 +206,9 @@ class Tape:
             )
         rows = len(chosen) if self._chooses else pass_.tokens
         width = self._widths[self._last]
-        out = torch.empty(rows, width)
+        out = np.empty((rows, width), dtype=np.float32)
         where = int(chosen.__array_interface__["data"][0])
-        values = self._tape, threads, pass_.address, where, len(chosen), out.data_ptr()
+        values = self._tape, threads, pass_.address, where, len(chosen), address(out)
         if groups is None or not self._adapts:
             got = need().tape_run(*values)
         else:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sgl_kernel import native, rows
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Sample
-from sglang.srt.worker import sampler
+from sglang.srt.logits import sampler
 from sglang.srt.worker.native_forward import draw_rows
 
 pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason=f"no extension: {native.WHY}")

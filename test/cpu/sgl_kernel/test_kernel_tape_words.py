@@ -43,7 +43,7 @@ class Words:
         self.work = Pass(ids, self.positions, ends[:1], ends[1:], ends, ids, 1)
 
     def run(self, threads: int = 1) -> Tensor:
-        return self.tape.run(self.work, np.empty(0, dtype=np.int32), threads)
+        return torch.from_numpy(self.tape.run(self.work, np.empty(0, dtype=np.int32), threads))
 
 
 def normed(x: Tensor, gain: Tensor, eps: float, bias: Tensor | None, centred: bool) -> Tensor:

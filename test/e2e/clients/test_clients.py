@@ -29,6 +29,7 @@ CASES = [  # environment, file
     ("openai-2", "openai_cases.py"),
     ("openai-3", "openai_cases.py"),
     ("anthropic", "anthropic_cases.py"),
+    ("ollama", "ollama_cases.py"),
     ("dspy", "litellm_cases.py"),
     ("instructor", "instructor_cases.py"),
     ("langchain", "langchain_cases.py"),

@@ -8,11 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from helpers.paths import ROOT
+from sglang import bench_offline_throughput, bench_one_batch, bench_serving
 from sglang.backend.engine import inferlet_command
 from sglang.srt.commands import (
     drain_command,
     engine_command,
     explain_command,
+    ps_command,
+    pull_command,
     sandbox_command,
     schema_command,
     workers_command,
@@ -22,9 +25,13 @@ from sglang.srt.config import Config
 from sglang.srt.config.command_line import Parser
 from sglang.srt.config.translation import FLAGS
 from sglang.srt.config.upstream import MEANS, SPELLINGS
+from sglang.terminal import bench_command, chat_command, run_command
 from sglang.views.timeline import command as trace_command
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 FOREIGN = {
     "http-overhead",
     "rounds",
@@ -109,12 +116,15 @@ def test_named_flags_exist() -> None:
     known = {name.replace("_", "-") for name in names} | FOREIGN
     commands = (
         doctor_command, drain_command, engine_command, explain_command, inferlet_command,
-        sandbox_command, schema_command, trace_command, workers_command,
+        sandbox_command, schema_command, trace_command, workers_command, ps_command, pull_command,
+        bench_command, chat_command, run_command,
     )  # fmt: skip
     for command in commands:
         parser = Parser()
         command.add_parser_arguments(parser)
         known |= set(flags_of(parser))
+    for benchmark in (bench_offline_throughput, bench_one_batch, bench_serving):
+        known |= set(flags_of(benchmark.parser()))
     for source in [*(ROOT / "benchmark").rglob("*.py"), *(ROOT / "tools").glob("*.py")]:
         flags = re.findall(r'"--([a-z][a-z-]+)"', source.read_text(encoding="utf-8"))
         known |= {*flags, *(f"no-{flag}" for flag in flags)}

@@ -37,6 +37,10 @@ REPLIES = {
     "How old": "34",
     "calc(": "6*7",
     "</result>": " 42.",
+    "Weather in Rome?": (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    ),
+    "<tool_response>": "It is 21 degrees in Rome.",
     "job and city of:": "Name: Nora\nJob: baker\nCity: Lisbon\n",
     "Think: ": "<think>two and two</think>4",
     "paragraph: sleep": "Sleep well.",

@@ -18,7 +18,7 @@ STANDARD = frozenset(sys.stdlib_module_names)
 # ``srt`` is short for ``sglang.srt`` in all names here.
 # A module is ruled by the longest name here that contains it. After the colon: what it may import
 # besides itself and the standard library. Tensor code: each layer uses those before it.
-TENSORS = "srt.core srt.config torch numpy"
+TENSORS = "srt.core srt.config srt.numeric torch numpy"
 UPSTREAM = "sglang srt psutil outlines_core"  # aliases under upstream's names
 RUNNING = (
     "sglang.ir sglang.semantics sglang.errors sglang.backend"  # below the rooms that run programs
@@ -41,15 +41,17 @@ RULES = {
     "srt.tokenizer": "srt.core srt.files tokenizers jinja2",
     "srt.media": "srt.core msgspec numpy PIL",
     "srt.media.video_file": "srt.media PIL av",
+    "srt.numeric": "torch numpy ml_dtypes",
     "srt.parallel": f"{TENSORS} sgl_kernel",
     "srt.attention": f"{TENSORS} sgl_kernel srt.parallel flashinfer",
+    "srt.logits": f"{TENSORS} sgl_kernel srt.parallel srt.attention",
     "srt.layers": f"{TENSORS} sgl_kernel srt.parallel srt.attention",
     "srt.models": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers"
     " srt.files srt.media.processor_settings srt.media.tiles safetensors tqdm",
     "srt.worker": f"{TENSORS} sgl_kernel srt.parallel srt.attention srt.layers srt.models srt.files"
-    " sglang.ir psutil",
-    "srt.ranks": "sglang.ir srt.core srt.config torch numpy sgl_kernel srt.parallel srt.attention"
-    " srt.worker srt.files msgspec zmq srt.system",
+    " srt.logits sglang.ir psutil",
+    "srt.ranks": "sglang.ir srt.core srt.config srt.numeric torch numpy sgl_kernel srt.parallel"
+    " srt.attention srt.logits srt.worker srt.files msgspec zmq srt.system",
     "srt.engine": "sglang.ir srt.core srt.config srt.memory srt.schedule srt.disk srt.interception"
     " srt.spaces srt.grammar srt.kv_events msgspec zmq",
     "srt.engine.process": "srt.core srt.config srt.grammar srt.tokenizer srt.kv_events msgspec zmq"
@@ -60,7 +62,7 @@ RULES = {
     "srt.requests": "sglang.ir",
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"
     " srt.requests.common_fields srt.requests.request_error msgspec",
-    "srt.requests.replies": "sglang.ir",
+    "srt.requests.replies": "sglang.ir sglang.semantics",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
     "srt.programs": "sglang.ir sglang.semantics srt.core msgspec",
     "srt.runtime": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
@@ -78,8 +80,9 @@ RULES = {
     " srt.engine.info",
     "srt.runtime.supervisor": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine"
     " msgspec",
-    "srt.web": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.inferlet"
-    " msgspec starlette pydantic_core uvicorn httptools prometheus_client psutil",
+    "srt.web": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
+    " srt.runtime srt.inferlet msgspec starlette pydantic_core uvicorn httptools"
+    " prometheus_client psutil python_multipart",
     "srt.web.openapi.native_shapes": "srt.core srt.engine.info srt.web srt.runtime msgspec",
     "srt.web.launch": "srt.core srt.config srt.tokenizer srt.requests srt.runtime srt.web"
     " srt.engine srt.ranks srt.config.command_line srt.system",
@@ -88,15 +91,17 @@ RULES = {
     "srt.web.telemetry.request_tracing": "srt.core srt.requests opentelemetry",
     "srt.commands": "srt.core srt.config.command_line",
     "srt.commands.bench": "",
+    "srt.commands.ps_command": "srt.config.command_line psutil",
+    "srt.commands.pull_command": "srt.core srt.files huggingface_hub",
     "srt.commands.engine_command": "srt.core srt.config srt.remote srt.launchers srt.system",
     "srt.commands.engine_keys_command": "srt.remote",
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
     "srt.commands.sandbox_command": "srt.config.command_line srt.inferlet.host",
-    "srt.commands.doctor": "srt.core srt.config srt.tokenizer srt.requests srt.layers srt.models"
-    " srt.files srt.attention srt.worker srt.ranks srt.runtime sgl_kernel msgspec psutil torch"
-    " huggingface_hub srt.system",
+    "srt.commands.doctor": "sglang.semantics srt.core srt.config srt.numeric srt.tokenizer"
+    " srt.requests srt.layers srt.models srt.files srt.attention srt.worker srt.ranks srt.runtime"
+    " sgl_kernel msgspec psutil torch huggingface_hub srt.system",
     "srt.cli": "srt.config.command_line srt.commands srt.web.launch",
     "srt.server": UPSTREAM,
     "sglang": "sglang",
@@ -109,24 +114,27 @@ RULES = {
     " sglang.inferlet srt",
     "sglang.inferlet": "",
     "sglang.run": RUNNING,
+    "sglang.tools": f"{RUNNING} sglang.run pydantic pydantic_core",
     "sglang.views": f"{RUNNING} sglang.run sglang.version",
     "sglang.views.timeline.otel": "sglang.views sglang.errors sglang.run opentelemetry",
-    "sglang.state": f"{RUNNING} sglang.run sglang.views",
+    "sglang.state": f"{RUNNING} sglang.run sglang.tools sglang.views",
     "sglang.compile": f"{RUNNING} sglang.run sglang.views sglang.state",
-    "sglang.lowering": f"{RUNNING} sglang.run",
-    "sglang.on_server": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
-    " sglang.lowering",
+    "sglang.on_server": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile",
+    "sglang.on_server.lowering": f"{RUNNING} sglang.run",
     "sglang.batch": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile tqdm",
     "sglang.forecast": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
     " sglang.batch tiktoken",
-    "sglang.program": f"{RUNNING} sglang.run sglang.views sglang.state sglang.compile"
+    "sglang.program": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.state sglang.compile"
     " sglang.batch sglang.forecast sglang.on_server",
-    "sglang.api": f"{RUNNING} sglang.run sglang.views sglang.program",
+    "sglang.api": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.program",
+    "sglang.terminal": f"{RUNNING} sglang.run sglang.views sglang.state sglang.program"
+    " sglang.bench_serving sglang.bench_offline_throughput sglang.bench_one_batch"
+    " srt.commands.named_values srt.core.nearest",
     "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
     "sglang.launch_server": "sglang srt",
-    "sglang.bench_serving": "srt.commands.bench",
-    "sglang.bench_offline_throughput": "sglang srt.commands.bench",
-    "sglang.bench_one_batch": "sglang srt.commands.bench",
+    "sglang.bench_serving": "srt.commands.bench srt.config.command_line",
+    "sglang.bench_offline_throughput": "sglang srt.commands.bench srt.config.command_line",
+    "sglang.bench_one_batch": "sglang srt.commands.bench srt.config.command_line",
     "sglang.check_env": "sglang srt",
     "srt.server_args": UPSTREAM,
     "srt.entrypoints": UPSTREAM,

@@ -42,6 +42,7 @@ DECIDED: dict[str, str] = {
         "python -m sglang.launch_server", "sglang doctor", "sglang serve",
     )
 }  # fmt: skip
+DECIDED["route GET /page/{name} is gone"] = "its files lie in folders: GET /page/{name:path}"
 
 
 @cache

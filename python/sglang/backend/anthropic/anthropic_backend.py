@@ -72,7 +72,7 @@ class Anthropic(ApiBackend):
     key_variable = "ANTHROPIC_API_KEY"
     constraints = frozenset({"json_schema"})
     speculates = "chat"
-    messages_only = True
+    messages_only = calls_tools = True
 
     def __init__(
         self,
@@ -183,6 +183,7 @@ class Anthropic(ApiBackend):
             "max_tokens": DEFAULTS.max_new_tokens if tokens is None else tokens,
             "messages": [{**m, "content": wire.simplest(m["content"])} for m in messages],
             **wire.sampling(params),
+            **wire.tools(prompt),
         }
         if system and self._cache_prompt:
             system[-1]["cache_control"] = {"type": "ephemeral"}

@@ -73,11 +73,13 @@ class MessagesRequest:
 
 @dataclass
 class MessagesReply:
-    """A message, whole or as its events arrive. ``thought``: it has blocks of thinking."""
+    """A message, whole or as its events arrive. ``thought``: it has blocks of thinking. ``calls``:
+    ``id``, ``name`` and ``arguments`` (JSON text) of each call of a tool."""
 
     request_id: str | None = None
     text: str = ""
     thought: bool = False
+    calls: list[dict[str, Any]] = field(default_factory=list)
     ended: bool = False
     message: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
@@ -113,6 +115,8 @@ class MessagesReply:
             self._begin(event["content_block"])
         elif kind == "content_block_delta" and event["delta"]["type"] == "text_delta":
             self.text += event["delta"]["text"]
+        elif kind == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
+            self.calls[-1]["arguments"] += event["delta"]["partial_json"]
         elif kind == "message_delta":
             self.message.update(event["delta"])
             counts = event["usage"].items()
@@ -123,6 +127,9 @@ class MessagesReply:
     def _begin(self, block: dict[str, Any]) -> None:
         if block["type"] == "text":
             self.text += block["text"]
+        elif block["type"] == "tool_use":
+            given = json.dumps(block["input"], ensure_ascii=False) if block["input"] else ""
+            self.calls.append({"id": block["id"], "name": block["name"], "arguments": given})
         self.thought |= "thinking" in block["type"]
 
     def meta(self) -> dict[str, Any]:
@@ -130,7 +137,9 @@ class MessagesReply:
         counts = {name: int(value or 0) for name, value in self.usage.items() if "_tokens" in name}
         cached = counts.get("cache_read_input_tokens", 0)
         written = counts.get("cache_creation_input_tokens", 0)
+        made = [{**call, "arguments": call["arguments"] or "{}"} for call in self.calls]
         return {
+            **({"tool_calls": made} if made else {}),
             "id": self.message.get("id"),
             "request_id": self.request_id,
             "prompt_tokens": counts.get("input_tokens", 0) + cached + written,
@@ -145,6 +154,8 @@ class MessagesReply:
         reason, length = self.message.get("stop_reason"), self.meta()["completion_tokens"]
         if reason in ("end_turn", "stop_sequence"):
             return {"type": "stop", "matched": self.message.get("stop_sequence")}
+        if reason == "tool_use":
+            return {"type": "tool_calls"}
         if reason in ("max_tokens", "model_context_window_exceeded"):
             if self.thought and not self.text:
                 raise NoAnswer(
@@ -188,6 +199,10 @@ def conversation(
         role, content = turn["role"], turn["content"]
         parts = [content] if isinstance(content, str) else content
         blocks = [_block(part) for part in parts if not isinstance(part, str) or part.strip()]
+        blocks += [_tool_use(call) for call in turn.get("tool_calls") or ()]
+        if role == "tool":
+            told = {"tool_use_id": turn.get("tool_call_id", ""), "content": simplest(blocks)}
+            role, blocks = "user", [{"type": "tool_result", **told}]
         if role == "system":
             system += blocks
         elif messages and messages[-1]["role"] == role:
@@ -197,6 +212,31 @@ def conversation(
     if any(block["type"] != "text" for block in system):
         raise Unsupported("the Anthropic API takes no image in a system turn; put it into s.user")
     return system, messages
+
+
+def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        given = json.loads(function["arguments"] or "{}")
+    except ValueError:  # a call that was malformed; its result says so
+        given = {}
+    given = given if isinstance(given, dict) else {}
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
+
+
+def tools(prompt: Prompt) -> dict[str, Any]:
+    """Fields that offer the prompt's tools; {} without tools."""
+    if (offered := prompt.tools) is None:
+        return {}
+    listed = [
+        {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
+        for one in offered.definitions
+    ]
+    kinds = {"auto": "auto", "required": "any", "none": "none"}
+    choice = {"type": kinds.get(offered.choice, "tool")}
+    if choice["type"] == "tool":
+        choice["name"] = offered.choice
+    return {"tools": listed, "tool_choice": choice}
 
 
 def _parts(prompt: Prompt, image_token: str) -> list[str | Media]:

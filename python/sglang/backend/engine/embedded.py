@@ -31,6 +31,7 @@ from sglang.backend.loop_thread import begin, drawn, finish, waited
 from sglang.errors import BackendError, lacking
 from sglang.ir.chat_template import template_for, template_named
 from sglang.ir.prompt_media import sent
+from sglang.semantics.tool_calls.tool_formats import with_tool_turns
 
 if TYPE_CHECKING:
     from sglang.srt.runtime.engine_runtime import EngineRuntime
@@ -104,7 +105,9 @@ class Engine(EnginePrograms):
         self._runtime: EngineRuntime | None = EngineRuntime(config, completion)
         self.constraints = frozenset(CONSTRAINTS)
         template = named or template_for(self.get_model_name(), self.tokenizer.chat_template)
-        self.chat_template = template.seeing(self._runtime.placeholders)
+        self.tool_format = self._runtime.tool_format.name
+        template = template.seeing(self._runtime.placeholders)
+        self.chat_template = with_tool_turns(template, self.tool_format)
         atexit.register(self.shutdown)
 
     def generate(

@@ -16,6 +16,7 @@ from sglang.backend.native.native_backend import NativeBackend
 from sglang.backend.renamed_parameters import renamed
 from sglang.errors import BackendError, ConnectionFailed, refusal
 from sglang.ir.chat_template import ChatTemplate, template_for, template_named
+from sglang.semantics.tool_calls.tool_formats import with_tool_turns
 
 # Names of fields in server-sent events; a line without a name is a comment or ends an event.
 _FIELDS = ("data", "event", "id", "retry", "")
@@ -99,7 +100,9 @@ class RuntimeEndpoint(NativeBackend):
             template = template_named(chat_template_name)
         else:
             template = self._find_template()
-        self.chat_template = template.seeing(self.model_info.get("placeholders") or {})
+        template = template.seeing(self.model_info.get("placeholders") or {})
+        self.tool_format = self.model_info.get("tool_format", "hermes")  # older servers have none
+        self.chat_template = with_tool_turns(template, self.tool_format)
 
     def _find_template(self) -> ChatTemplate:
         """The template of the model: by its own jinja template, else by its name."""

@@ -84,6 +84,7 @@ class Exchange:
         self._prefill = ""
         self.body = {"model": service.model, **self._prompt(), **self._sampling()}
         self.body.update(self._constraint() if self.schema else service.kind.fields(params))
+        self.body.update(self._tools())
         self.body.update(service.extra)
         if stream:
             self.body.update(self._streaming())
@@ -101,6 +102,10 @@ class Exchange:
         raise NotImplementedError
 
     def _constraint(self) -> dict[str, Any]:
+        return {}
+
+    def _tools(self) -> dict[str, Any]:
+        """Fields that offer the prompt's tools; {} where they stand in its text."""
         return {}
 
     def _limit(self) -> str:
@@ -281,8 +286,8 @@ def _chosen(params: GenParams, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def messages_of(
     prompt: Prompt, service: OpenAIService, part: Callable[[str, str | Media], Any]
-) -> list[dict[str, Any]]:
-    """The turns; a program without roles is one user's turn.
+) -> list[tuple[Mapping[str, Any], Any]]:
+    """The turns with their contents; a program without roles is one user's turn.
 
     ``part`` makes a part of a content of a role and a text or an image. Raises Unsupported for a
     video.
@@ -295,12 +300,12 @@ def messages_of(
                 "image"
             )
     return [
-        {
-            "role": turn["role"],
-            "content": turn["content"]
+        (
+            turn,
+            turn["content"]
             if isinstance(turn["content"], str)
             else [part(turn["role"], item) for item in turn["content"]],
-        }
+        )
         for turn in turns
     ]
 

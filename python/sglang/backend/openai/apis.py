@@ -16,6 +16,15 @@ from sglang.backend.openai.api_exchange import (
     usage_of,
 )
 from sglang.backend.openai.strict_schema import response_format
+from sglang.backend.openai.tool_fields import (
+    chat_calls,
+    chat_tools,
+    chat_turn,
+    grown_calls,
+    responses_calls,
+    responses_items,
+    responses_tools,
+)
 from sglang.backend.service_backend import BadReply, NoAnswer
 from sglang.errors import Unsupported
 from sglang.ir.params import GenParams
@@ -36,7 +45,10 @@ class Choices(Exchange):
         for choice in sorted(choices, key=lambda choice: choice.get("index") or 0):
             text = self._content(choice)
             meta = {"id": reply.get("id"), **usage}
-            self._entries(choice.get("logprobs") or {}, meta)
+            if calls := self._calls(choice):
+                meta["tool_calls"] = calls
+            else:
+                self._entries(choice.get("logprobs") or {}, meta)
             found.append(self._completion(text, choice.get("finish_reason"), choice, meta))
             usage = {}
         return found
@@ -74,6 +86,10 @@ class Choices(Exchange):
         """A choice's text. Raises BadReply where it has none, with the reason."""
         raise NotImplementedError
 
+    def _calls(self, choice: Mapping[str, Any]) -> list[dict[str, str]]:
+        """The calls of the prompt's tools in a choice."""
+        return []
+
     def _entries(self, logprobs: Mapping[str, Any], meta: dict[str, Any]) -> None:
         """Keep the log-probabilities."""
         raise NotImplementedError
@@ -94,13 +110,21 @@ class ChatExchange(Choices):
         return not self.service.reasoning
 
     def _prompt(self) -> dict[str, Any]:
-        messages = messages_of(self.prompt, self.service, _chat_part)
+        turns = messages_of(self.prompt, self.service, _chat_part)
+        messages = [chat_turn(turn, content) for turn, content in turns]
         if messages[-1]["role"] == "assistant":
             if self.service.continues:
                 going_on = {"continue_final_message": True, "add_generation_prompt": False}
                 return {"messages": messages, **going_on}
             self._expect(messages[-1]["content"])
         return {"messages": messages}
+
+    def _tools(self) -> dict[str, Any]:
+        return chat_tools(self.prompt.tools, self.service.official)
+
+    def _calls(self, choice: Mapping[str, Any]) -> list[dict[str, str]]:
+        message = mapping(choice.get("message"), "message")
+        return [] if self.prompt.tools is None else chat_calls(message.get("tool_calls") or ())
 
     def _limit(self) -> str:
         return "max_completion_tokens" if self.service.reasoning else "max_tokens"
@@ -119,7 +143,7 @@ class ChatExchange(Choices):
         delta = mapping(choice.get("delta") or {}, "delta")
         self._text += delta.get("content") or ""
         whole["refusal"] = whole.get("refusal", "") + (delta.get("refusal") or "")
-        whole["tool_calls"] = whole.get("tool_calls") or delta.get("tool_calls")
+        grown_calls(whole.setdefault("tool_calls", []), delta.get("tool_calls") or ())
 
     def _said(self) -> dict[str, Any]:
         """Text of length 0 is none where there is something in its place."""
@@ -135,6 +159,8 @@ class ChatExchange(Choices):
         if message.get("refusal"):
             raise NoAnswer(f"the model refuses: {message['refusal']}")
         if message.get("tool_calls"):
+            if self.prompt.tools is not None:
+                return ""
             raise NoAnswer("the model calls a tool instead of writing text")
         if choice.get("finish_reason") == "content_filter":
             raise NoAnswer("the content filter has removed the text")
@@ -223,10 +249,15 @@ class ResponsesExchange(Exchange):
         return False
 
     def _prompt(self) -> dict[str, Any]:
-        messages = messages_of(self.prompt, self.service, _responses_part)
-        if messages[-1]["role"] == "assistant":
-            self._expect(messages[-1]["content"])
-        return {"input": messages, "store": False}
+        turns = messages_of(self.prompt, self.service, _responses_part)
+        last, content = turns[-1]
+        if last["role"] == "assistant":
+            self._expect(content)
+        items = [item for turn, content in turns for item in responses_items(turn, content)]
+        return {"input": items, "store": False}
+
+    def _tools(self) -> dict[str, Any]:
+        return responses_tools(self.prompt.tools)
 
     def _limit(self) -> str:
         return "max_output_tokens"
@@ -271,11 +302,15 @@ class ResponsesExchange(Exchange):
         ]
         cause = (reply.get("incomplete_details") or {}).get("reason")
         texts = [part for part in parts if part.get("type") == "output_text"]
-        if not texts and cause != "max_output_tokens":
+        calls = responses_calls(reply.get("output") or ()) if self.prompt.tools else []
+        if not texts and not calls and cause != "max_output_tokens":
             raise _excuse(reply, parts, cause)
         text = "".join(part["text"] for part in texts)
         meta = {"id": reply.get("id"), **usage_of(reply)}
-        self._keep_logprobs([t for part in texts for t in part.get("logprobs") or ()], meta)
+        if calls:
+            meta["tool_calls"] = calls
+        else:
+            self._keep_logprobs([t for part in texts for t in part.get("logprobs") or ()], meta)
         finish = "length" if cause == "max_output_tokens" else cause
         return [self._completion(text, finish, {}, meta)]
 

@@ -277,7 +277,7 @@ class OpenAI(ExchangeBackend):
         self.api = api
         self.continues = api is TextExchange
         self.speculates = "text" if self.continues else "chat"
-        self.messages_only = not self.continues
+        self.messages_only = self.calls_tools = not self.continues
 
     @property
     def constraints(self) -> frozenset[str]:  # type: ignore[override]

@@ -40,6 +40,8 @@ def asked(call: Call) -> dict[str, Any]:
         "media": [_digest(medium) for medium in prompt.media],
         "parallel": prompt.parallel,
     }
+    if prompt.tools is not None:
+        what["tools"] = [prompt.tools.choice, *prompt.tools.definitions]
     if isinstance(call, Commit):
         what["kind"] = "commit"
     elif isinstance(call, Choose):
@@ -76,6 +78,8 @@ def traits_of(backend: Backend) -> dict[str, Any]:
         "speculates": backend.speculates,
         "messages_only": backend.messages_only,
         "continues": backend.continues,
+        "calls_tools": backend.calls_tools,
+        "tool_format": backend.tool_format,
     }
 
 

@@ -48,6 +48,7 @@ class Recorder(Backend):
         self.speculates = inner.speculates
         self.messages_only = inner.messages_only
         self.continues = inner.continues
+        self.calls_tools, self.tool_format = inner.calls_tools, inner.tool_format
         self.native = inner.native
         self._lock = threading.Lock()
         self._file = open(path, "w", encoding="utf-8", errors="surrogatepass")  # noqa: SIM115
@@ -174,6 +175,8 @@ class Replay(Backend):
         self.speculates = traits["speculates"]
         self.messages_only = traits["messages_only"]
         self.continues = traits.get("continues", False)  # older recordings have none
+        self.calls_tools = traits.get("calls_tools", False)
+        self.tool_format = traits.get("tool_format", "hermes")
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         return [Completion(*one) for one in self._answer(Complete(prompt, params))]

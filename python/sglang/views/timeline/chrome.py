@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sglang.run.answer_facts import COUNTS
+from sglang.backend.answer_facts import COUNTS
 from sglang.run.trace_record import TraceRecord
 from sglang.views.timeline.trace_view import view_of
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sglang.run.answer_facts import COUNTS
+from sglang.backend.answer_facts import COUNTS
 from sglang.run.trace_record import TraceRecord
 from sglang.views.timeline.critical import critical_path
 from sglang.views.timeline.verify import NODES

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from sglang.run.answer_facts import COUNTS
+from sglang.backend.answer_facts import COUNTS
 from sglang.run.trace_record import TraceGroup, TraceLane, TraceRecord, TraceSpan
 
 Part = TypeVar("Part")

@@ -15,13 +15,14 @@ from collections.abc import Iterator, Sequence
 
 from sglang.srt.commands.doctor import machine_checks as machine
 from sglang.srt.commands.doctor.finding import FAIL, CheckFinding, examine
-from sglang.srt.config import Config, add_arguments, from_arguments
+from sglang.srt.config import Config, add_arguments, add_model_argument, from_arguments
 from sglang.srt.config.command_line import keys_from_environment
 from sglang.srt.system.logs import escaped
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     """The server's flags, and the command's own."""
+    add_model_argument(parser)
     own = parser.add_argument_group("doctor")
     own.add_argument("--url", default="", help="examine the server that runs there instead")
     own.add_argument(

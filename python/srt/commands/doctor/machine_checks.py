@@ -19,10 +19,10 @@ from sglang.srt.config import Config
 from sglang.srt.config.listening import bind
 
 if TYPE_CHECKING:
-    import torch
+    from sglang.srt.numeric.host_arrays import Device
 
 NEEDED = (
-    "torch", "numpy", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "zmq",
+    "numpy", "ml_dtypes", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "zmq",
     "psutil", "re2", "llguidance", "interegular", "outlines_core", "starlette", "uvicorn",
     "httptools", "prometheus_client", "tqdm",
 )  # fmt: skip
@@ -64,9 +64,11 @@ def packages() -> Iterator[CheckFinding]:
 
 
 def device(config: Config) -> Iterator[CheckFinding]:
-    """The device, and its kernels."""
-    import torch
+    """The device, and its kernels. Torch is imported where it would compute."""
+    from sglang.srt.numeric.torch_later import NEEDED as TORCH_NEEDED
+    from sglang.srt.numeric.torch_later import torch
     from sglang.srt.worker.model_loading import device_of
+    from sglang.srt.worker.threads import default_threads
 
     chosen = device_of(config.model.device)
     if chosen.type == "cuda":
@@ -74,20 +76,25 @@ def device(config: Config) -> Iterator[CheckFinding]:
         yield CheckFinding("device", OK, found)
         yield _attention(config, chosen)
         return
-    path = torch.backends.cpu.get_cpu_capability()
     features = ", ".join(sorted(_features())) or "no vector instructions known"
     kernels, fix = _kernels(config)
-    found = (
-        f"cpu, torch {torch.__version__}, {config.model.threads or torch.get_num_threads()} "
-        f"threads; kernels: {kernels or f'torch, {path}'} (the CPU has {features})"
-    )
-    if not kernels and path in ("DEFAULT", "NO AVX"):
-        fix = "expect few tokens a second: torch finds no vector instructions"
+    if not kernels and importlib.util.find_spec("torch") is None:
+        cause, _, fix = TORCH_NEEDED.partition(": ")
+        yield CheckFinding("device", FAIL, f"cpu, no native kernels; {cause}", fix)
+        return
+    by = kernels
+    if not kernels:
+        path = torch.backends.cpu.get_cpu_capability()
+        by = f"torch {torch.__version__}, {path}"
+        if path in ("DEFAULT", "NO AVX"):
+            fix = "expect few tokens a second: torch finds no vector instructions"
+    threads = config.model.threads or default_threads()
+    found = f"cpu, {threads} threads; kernels: {by} (the CPU has {features})"
     yield CheckFinding("device", WARN if fix else OK, found, fix)
     yield _attention(config, chosen)
 
 
-def _attention(config: Config, device: torch.device) -> CheckFinding:
+def _attention(config: Config, device: Device) -> CheckFinding:
     """The attention implementation for the device, and the reason."""
     from sglang.srt.attention.backend_choice import choose
 

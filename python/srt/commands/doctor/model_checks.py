@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang.semantics.tool_calls.tool_formats import format_for
 from sglang.srt.commands.doctor.finding import FAIL, OK, WARN, CheckFinding
 from sglang.srt.config import Config
 from sglang.srt.requests.replies.reasoning_parser import marks_for
-from sglang.srt.requests.replies.tool_formats import format_for
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.tokenizer.jinja_chat_template import ChatTemplateError
 
@@ -67,13 +67,13 @@ class ModelChecks:
         """The configuration and, by their headers, the weights."""
         if self._directory is None:
             return
-        import torch
-        from sglang.srt.layers.weight import Place
+        from sglang.srt.layers.weight import OutlinePlace
         from sglang.srt.models import weights
         from sglang.srt.models.checkpoint_format import open_checkpoint
         from sglang.srt.models.model_spec import read_config
         from sglang.srt.models.registry import lookup
         from sglang.srt.models.renamed_checkpoint import named
+        from sglang.srt.numeric.host_arrays import FLOAT32, HOST
 
         try:
             fields, architecture = read_config(self._directory)
@@ -84,7 +84,7 @@ class ModelChecks:
                 "config", FAIL, str(error), "serve a model of a supported architecture"
             )
             return
-        outline = family(spec, Place(torch.device("meta"), torch.float32), 1)
+        outline = family(spec, OutlinePlace(HOST, FLOAT32), 1)
         self._slots = outline.slots()
         found = f"{architecture}, {spec.num_layers} layers, {spec.context_length} tokens"
         yield CheckFinding("config", OK, found)
@@ -124,7 +124,7 @@ class ModelChecks:
         except (ValueError, MemoryError) as error:
             yield CheckFinding("memory", FAIL, str(error), "lower what the message names")
             return
-        need, names = held + tokens * token, str(dtype).removeprefix("torch.")
+        need, names = held + tokens * token, dtype.name
         names = f"{stored.bits} bits and {names}" if stored.bits else names
         found = (
             f"{stored.parameters / 1e6:.1f} M parameters in {names} and {tokens} KV tokens of "

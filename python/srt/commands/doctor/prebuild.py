@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from sglang.srt.commands.doctor.finding import FAIL, OK, CheckFinding, examine
 from sglang.srt.config import Config
+from sglang.srt.numeric.host_arrays import torch_dtype
 
 # KV tokens of the worker: how many there are makes no other kernel.
 TOKENS = 4096
@@ -54,7 +55,7 @@ def modules(config: Config) -> Iterator[CheckFinding]:
     from sglang.srt.worker.model_loading import plan_of
 
     plan = plan_of(_random(config))
-    spec, dtype = plan.spec, plan.storage.kv_dtype
+    spec, dtype = plan.spec, torch_dtype(plan.storage.kv_dtype)
     asked = config.model.attention_backend
     choice = choose(asked, plan.device, spec, dtype)
     if not choice.name.startswith("flashinfer"):

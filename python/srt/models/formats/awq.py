@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from sglang.srt.layers.quantised import Quantised
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats.quantised_files import (
@@ -23,7 +23,7 @@ from sglang.srt.models.formats.quantised_files import (
     centred,
     unpack,
 )
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array
 
 FIELDS = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each field
 PARTS = ("qweight", "qzeros", "scales")
@@ -39,21 +39,22 @@ class AwqModule:
 
     def quantised(self, files: QuantisedFiles) -> Quantised:
         values, zeros = (
-            centred(_ordered(unpack(files.read(f"{self.name}.{part}"), 4)), 4).t()
+            centred(_ordered(unpack(files.read(f"{self.name}.{part}"), 4)), 4).T
             for part in ("qweight", "qzeros")
         )
-        scales = files.read(f"{self.name}.scales").t().float()
-        return Quantised(4, values.contiguous(), scales, self.group, zeros.float())
+        scales = files.read(f"{self.name}.scales").T.astype(np.float32)
+        values = np.ascontiguousarray(values)
+        return Quantised(4, values, scales, self.group, zeros.astype(np.float32))
 
-    def dense(self, files: QuantisedFiles) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Array:
         return self.quantised(files).dense()
 
 
-def _ordered(fields: Tensor) -> Tensor:
+def _ordered(fields: Array) -> Array:
     """[m, n] as they are packed -> by output."""
-    places = torch.tensor([FIELDS.index(i) for i in range(8)])
-    eights: Tensor = fields.unflatten(-1, (-1, 8))
-    return eights[..., places].flatten(-2)
+    eights = fields.reshape(*fields.shape[:-1], -1, 8)
+    found: Array = eights[..., [FIELDS.index(i) for i in range(8)]].reshape(fields.shape)
+    return found
 
 
 def _module(files: QuantisedFiles, name: str, group_size: int) -> AwqModule:

@@ -21,11 +21,11 @@ import json
 import math
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from sglang.srt.layers.quantised import Quantised
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats.quantised_files import Module, QuantisedCheckpoint, QuantisedFiles
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array
 
 STATE = ".quant_state.bitsandbytes__"
 MAX_STATE_BYTES = 1 << 16
@@ -40,11 +40,11 @@ class Int8Module:
 
     def quantised(self, files: QuantisedFiles) -> Quantised:
         n, k = self.shape
-        scales = files.read(f"{self.name}.SCB").float().view(n, 1) / 127
+        scales = files.read(f"{self.name}.SCB").astype(np.float32).reshape(n, 1) / np.float32(127)
         # A copy: the file's pages may go before it does.
-        return Quantised(8, files.read(f"{self.name}.weight").clone(), scales, k)
+        return Quantised(8, files.read(f"{self.name}.weight").copy(), scales, k)
 
-    def dense(self, files: QuantisedFiles) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Array:
         return self.quantised(files).dense()
 
 
@@ -75,18 +75,20 @@ class CodeModule:
     def quantised(self, files: QuantisedFiles) -> None:
         return None
 
-    def dense(self, files: QuantisedFiles) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Array:
         weight = f"{self.name}.weight"
-        scales = files.read(f"{weight}.absmax").view(-1)
+        scales = files.read(f"{weight}.absmax").reshape(-1)
         if self.nested is not None:
             block, offset = self.nested
-            coarse = files.read(f"{weight}.nested_absmax").repeat_interleave(block)[: len(scales)]
-            scales = files.read(f"{weight}.nested_quant_map")[scales.int()] * coarse + offset
-        codes = files.read(weight).view(-1)
+            coarse = np.repeat(files.read(f"{weight}.nested_absmax"), block)[: len(scales)]
+            scales = files.read(f"{weight}.nested_quant_map")[scales] * coarse
+            scales += np.float32(offset)
+        codes = files.read(weight).reshape(-1)
         table = files.read(f"{weight}.quant_map")
-        values = table[torch.stack([codes >> 4, codes & 15], 1).view(-1).int()]
+        values = table[np.stack([codes >> 4, codes & 15], 1).reshape(-1)]
         count = math.prod(self.shape)
-        return (values[:count] * scales.repeat_interleave(self.block)[:count]).view(self.shape)
+        found: Array = (values[:count] * np.repeat(scales, self.block)[:count]).reshape(self.shape)
+        return found
 
 
 def _state(files: QuantisedFiles, name: str) -> tuple[Fields, str]:

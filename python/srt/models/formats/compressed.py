@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from sglang.srt.layers.quantised import Quantised
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats.float8 import float8_module, read_block
@@ -36,7 +36,7 @@ from sglang.srt.models.formats.quantised_files import (
     centred,
     unpack,
 )
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 MIXED = "mixed-precision"  # a format for each group
@@ -76,8 +76,8 @@ class IntegerModule:
         groups = self._groups(files)
         values, order = self._values(files), None
         if groups is not None:
-            order = groups.argsort(stable=True)
-            if not torch.equal(groups[order], torch.arange(self.shape[1]) // self.group):
+            order = groups.argsort(kind="stable")
+            if not np.array_equal(groups[order], np.arange(self.shape[1]) // self.group):
                 return None
             values = values[:, order]
         return Quantised(
@@ -85,42 +85,48 @@ class IntegerModule:
             int8_activations=self.int8_activations,
         )  # fmt: skip
 
-    def dense(self, files: QuantisedFiles) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Array:
         q = self.quantised(files)
         if q is not None:
             return q.dense()
         groups, zeros = self._groups(files), self._zeros(files)
-        values = self._values(files).float()
+        values = self._values(files).astype(np.float32)
         if zeros is not None:
             values -= zeros[:, groups]
         return values * self._scales(files)[:, groups]
 
-    def _values(self, files: QuantisedFiles) -> Tensor:
+    def _values(self, files: QuantisedFiles) -> Array:
         k = self.shape[1]
         if self.parts[0].endswith(".weight"):
-            return files.read(self.parts[0]).clone()  # the file's pages may go before it does
+            # A copy: the file's pages may go before it does.
+            found: Array = files.read(self.parts[0]).copy()
+            return found
         return centred(unpack(files.read(self.parts[0]), self.bits)[:, :k], self.bits)
 
-    def _scales(self, files: QuantisedFiles) -> Tensor:
+    def _scales(self, files: QuantisedFiles) -> Array:
         n = self.shape[0]
-        scale = files.read(f"{self.name}.weight_scale").float()
-        return scale.view(1, 1).expand(n, 1) if scale.numel() == 1 else scale.view(n, -1)
+        scale = files.read(f"{self.name}.weight_scale").astype(np.float32)
+        return (
+            np.full((n, 1), scale.item(), np.float32) if scale.size == 1 else scale.reshape(n, -1)
+        )
 
-    def _zeros(self, files: QuantisedFiles) -> Tensor | None:
+    def _zeros(self, files: QuantisedFiles) -> Array | None:
         name, n = f"{self.name}.weight_zero_point", self.shape[0]
         if name not in self.parts:
             return None
         zeros = files.read(name)
-        if zeros.dtype == torch.int32:
-            zeros = centred(unpack(zeros.t(), self.bits)[:, :n], self.bits).t()
-        zeros = zeros.float()
-        return zeros.view(1, 1).expand(n, 1) if zeros.numel() == 1 else zeros.view(n, -1)
+        if zeros.dtype == np.int32:
+            zeros = centred(unpack(zeros.T, self.bits)[:, :n], self.bits).T
+        zeros = zeros.astype(np.float32)
+        return (
+            np.full((n, 1), zeros.item(), np.float32) if zeros.size == 1 else zeros.reshape(n, -1)
+        )
 
-    def _groups(self, files: QuantisedFiles) -> Tensor | None:
+    def _groups(self, files: QuantisedFiles) -> Array | None:
         name = f"{self.name}.weight_g_idx"
         if name not in self.parts:
             return None
-        groups = files.read(name).long()
+        groups = files.read(name).astype(np.int64)
         count = self._scales(files).shape[1]
         low, high = int(groups.min()), int(groups.max())
         if not 0 <= low <= high < count:
@@ -129,6 +135,11 @@ class IntegerModule:
                 f"{count}."
             )
         return groups
+
+
+def _by_row(x: Array, rows: int) -> Array:
+    """[rows, groups] of one number, or of one for each row and group."""
+    return np.full((rows, 1), x.item(), np.float32) if x.size == 1 else x.reshape(rows, -1)
 
 
 def _integers(files: QuantisedFiles, name: str, scheme: Scheme, packed: bool) -> IntegerModule:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from sglang.srt.layers.quantised import Float8
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats.quantised_files import FLOATS, QuantisedCheckpoint, QuantisedFiles
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array
 
 SCALES = ("weight_scale_inv", "weight_scale")
 SCHEMES = ("dynamic", "static")  # activations are float8
@@ -43,15 +44,15 @@ class Float8Module:
     def quantised(self, files: QuantisedFiles) -> Float8 | None:
         return self._stored(files) if self.float8_group else None
 
-    def dense(self, files: QuantisedFiles) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Array:
         return self._stored(files).dense()
 
     def _stored(self, files: QuantisedFiles) -> Float8:
         n = self.shape[0]
         weight, scale = (files.read(part) for part in self.parts)
-        scale = scale.float().view(-(-n // self.block[0]), -1)
-        scale = scale.repeat_interleave(self.block[0], 0)[:n]
-        return Float8(weight.clone(), scale, self.block[1])  # the file's pages may go before it
+        scale = scale.astype(np.float32).reshape(-(-n // self.block[0]), -1)
+        scale = np.repeat(scale, self.block[0], axis=0)[:n]
+        return Float8(weight.copy(), scale, self.block[1])  # the file's pages may go before it
 
 
 def float8_module(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from sglang.srt.layers.quantised import Quantised
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats.quantised_files import (
@@ -25,7 +25,7 @@ from sglang.srt.models.formats.quantised_files import (
     centred,
     unpack,
 )
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Array
 
 BITS = (2, 3, 4, 8)
 LAYOUTS = ("gptq", "gptq_v2")
@@ -47,26 +47,27 @@ class GptqModule:
     def bits(self) -> int:
         return 8 if self.width == 8 else 4
 
-    def _zeros(self, files: QuantisedFiles) -> Tensor:
+    def _zeros(self, files: QuantisedFiles) -> Array:
         """float32 [n, groups], in the units of centred values."""
         words = files.read(f"{self.name}.qzeros")
         if self.less_one and self.width in ONES:
             # Added to whole words, as it was taken off: a zero of 0 borrowed from its neighbour.
-            words = (words.long() + ONES[self.width]).to(torch.int32)
+            words = (words.astype(np.int64) + ONES[self.width]).astype(np.int32)
         fields = unpack(words, self.width)
         if self.less_one and self.width not in ONES:
             fields = (fields + 1) & ((1 << self.width) - 1)
-        return centred(fields, self.width).t().float()
+        found: Array = centred(fields, self.width).T.astype(np.float32)
+        return found
 
     def quantised(self, files: QuantisedFiles) -> Quantised | None:
         k = self.shape[1]
         groups = self._groups(files)
         order = None
         if groups is not None:
-            order = groups.argsort(stable=True)
-            if not torch.equal(groups[order], torch.arange(k) // self.group):
+            order = groups.argsort(kind="stable")
+            if not np.array_equal(groups[order], np.arange(k) // self.group):
                 return None  # groups of other sizes than the configuration says
-        fields = unpack(files.read(f"{self.name}.qweight").t(), self.width)
+        fields = unpack(files.read(f"{self.name}.qweight").T, self.width)
         values = centred(fields, self.width)
         if order is not None:
             values = values[:, order]
@@ -74,23 +75,26 @@ class GptqModule:
             self.bits, values, self._scales(files), self.group, self._zeros(files), order=order
         )
 
-    def dense(self, files: QuantisedFiles) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Array:
         q = self.quantised(files)
         if q is not None:
             return q.dense()
         groups = self._groups(files)
-        values = centred(unpack(files.read(f"{self.name}.qweight").t(), self.width), self.width)
-        return (values.float() - self._zeros(files)[:, groups]) * self._scales(files)[:, groups]
+        values = centred(unpack(files.read(f"{self.name}.qweight").T, self.width), self.width)
+        return (values.astype(np.float32) - self._zeros(files)[:, groups]) * self._scales(files)[
+            :, groups
+        ]
 
-    def _scales(self, files: QuantisedFiles) -> Tensor:
-        return files.read(f"{self.name}.scales").t().float()
+    def _scales(self, files: QuantisedFiles) -> Array:
+        found: Array = files.read(f"{self.name}.scales").T.astype(np.float32)
+        return found
 
-    def _groups(self, files: QuantisedFiles) -> Tensor | None:
+    def _groups(self, files: QuantisedFiles) -> Array | None:
         """The group of each input where that is not input // group. Raises ValueError."""
         name = f"{self.name}.g_idx"
         if name not in self.parts:
             return None
-        groups = files.read(name).long()
+        groups = files.read(name).astype(np.int64)
         count = files.entries[f"{self.name}.scales"].shape[0]
         low, high = int(groups.min()), int(groups.max())
         if not 0 <= low <= high < count:
@@ -98,8 +102,8 @@ class GptqModule:
                 f"{files.plain.source}: tensor {name} names groups {low} to {high}; there are "
                 f"{count}."
             )
-        usual = torch.arange(len(groups)) // self.group
-        return None if torch.equal(groups, usual) else groups
+        usual = np.arange(len(groups)) // self.group
+        return None if np.array_equal(groups, usual) else groups
 
 
 def _module(

@@ -13,24 +13,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats.quantised_files import QuantisedCheckpoint, QuantisedFiles
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import BFLOAT16, Array
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
+def dequantise(blocks: Array, scales: Array) -> Array:
     """uint8 [..., groups, 16] and [..., groups] -> bfloat16 [..., groups * 32]. A scale of 255 is
     NaN."""
-    table = torch.tensor([*VALUES, *(-v for v in VALUES)], dtype=torch.bfloat16)
-    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
-    exponent = scales.to(torch.int16)
-    # The number of this exponent, by its bits; 2^-127 is none of the normal ones.
-    power = torch.where(exponent == 0, 1 << 6, exponent << 7).view(torch.bfloat16)
-    power = torch.where(scales == 255, torch.nan, power)
-    return (table[codes.int()] * power.unsqueeze(-1)).flatten(-2)
+    table = np.array([*VALUES, *(-v for v in VALUES)], dtype=np.float64)
+    powers = np.ldexp(1.0, np.arange(256) - 127)
+    powers[255] = np.nan
+    with np.errstate(over="ignore"):  # 6 times the largest power is infinite in bfloat16
+        products = np.outer(powers, table).astype(BFLOAT16)
+    codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*scales.shape, 32)
+    found = products.reshape(-1)[scales[..., None].astype(np.int32) * 16 + codes]
+    return found.reshape(*scales.shape[:-1], -1)
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Mxfp4Module:
     def quantised(self, files: QuantisedFiles) -> None:
         return None
 
-    def dense(self, files: QuantisedFiles) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Array:
         blocks, scales = (files.read(part) for part in self.parts)
-        return dequantise(blocks, scales).transpose(-1, -2)
+        return dequantise(blocks, scales).swapaxes(-1, -2)
 
 
 def open_mxfp4(files: QuantisedFiles, config: Fields) -> QuantisedCheckpoint:

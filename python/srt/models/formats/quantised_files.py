@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import torch
+import numpy as np
 from sglang.srt.layers.quantised import Float8, Quantised
 from sglang.srt.models.safetensors import DTYPES, SafetensorsCheckpoint, SafetensorsEntry
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import FLOAT8, INT8, Array
 
-TORCH = {
-    **DTYPES, "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
+STORED = {
+    **DTYPES, "U8": np.dtype(np.uint8), "I8": INT8, "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64), "F8_E4M3": FLOAT8,
 }  # fmt: skip
 FLOATS = ("F16", "BF16", "F32")
 
@@ -38,7 +38,7 @@ class Module(Protocol):
 
     def quantised(self, files: QuantisedFiles) -> Quantised | Float8 | None: ...
 
-    def dense(self, files: QuantisedFiles) -> Tensor:
+    def dense(self, files: QuantisedFiles) -> Array:
         """The weight in a float dtype, exact where that can hold it."""
         ...
 
@@ -83,9 +83,9 @@ class QuantisedFiles:
             )
         return entry
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Array:
         """The tensor as it is stored."""
-        return self.plain.raw(name, TORCH[self.entries[name].dtype])
+        return self.plain.raw(name, STORED[self.entries[name].dtype])
 
 
 class QuantisedCheckpoint:
@@ -139,7 +139,7 @@ class QuantisedCheckpoint:
     def size(self, name: str) -> int:
         return sum(map(self._files.plain.size, self._parts(name)))
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Array:
         if name not in self._modules:
             return self._files.plain.read(name)
         return self._modules[name].dense(self._files)
@@ -166,25 +166,27 @@ class QuantisedCheckpoint:
         return f"{self._title or self.method} ({count} matrices)"
 
 
-def unpack(words: Tensor, bits: int) -> Tensor:
+def unpack(words: Array, bits: int) -> Array:
     """int32 [..., w] -> uint8 [..., w * 32 / bits]: fields of ``bits`` (2, 3, 4 or 8) bits, lowest
     first; those of 3 bits run on from word to word."""
-    words = words.contiguous()
+    words = np.ascontiguousarray(words)
     if bits == 8:
-        return words.view(torch.uint8)
+        return words.view(np.uint8)
     if bits in (2, 4):
-        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
-        fields = (words.view(torch.uint8).unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
-        return fields.flatten(-2)
-    at = torch.arange(words.shape[-1] * 32 // bits) * bits
-    wide = words.long() & 0xFFFFFFFF
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        fields = (words.view(np.uint8)[..., None] >> shifts) & ((1 << bits) - 1)
+        return fields.reshape(*words.shape[:-1], -1)
+    at = np.arange(words.shape[-1] * 32 // bits) * bits
+    wide = words.astype(np.int64) & 0xFFFFFFFF
     low = wide[..., at // 32] >> (at % 32)
-    high = wide[..., (at // 32 + 1).clamp(max=words.shape[-1] - 1)] << (32 - at % 32)
-    return ((low | high) & ((1 << bits) - 1)).to(torch.uint8)
+    high = wide[..., np.minimum(at // 32 + 1, words.shape[-1] - 1)] << (32 - at % 32)
+    found: Array = ((low | high) & ((1 << bits) - 1)).astype(np.uint8)
+    return found
 
 
-def centred(fields: Tensor, bits: int) -> Tensor:
+def centred(fields: Array, bits: int) -> Array:
     """Unsigned fields as int8, the middle of their range at 0."""
-    return (fields ^ (1 << (bits - 1))).view(torch.int8) if bits == 8 else (
-        fields.to(torch.int8) - (1 << (bits - 1))
+    found: Array = (fields ^ np.uint8(1 << (bits - 1))).view(np.int8) if bits == 8 else (
+        fields.astype(np.int8) - np.int8(1 << (bits - 1))
     )  # fmt: skip
+    return found

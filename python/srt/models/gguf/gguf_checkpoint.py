@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 from sglang.srt.files.gguf import GgufKind, Tensor
 from sglang.srt.layers.quantised import Quantised
 from sglang.srt.models.gguf.families import Change
 from sglang.srt.models.gguf.gguf_config import GgufFields
 from sglang.srt.models.gguf.integers import INTEGERS, quantised
 from sglang.srt.models.gguf.quants import FLOATS, READABLE, dequantise
+from sglang.srt.numeric.host_arrays import Array
 
 # Read with the config, or of no use here.
 _READ = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
@@ -92,7 +93,7 @@ class GgufCheckpoint:
         begin, end = self._span(self._parts[name])
         return end - begin
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> Array:
         """float32 where it is stored quantised."""
         part = self._parts[name]
         kind = part.tensor.kind
@@ -104,17 +105,20 @@ class GgufCheckpoint:
         begin, end = self._span(part)
         shape = tuple(reversed(part.shape)) if part.change == "transposed" else part.shape
         if begin == end:
-            return torch.empty(part.shape)
-        x = _values(self._map(part.tensor.file), begin, end, kind).view(shape)
+            return np.empty(part.shape, np.float32)
+        x = _values(self._map(part.tensor.file), begin, end, kind).reshape(shape)
         if part.change == "transposed":
-            return x.t()
+            found: Array = x.T
+            return found
         if part.change == "above one":
-            return x.float() - 1
+            return x.astype(np.float32) - 1
         return self._unpaired(name, x) if part.change == "pairs" else x
 
-    def _unpaired(self, name: str, x: torch.Tensor) -> torch.Tensor:
+    def _unpaired(self, name: str, x: Array) -> Array:
         """Rows [n, ...] of pairs that turn together -> halves of each head."""
-        return x.view(self._rows[name], -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
+        heads = x.reshape(self._rows[name], -1, 2, *x.shape[1:])
+        found: Array = heads.swapaxes(1, 2).reshape(x.shape)
+        return found
 
     def forget(self, name: str) -> None:
         """Give back the pages that have been read: they would count as this process's memory."""
@@ -174,18 +178,18 @@ class GgufCheckpoint:
         return self._open[1]
 
 
-def _values(data: mmap.mmap, begin: int, end: int, kind: GgufKind) -> torch.Tensor:
+def _values(data: mmap.mmap, begin: int, end: int, kind: GgufKind) -> Array:
     """The values stored in bytes [begin, end), in one dimension; of a float a view."""
     if kind.name in FLOATS and end <= len(data):
         dtype = FLOATS[kind.name]
         if begin % dtype.itemsize == 0:
             count = (end - begin) // dtype.itemsize
-            return torch.frombuffer(data, dtype=dtype, count=count, offset=begin)
-        return torch.frombuffer(bytearray(data[begin:end]), dtype=dtype)
-    return dequantise(_bytes(data, begin, end).view(1, -1), kind).view(-1)
+            return np.frombuffer(data, dtype=dtype, count=count, offset=begin)
+        return np.frombuffer(bytearray(data[begin:end]), dtype=dtype)
+    return dequantise(_bytes(data, begin, end).reshape(1, -1), kind).reshape(-1)
 
 
-def _bytes(data: mmap.mmap, begin: int, end: int) -> torch.Tensor:
+def _bytes(data: mmap.mmap, begin: int, end: int) -> Array:
     if end > len(data):
         raise ValueError("a GGUF file has become shorter while it was read.")
-    return torch.frombuffer(data, dtype=torch.uint8, count=end - begin, offset=begin)
+    return np.frombuffer(data, dtype=np.uint8, count=end - begin, offset=begin)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from sglang.srt.files.gguf import Gguf, Tensor, endings, read_shards
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.gguf.families import FAMILIES, MIXTRAL_FAMILY, Family, Header
 from sglang.srt.models.gguf.quants import FLOATS
+from sglang.srt.numeric.host_arrays import BFLOAT16
 
 MAX_FACTORS = 1 << 12  # frequencies of a rotary embedding
 
@@ -145,4 +145,5 @@ def _dtype(tensors: Mapping[str, Tensor]) -> str:
         if len(tensor.shape) > 1:
             sizes[tensor.kind.name] += math.prod(tensor.shape)
     most = max(sizes, key=lambda kind: sizes[kind], default="F32")
-    return str(FLOATS.get(most, torch.bfloat16)).removeprefix("torch.")
+    found: str = FLOATS.get(most, BFLOAT16).name
+    return found

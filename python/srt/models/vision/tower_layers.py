@@ -5,17 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from math import prod
 
-import torch
-import torch.nn.functional as F
 from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.activations import ACTIVATIONS
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from sglang.srt.media.processor_settings import Norms
+from sglang.srt.numeric.host_arrays import Array
+from sglang.srt.numeric.torch_later import F, Tensor, torch
 from sglang.srt.parallel.groups import Group
-from torch import Tensor
 
 
 def whole(place: Place) -> Place:
@@ -49,7 +48,7 @@ class PatchEmbedding(Stored):
 
     def __init__(self, width: int, kernel: tuple[int, ...], bias: bool, place: Place) -> None:
         self.shape = (width, *kernel)
-        self.weight = place.empty(width, int(torch.Size(kernel).numel()))
+        self.weight = place.empty(width, prod(kernel))
         self.bias = place.empty(width) if bias else None
 
     def __call__(self, patches: Tensor) -> Tensor:
@@ -57,11 +56,14 @@ class PatchEmbedding(Stored):
         return self.product(patches, self.bias)
 
     def slots(self, prefix: str) -> Slots:
-        flat = partial(torch.flatten, start_dim=1)
-        out = {f"{prefix}weight": Slot(self.weight, self.shape, adapt=flat)}
+        out = {f"{prefix}weight": Slot(self.weight, self.shape, adapt=_flat)}
         if self.bias is not None:
             out[f"{prefix}bias"] = Slot(self.bias, self.shape[:1], kind="bias")
         return out
+
+
+def _flat(kernel: Array) -> Array:
+    return kernel.reshape(len(kernel), -1)
 
 
 class Projector:

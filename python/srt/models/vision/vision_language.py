@@ -27,7 +27,8 @@ from sglang.srt.models.mistral import MistralForCausalLM
 from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.vision.tower_layers import plain
-from torch import Tensor
+from sglang.srt.numeric.host_arrays import Weight
+from sglang.srt.numeric.torch_later import Tensor
 
 TEXT, HEAD = "model.language_model.", "lm_head."
 
@@ -110,7 +111,7 @@ class VisionLanguageModel:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.text.logits(hidden)
 
-    def adjust(self, scores: Tensor) -> Tensor:
+    def adjust(self, scores: Weight) -> Weight:
         return self.text.adjust(scores)
 
     def record(self, tape: TapeRecorder) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm
@@ -18,7 +17,7 @@ from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import read_activation
 from sglang.srt.models.vision.tower_layers import PatchEmbedding, attend
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 BATCH = 16  # squares that are encoded at once, for the memory between
 

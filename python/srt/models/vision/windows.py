@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from sglang.srt.layers.linear import ColumnLinear, Fused, RowLinear
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import RMSNorm
@@ -16,7 +15,7 @@ from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import read_activation
 from sglang.srt.models.vision.tower_layers import PatchEmbedding, Projector, attend
-from torch import Tensor
+from sglang.srt.numeric.torch_later import Tensor, torch
 
 EPS = 1e-6  # the norms' epsilon, whatever the config says
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang.srt.requests.replies.json_scan import SPACE
-from sglang.srt.requests.replies.tool_format import Form, either, sequence, tag
+from sglang.semantics.tool_calls.json_scan import SPACE
+from sglang.semantics.tool_calls.tool_format import Form, either, sequence, tag
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from sglang.ir.declaration import Bounds
 from sglang.ir.sampling import MAX_TOP_LOGPROBS
+from sglang.semantics.tool_calls.tool_format import constraint_of, form_of
 from sglang.srt.requests.common_fields import ReplyTokens, SeparateReasoning, StreamReasoning
 from sglang.srt.requests.completion.completion_request import (
     CompletionRequest,
@@ -21,7 +22,6 @@ from sglang.srt.requests.completion.completion_request import (
 )
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.replies.reasoning_parser import behind_thought, opened
-from sglang.srt.requests.replies.tool_format import constraint_of, form_of
 from sglang.srt.requests.request_error import RequestError, Reworded
 from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse, sampling_of

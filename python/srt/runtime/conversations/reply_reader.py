@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sglang.semantics.tool_calls.deltas import AnswerWords, Begin, Delta, Thought
 from sglang.srt.requests.completion.output import Output
-from sglang.srt.requests.replies.deltas import AnswerWords, Begin, Delta, Thought
 from sglang.srt.requests.replies.reasoning_parser import Marks, ThoughtParser
 from sglang.srt.runtime.conversations.tool_use import ToolUse
 from sglang.srt.runtime.stream_progress import StreamProgress

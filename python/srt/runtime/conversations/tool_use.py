@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.ir.constraint import Constraint
+from sglang.semantics.tool_calls.tool_format import Calls, Form, Tool, ToolFormat, either, schema
+from sglang.semantics.tool_calls.tool_formats import Hermes
+from sglang.semantics.tool_calls.tool_parser import ToolParser
 from sglang.srt.requests.completion.constraint_settings import json_text
 from sglang.srt.requests.replies.schema_check import first_fault
-from sglang.srt.requests.replies.tool_format import Calls, Form, Tool, ToolFormat, either, schema
-from sglang.srt.requests.replies.tool_formats import Hermes
-from sglang.srt.requests.replies.tool_parser import ToolParser
 from sglang.srt.requests.request_error import RequestError
 
 MAX_TOOLS = 128

@@ -180,6 +180,7 @@ class ProgramService:
             run = ProgramRun(program, graph, session, self.tools, caller)
             session.verify_room(len(run.variables) + len(inputs))
             outputs = {name: session.variable(id) for name, id in bound.items() if id is not None}
+            _verify_apart(outputs)
             waited = _waited_for(run) if outputs else set[str]()
             for name, variable in outputs.items():
                 _verify_unbound(name, variable, waited)
@@ -400,6 +401,17 @@ def _bind(run: ProgramRun, key: Key, variable: SemanticVariable) -> None:
     """Let an output be a variable that is there."""
     variable.run, variable.step, variable.name = run.id, key[0], key[1]
     run.variables[key] = variable
+
+
+def _verify_apart(outputs: Mapping[str, SemanticVariable]) -> None:
+    """Raise SubmissionError where two outputs are to be one variable."""
+    names = dict[str, str]()
+    for name, variable in outputs.items():
+        if (first := names.setdefault(variable.id, name)) != name:
+            raise SubmissionError(
+                f"outputs {first!r:.80} and {name!r:.80} have the same semantic_var_id; give each "
+                "a variable of its own"
+            )
 
 
 def _verify_unbound(name: str, variable: SemanticVariable, waited: Set[str]) -> None:

@@ -12,6 +12,7 @@ from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.completion.completion_request import CONSTRAINTS
 from sglang.srt.requests.completion.serving_engines import merged
 from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.sampling_defaults import sampling_defaults
 from sglang.srt.runtime.supervisor import probe
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import ServerError, json_response
@@ -54,6 +55,8 @@ async def model_info(state: ServerState, request: Request) -> Response:
             "constraints": CONSTRAINTS,
             "scores_options": True,
             "placeholders": state.runtime.placeholders,
+            "tool_format": state.runtime.tool_format.name,
+            "default_sampling_params": sampling_defaults(state.runtime.tokenizer.path),
             **msgspec.to_builtins(info),
         }
     )

@@ -32,9 +32,10 @@ _ID = re.compile(rb"[!-~]{1,128}")
 ORDINARY = frozenset({
     "/", "/health", "/health_generate", "/get_model_info", "/model_info", "/generate", "/encode",
     "/classify", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/models",
-    "/rerank", "/score", "/abort_request", "/openapi.json", "/open_session", "/close_session",
+    "/rerank", "/score", "/abort_request", "/openapi.json", "/docs", "/version", "/props",
+    "/open_session", "/close_session",
 })  # fmt: skip
-ORDINARY_BELOW = ("/v1/", "/v2/", "/explain/", "/page/")
+ORDINARY_BELOW = ("/v1/", "/v2/", "/api/", "/explain/", "/page/")
 RESERVED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """What every key may do, but for the last. Everything else needs the admin's."""
 

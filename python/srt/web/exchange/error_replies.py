@@ -1,7 +1,7 @@
 """Errors as clients see them: ``{"error": {"message", "type", "param", "code"}}`` and a status.
 
 On Anthropic's routes: ``{"type": "error", "error": {"type", "message", "details": {"error_code"}},
-"request_id"}``.
+"request_id"}``. On Ollama's: ``{"error": message}``.
 """
 
 from __future__ import annotations
@@ -107,6 +107,11 @@ def _anthropic(code: str, body: dict[str, Any], request: str) -> dict[str, Any]:
     return {"type": "error", "error": found, "request_id": request or None}
 
 
+def ollama(path: str) -> bool:
+    """Whether errors of this path are Ollama's."""
+    return path.startswith("/api/")
+
+
 def anthropic(path: str) -> bool:
     """Whether errors of this path are Anthropic's."""
     return path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/")
@@ -117,6 +122,8 @@ def error_response(error: BaseException, scope: Scope | None = None) -> Response
     code, body = describe(error)
     if scope and anthropic(scope["path"]):
         body = _anthropic(code, body, scope.get("state", {}).get("request_id", ""))
+    elif scope and ollama(scope["path"]):
+        body = {"error": body["error"]["message"]}
     retry = getattr(error, "retry", None) or _RETRY.get(code)
     headers = {"Retry-After": str(retry)} if retry else {}
     if code == "invalid_api_key":

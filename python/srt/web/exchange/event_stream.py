@@ -58,11 +58,13 @@ class EventForm:
         write: a value as an event.
         end: bytes behind the last event, if nothing failed.
         error: the value that tells, as the last event, what failed.
+        media: content type.
     """
 
     write: Callable[[Any], bytes] = event
     end: bytes = DONE
     error: Callable[[Exception], Any] = error_body
+    media: str = "text/event-stream"
 
 
 OPENAI = EventForm()
@@ -97,10 +99,9 @@ async def _first(events: AsyncGenerator[Any, None]) -> Any:
 
 
 class _EventStream(Response):
-    media_type = "text/event-stream"
-
     def __init__(self, first: Any, events: AsyncGenerator[Any, None], form: EventForm) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=form.media)
         del self.headers["content-length"]
         self._first, self._events, self._form = first, events, form
 

@@ -25,6 +25,9 @@ _RANKING: Bodies = [{"query": "a lamp", "documents": _TEXTS, "top_n": 1, "return
 _TOKENIZE: Bodies = [{"prompt": _QUESTION}, {"text": _TEXTS, "return_token_strs": True}]
 _DETOKENIZE: Bodies = [{"tokens": [20, 21, 22]}, {"tokens": [[20], [21, 22]]}]
 
+_MODEL = "sglang-tiny:latest"
+_BRIEF = {"temperature": 0, "num_predict": 16}
+
 _LAMP: Bodies = [
     {
         "prompt": "Name: {{thing}}. A line: {{line}} Its mood: {{mood}}",
@@ -121,6 +124,8 @@ EXAMPLES: dict[str, Bodies] = {
     ],
     "/v1/inferlets/{id}/runs": [{"arguments": ["one"], "turn_cpu": 0.5, "stream": True}],
     "/v1/runs/{id}/messages": [{"text": "hello"}],
+    "/v1/batches": [{"input_file_id": "file-0", "endpoint": "/v1/chat/completions",
+                     "completion_window": "24h", "metadata": {"of": "the lamp"}}],
     "/v1/responses/input_tokens": [{"input": _QUESTION}],
     "/v1/messages": [
         {"messages": _SAID, **_GREEDY, "system": "Be brief."},
@@ -129,6 +134,20 @@ EXAMPLES: dict[str, Bodies] = {
          "tools": [{"name": "get_weather", "input_schema": _CITY}]},
     ],
     "/v1/messages/count_tokens": [{"messages": _SAID}],
+    "/api/chat": [
+        {"model": _MODEL, "messages": _SAID, "stream": False, "options": _BRIEF},
+        {"model": _MODEL, "messages": _SAID, "stream": True, "options": _BRIEF},
+        {"model": _MODEL, "messages": _SAID, "stream": False, "format": _CITY,
+         "tools": None, "options": {"temperature": 0}},
+    ],
+    "/api/generate": [
+        {"model": _MODEL, "prompt": _QUESTION, "stream": False, "options": _BRIEF},
+        {"model": _MODEL, "prompt": _QUESTION, "raw": True, "stream": True, "options": _BRIEF},
+    ],
+    "/api/embed": [{"model": _MODEL, "input": _TEXTS}],
+    "/api/embeddings": [{"model": _MODEL, "prompt": _QUESTION}],
+    "/api/show": [{"model": _MODEL}],
+    "/api/pull": [{"model": _MODEL, "stream": False}],
     "/v1/score": _SCORES,
     "/score": _SCORES,
     "/v1/rerank": _RANKING,

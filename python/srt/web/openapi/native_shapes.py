@@ -47,6 +47,10 @@ class AnthropicErrorReply(Struct):
     request_id: str | None
 
 
+class OllamaErrorReply(Struct):
+    error: str
+
+
 class Event(Struct):
     """One event of a stream. ``data`` is JSON, or ``[DONE]``; ``event`` is its type, where the API
     has types; ``id`` of ``/generate`` the number of tokens so far."""
@@ -111,6 +115,22 @@ class Load(Struct):
     num_tokens: Count
 
 
+class ServerVersion(Struct):
+    version: str
+
+
+class ServerProps(Struct):
+    default_generation_settings: Object
+    total_slots: Count
+    model_path: str
+    model_alias: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+
+
 class ModelInfo(EngineInfo, frozen=True, kw_only=True):
     tokenizer_path: str
     served_model_name: str
@@ -118,6 +138,8 @@ class ModelInfo(EngineInfo, frozen=True, kw_only=True):
     constraints: list[str]
     scores_options: bool
     placeholders: dict[str, str]
+    tool_format: str
+    default_sampling_params: dict[str, float]
 
 
 class ServerInfo(EngineInfo, frozen=True, kw_only=True):
@@ -172,6 +194,8 @@ class LiveReply(Struct):
     open_requests: Count
     programs: list[Object]
     more_programs: Count
+    latency: dict[str, dict[str, float]]
+    hour: list[dict[str, float]]
 
 
 # -- tokens ---------------------------------------------------------------------------------------

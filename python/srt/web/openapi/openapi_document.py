@@ -10,13 +10,18 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 from sglang.srt.core.request_stats import RequestCounts
-from sglang.srt.web.exchange.error_replies import CODES, anthropic
+from sglang.srt.web.exchange.error_replies import CODES, anthropic, ollama
 from sglang.srt.web.openapi.examples import EXAMPLES
 from sglang.srt.web.openapi.limits import Schema, fields_of, query_schemas, sampling_schema
-from sglang.srt.web.openapi.native_shapes import AnthropicErrorReply, ErrorReply, Event
+from sglang.srt.web.openapi.native_shapes import (
+    AnthropicErrorReply,
+    ErrorReply,
+    Event,
+    OllamaErrorReply,
+)
 from sglang.srt.web.openapi.rules import ruled, ruled_at
 from sglang.srt.web.page.page_files import CHALLENGE
-from sglang.srt.web.route import EVENTS, JSON, Route
+from sglang.srt.web.route import EVENTS, FORM, JSON, Route
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -54,7 +59,7 @@ _KEYS: dict[str, Schema] = {
     "basic": {"type": "http", "scheme": "basic", "description": "The password is the key."},
 }
 
-_ANTHROPIC = "Anthropic-"  # before the statuses of its errors
+_ANTHROPIC, _OLLAMA = "Anthropic-", "Ollama-"  # before the statuses of their errors
 
 Schemas = Mapping[Any, Schema]  # by the type
 
@@ -65,7 +70,14 @@ def document(
     """``secured`` tells which paths need a key."""
     bodies = dict.fromkeys(route.body for route in routes if route.body is not None)
     replies = [route.reply for route in routes if route.reply is not None]
-    types = [*bodies, *dict.fromkeys(replies), ErrorReply, AnthropicErrorReply, Event]
+    types = [
+        *bodies,
+        *dict.fromkeys(replies),
+        ErrorReply,
+        AnthropicErrorReply,
+        OllamaErrorReply,
+        Event,
+    ]
     found, components = msgspec.json.schema_components(types, ref_template=_REF)
     schemas = dict(zip(types, found))
     for body in bodies:
@@ -116,9 +128,17 @@ def _operation(route: Route, path: str, schemas: Schemas, secured: bool) -> Sche
         examples = {str(i): {"value": body} for i, body in enumerate(EXAMPLES[route.path], 1)}
         content = {JSON: {"schema": ruled_at(path, schemas[route.body]), "examples": examples}}
         found["requestBody"] = {"required": not route.optional, "content": content}
+    if route.form:
+        found["requestBody"] = {"required": True, "content": {FORM: {"schema": _form(route)}}}
     if secured:
         found["security"] = [{name: []} for name in _KEYS if name != "basic" or route.page]
     return found
+
+
+def _form(route: Route) -> Schema:
+    text: Schema = {"type": "string"}
+    fields = {name: {**text, "format": "binary"} if name == "file" else text for name in route.form}
+    return {"type": "object", "properties": fields, "required": ["file", "purpose"]}
 
 
 def _in_path(route: Route) -> Iterator[Schema]:
@@ -150,22 +170,23 @@ def _statuses(route: Route, secured: bool) -> list[int]:
         found.append(404)
     if {"semantic_var_id", "placeholders"} & set(getattr(route.body, "__struct_fields__", ())):
         found += (404, 409, 410)
-    if route.body is not None:
+    if route.body is not None or route.form:
         found += (413, 415)
-    if route.method == "POST" or EVENTS in route.media:
+    if route.method == "POST" or route.streams:
         found.append(429)
     return sorted(found)
 
 
 def _failure(route: Route, status: int) -> Schema:
-    kind = _ANTHROPIC if anthropic(route.path) else ""
+    kind = _ANTHROPIC if anthropic(route.path) else _OLLAMA if ollama(route.path) else ""
     return {"$ref": f"#/components/responses/{kind}{status}"}
 
 
 def _failures(schemas: Schemas) -> Iterator[tuple[str, Schema]]:
     """All that ``_failure`` refers to."""
     headers = {401: ["WWW-Authenticate"], 429: ["Retry-After"], 503: ["Retry-After"]}
-    for kind, reply in (("", ErrorReply), (_ANTHROPIC, AnthropicErrorReply)):
+    replies = {"": ErrorReply, _ANTHROPIC: AnthropicErrorReply, _OLLAMA: OllamaErrorReply}
+    for kind, reply in replies.items():
         for status, phrase in _PHRASES.items():
             codes = ", ".join(code for code, (of, _) in CODES.items() if of == status)
             yield (

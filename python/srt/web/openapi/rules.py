@@ -34,6 +34,7 @@ REFUSED: dict[str, Sequence[str]] = {
     "RerankRequest": ("truncate_prompt_tokens",),
     "ResponsesBody": ("max_tokens", "response_format", "n"),
     "MessagesBody": ("stop", "n"),
+    "OllamaGenerateBody": ("suffix", "template", "context"),
 }
 # Fields that must be there and not null, whatever their types say.
 NEEDED: dict[str, Sequence[str]] = {

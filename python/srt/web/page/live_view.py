@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from itertools import groupby
 from typing import Annotated, Any
 
 import msgspec
 from sglang.ir.declaration import Bounds
+from sglang.srt.core.ints import ints
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.explanations import read
 from sglang.srt.runtime.programs.program_view import running_programs
+from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import ServerError, json_response
 from sglang.srt.web.exchange.event_stream import respond, unless_gone
@@ -27,6 +31,7 @@ MAX_SNAPSHOTS = 3600  # snapshots of one stream; a client that wants more opens 
 MAX_WATCHERS = 16  # streams at a time
 TEXT_CHARS = 48  # of a node's text
 _SIGNS = {"\n": "↵", "\t": "⇥"}
+_ROLE = re.compile(r"^\s*(?:system|developer|user|assistant|model|tool|ipython)\s*(?:\n|$)")
 _SLICE = 0.1  # seconds; a drain is noticed within them
 
 
@@ -127,6 +132,8 @@ async def snapshot(state: ServerState, limit: int) -> dict[str, Any]:
         "open_requests": state.open_requests,
         "programs": programs,
         "more_programs": more,
+        "latency": state.metrics.hour.latency(),
+        "hour": state.metrics.hour.minutes(),
     }
 
 
@@ -134,10 +141,26 @@ def _node(state: ServerState, node: dict[str, Any], seen: bool) -> dict[str, Any
     """A node with text for ids; whose it is and what it says only where the caller may see."""
     shown = {key: value for key, value in node.items() if key != "text_ids"}
     if not seen:
-        return {**shown, "text": "", "namespace": "", "adapter": ""}
-    text = read(state.runtime.tokenizer, node["text_ids"])
-    more = len(node["text_ids"]) < node["tokens"]
-    return {**shown, "text": _line(text, more), "namespace": _line(node["namespace"])}
+        return {**shown, "text": "", "plain": "", "namespace": "", "adapter": ""}
+    tokenizer, ids = state.runtime.tokenizer, node["text_ids"]
+    more = len(ids) < node["tokens"]
+    return {
+        **shown,
+        "text": _line(read(tokenizer, ids), more),
+        "plain": _line(_plain(tokenizer, ids), more),
+        "namespace": _line(node["namespace"]),
+    }
+
+
+def _plain(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text without what a chat template puts around it: special tokens, and the role's name
+    behind one."""
+    parts, special = [], tokenizer.special_ids
+    for marked, group in groupby(ids, lambda token: token in special):
+        if not marked:
+            text = read(tokenizer, ints(group))
+            parts.append(_ROLE.sub("", text).strip())
+    return " · ".join(filter(None, parts))
 
 
 def _line(text: str, more: bool = False) -> str:

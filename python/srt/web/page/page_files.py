@@ -1,11 +1,17 @@
-"""Page: the files of the page at ``/``. They need nothing from elsewhere, run no inline script."""
+"""Page: the files of the page at ``/``. They need nothing from elsewhere, run no inline script.
+
+Libraries of others are in ``static/vendor``, each with its licence; ``vendored.json`` there lists
+versions and hashes.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
 
 from sglang.srt.web.exchange.error_replies import ServerError
 from sglang.srt.web.server_state import ServerState
@@ -13,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-PATHS = ("/", "/page/{name}")
+PATHS = ("/", "/page/{name:path}")
 CHALLENGE = 'Basic realm="the password is the API key", charset="UTF-8"'
 
 Headers = list[tuple[bytes, bytes]]
@@ -23,10 +29,15 @@ _KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+    ".txt": "text/plain; charset=utf-8",
 }
+# Images of a conversation are data: and blob: URLs of the browser itself. The one policy that makes
+# markup of text is the sanitizer's.
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'; object-src 'none'; require-trusted-types-for 'script'",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; frame-src 'none'; object-src 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -34,9 +45,11 @@ _HEADERS = {
 
 
 def is_page(scope: Scope) -> bool:
-    """Whether a request is for a file of the page."""
+    """Whether a request is for a file of the page, or for the reference."""
     path = scope["path"]
-    return scope["method"] in ("GET", "HEAD") and (path == "/" or path.startswith("/page/"))
+    return scope["method"] in ("GET", "HEAD") and (
+        path in ("/", "/docs") or path.startswith("/page/")
+    )
 
 
 def with_key(headers: Headers) -> Headers:
@@ -61,31 +74,48 @@ def _bearer(value: bytes) -> bytes:
     return b"Bearer " + password
 
 
+class PageFile(NamedTuple):
+    """A file of the page, its media type, and the entity tag of its content."""
+
+    content: bytes
+    kind: str
+    tag: str
+
+
 async def index(state: ServerState, request: Request) -> Response:
     """The page: a chat, a playground for programs, and a view of the engine at work."""
-    return _answer("index.html")
+    return _answer(request, "index.html")
 
 
 async def asset(state: ServerState, request: Request) -> Response:
     """One of the page's files."""
-    return _answer(request.path_params["name"])
+    return _answer(request, request.path_params["name"])
 
 
-def _answer(name: str) -> Response:
-    """Raises ServerError for a name that is not one of the page's."""
+def _answer(request: Request, name: str) -> Response:
+    """The file, or 304 where the browser has it. Raises ServerError for a name that is not one of
+    the page's."""
     found = _files().get(name)
     if found is None:
         raise ServerError("not_found", f"The page has no file {name!r:.80}.")
-    kind = _KINDS[name[name.rindex(".") :]]
-    return Response(found, headers={**_HEADERS, "Content-Type": kind})
+    headers = {**_HEADERS, "Content-Type": found.kind, "ETag": found.tag}
+    if request.headers.get("if-none-match") == found.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, headers=headers)
 
 
 @cache
-def _files() -> dict[str, bytes]:
-    """All files by name. A requested name is looked up here, never on the disk."""
-    folder = files("sglang.srt.web.page").joinpath("static")
+def _files() -> dict[str, PageFile]:
+    """All files by path. A requested path is looked up here, never on the disk."""
+    folder = Path(__file__).parent / "static"
     return {
-        entry.name: entry.read_bytes()
-        for entry in folder.iterdir()
-        if entry.is_file() and entry.name.endswith(tuple(_KINDS))
+        path.relative_to(folder).as_posix(): _read(path)
+        for path in folder.rglob("*")
+        if path.suffix in _KINDS
     }
+
+
+def _read(path: Path) -> PageFile:
+    content = path.read_bytes()
+    tag = hashlib.sha256(content).hexdigest()[:32]
+    return PageFile(content, _KINDS[path.suffix], f'"{tag}"')

@@ -18,6 +18,7 @@ from sglang.srt.requests.completion.output import Output
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.telemetry.engine_metrics import EngineMetrics, MetricFamilies
 from sglang.srt.web.telemetry.gateway_metrics import GatewayMetrics
+from sglang.srt.web.telemetry.last_hour import CompletionTimes, LastHour
 from sglang.srt.web.telemetry.request_record import RequestRecord, record
 
 _SECONDS = (
@@ -97,6 +98,7 @@ class Metrics:
     Attributes:
         engine: the engine's own numbers, which are read at each scrape.
         gateway: facts for gateways, read likewise.
+        hour: the last hour, for the live view.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -106,6 +108,7 @@ class Metrics:
         one, family = families.single, families.labelled
         self.engine = EngineMetrics(families)
         self.gateway = GatewayMetrics(families, model_name)
+        self.hour = LastHour()
         self.prompt_tokens = one(Counter, "prompt_tokens_total", "prompt tokens")
         self.generated = one(Counter, "generation_tokens_total", "generated tokens")
         self.cached_tokens = one(Counter, "cached_tokens_total", "prompt tokens found in the cache")
@@ -194,6 +197,7 @@ class Metrics:
         """A prompt was computed, ``cached`` tokens of it found in the cache."""
         self.prompt_tokens.inc(prompt)
         self.cached_tokens.inc(cached)
+        self.hour.read(prompt, cached)
         self._spend(prompt)
         record().read(prompt, cached)
 
@@ -236,6 +240,7 @@ class RequestWatch:
         self._metrics, self._request, self._record = metrics, request, found
         self._start = time.monotonic()
         self._seen: dict[int, tuple[int, float]] = {}  # by output: tokens counted, when
+        self._first: dict[int, float] = {}  # by output: when its first token came
         self.left = request.sampling.n
         found.begin(request)
 
@@ -247,6 +252,7 @@ class RequestWatch:
             metrics.draw(fresh)
             if output.index not in self._seen:
                 metrics.first.observe(now - self._start)
+                self._first[output.index] = now
                 self._record.first = self._record.first or now
             else:
                 metrics.gap.observe((now - last) / fresh)
@@ -258,6 +264,13 @@ class RequestWatch:
             self.left -= 1
             self._record.finish(self._request, output)
             metrics.whole.observe(now - self._start)
+            metrics.hour.finished(self._times(output, now), output.completion_tokens)
             metrics.finished(output.finish.reason)
             if output.finish.reason == "abort":
                 metrics.aborted.inc()
+
+    def _times(self, output: Output, now: float) -> CompletionTimes:
+        first = self._first.get(output.index, now)
+        later = output.completion_tokens - 1
+        token = (now - first) / later if later > 0 else None
+        return CompletionTimes(first - self._start, token, now - self._start)

@@ -52,7 +52,7 @@ def build(shape: ExpertsShape, source: dict[str, Tensor], group: Group | None = 
         name: tensor.shape for name, tensor in source.items()
     }
     for name, slot in slots.items():
-        slot.load(source[name])
+        slot.load(source[name].numpy())
     return layer
 
 

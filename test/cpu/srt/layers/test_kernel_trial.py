@@ -20,7 +20,7 @@ from sglang.srt.config.sections import LAYER_KERNELS
 from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.layers.kernel_trial import KernelTrial, TrialSizes
 from sglang.srt.worker import model_loading
-from sglang.srt.worker.forward_choice import Fallbacks
+from sglang.srt.worker.fallbacks import Fallbacks
 from torch import Tensor
 
 SIZES = TrialSizes(64, 96, 4, 2, 16, partial=0.5, expert=32, act="silu")

@@ -15,6 +15,7 @@ from helpers.paged import Paged, Sequence
 from sgl_kernel import native
 from sglang.srt.models.checkpoint_format import open_checkpoint
 from sglang.srt.models.model_spec import read_config
+from sglang.srt.numeric.host_arrays import tensor
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "initializer_range": 0.2}
 TEXTS = [[random.Random(n).randrange(97) for _ in range(n)] for n in (40, 1, 13)]
@@ -44,7 +45,7 @@ def test_the_weights_that_the_format_defines(made: Made) -> None:
     assert checkpoint.method == made.format.config["quant_method"]
     assert made.dense.keys() <= checkpoint.shapes.keys()
     for name, wanted in made.dense.items():
-        read = checkpoint.read(name)
+        read = tensor(checkpoint.read(name))
         assert read.shape == wanted.shape == checkpoint.shapes[name]
         # Scales of float16 and bfloat16 leave nothing to round; those of float32 one product, and
         # of doubly quantised ones a sum.
@@ -54,7 +55,7 @@ def test_the_weights_that_the_format_defines(made: Made) -> None:
         assert bits == made.format.bits
         assert (integers is None) == (bits == 0 and not checkpoint.float8_group(name))
         if integers is not None:
-            assert torch.equal(integers.dense(), read)
+            assert torch.equal(torch.from_numpy(integers.dense()), read)
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])

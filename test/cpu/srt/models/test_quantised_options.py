@@ -21,6 +21,7 @@ from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats import mxfp4
 from sglang.srt.models.formats.quantised_files import QuantisedFiles
 from sglang.srt.models.safetensors import SafetensorsCheckpoint
+from sglang.srt.numeric.host_arrays import BFLOAT16, FLOAT16, FLOAT32, tensor
 from sglang.srt.worker.model_loading import plan_of
 from sglang.srt.worker.model_worker import ModelWorker
 from sglang.srt.worker.storage import dtype_of
@@ -175,7 +176,7 @@ def test_groups_of_any_size_are_read(sources: dict[str, Path], tmp_path: Path) -
     assert checkpoint.quantised(LAYER + "weight") is None
     tensors = load_file(path / "model.safetensors")
     q, zeros, scales = (tensors[LAYER + part] for part in ("qweight", "qzeros", "scales"))
-    weight = checkpoint.read(LAYER + "weight")
+    weight = torch.from_numpy(checkpoint.read(LAYER + "weight"))
     for i, j in ((0, 0), (63, 95), (17, 59), (40, 61), (8, 30)):
         g = min(j, 60) // 30
         value = int(q[j // 8, i]) >> (4 * (j % 8)) & 15
@@ -234,8 +235,8 @@ def test_memory_is_counted_by_what_is_kept(sources: dict[str, Path], plain: Path
 def test_published_weights_of_larger_models_are_kept(plain: Path) -> None:
     spec = plan_of(Config.of(model_path=str(plain), device="cpu")).spec
     cpu, half = torch.device("cpu"), {"name": "auto", "spec": spec}
-    assert dtype_of(parameters=1 << 30, device=cpu, published=True, **half) == torch.bfloat16
-    assert dtype_of(parameters=1 << 20, device=cpu, published=True, **half) == torch.float32
+    assert dtype_of(parameters=1 << 30, device=cpu, published=True, **half) == BFLOAT16
+    assert dtype_of(parameters=1 << 20, device=cpu, published=True, **half) == FLOAT32
 
 
 def test_float16_on_a_cpu_is_computed_in_float32(
@@ -246,10 +247,10 @@ def test_float16_on_a_cpu_is_computed_in_float32(
     config = Config.of(model_path=str(plain), device="cpu", dtype="float16")
     with caplog.at_level("WARNING"):
         storage = plan_of(config).storage
-    assert (storage.dtype, storage.kv_dtype) == (torch.float32, torch.float32)
+    assert (storage.dtype, storage.kv_dtype) == (FLOAT32, FLOAT32)
     assert storage.torch_because == ""
     assert "computed in float32" in caplog.text
-    assert dtype_of("float16", plan_of(config).spec, 1, torch.device("cuda")) == torch.float16
+    assert dtype_of("float16", plan_of(config).spec, 1, torch.device("cuda")) == FLOAT16
 
 
 def fp8(x: Tensor) -> Tensor:
@@ -312,7 +313,7 @@ def test_mxfp4(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(0, 256, (2, 3, 2, 16), dtype=torch.uint8, generator=generator)
     scales = torch.tensor([[[120, 127], [1, 254], [255, 0]]] * 2, dtype=torch.uint8)
-    found = mxfp4.dequantise(blocks, scales).float()
+    found = tensor(mxfp4.dequantise(blocks.numpy(), scales.numpy())).float()
     for e, i, j in ((0, 0, 0), (1, 0, 33), (0, 1, 5), (1, 1, 40), (0, 2, 63), (1, 2, 32)):
         code = int(blocks[e, i, j // 32, j % 32 // 2]) >> (4 * (j % 2)) & 15
         number = numbers[code & 7] * (-1 if code & 8 else 1)
@@ -323,7 +324,7 @@ def test_mxfp4(tmp_path: Path) -> None:
     files = QuantisedFiles(SafetensorsCheckpoint(tmp_path))
     checkpoint = mxfp4.open_mxfp4(files, Fields({}, "config"))
     assert checkpoint.shapes == {name: (2, 64, 3)}
-    assert torch.equal(checkpoint.read(name).float().nan_to_num(), found.mT.nan_to_num())
+    assert torch.equal(tensor(checkpoint.read(name)).float().nan_to_num(), found.mT.nan_to_num())
 
 
 def test_the_doctor_names_the_format(sources: dict[str, Path]) -> None:

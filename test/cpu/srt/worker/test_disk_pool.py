@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.paths import ROOT
 
@@ -96,12 +97,12 @@ def written(directory: Path) -> tuple[HostPool, DiskPool, DiskWrite]:
 
 def test_pages_come_back_from_disk_as_they_were(tmp_path: Path) -> None:
     host, disk, job = written(tmp_path)
-    before = host.read_pages(job.pages).clone()
-    host.write_pages(ints([0, 7, 4, 5]), torch.zeros_like(before))
+    before = host.read_pages(job.pages).copy()
+    host.write_pages(ints([0, 7, 4, 5]), np.zeros_like(before))
     disk.read(DiskRead(2, job.slots, ints([0, 7, 4, 5]), [key.digest for key in job.keys]))
     assert result(disk).copied == 2
-    assert torch.equal(host.read_pages(ints([0, 7, 4, 5])), before)
-    assert torch.equal(host.read_pages(job.pages), before)
+    assert np.array_equal(host.read_pages(ints([0, 7, 4, 5])), before)
+    assert np.array_equal(host.read_pages(job.pages), before)
     disk.close()
 
 
@@ -111,7 +112,7 @@ def test_the_nth_read_that_fails_ends_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, fault: str
 ) -> None:
     host, disk, job = written(tmp_path)
-    before, calls, real = host.read_pages(job.pages).clone(), iter(range(1, 9)), os.preadv
+    before, calls, real = host.read_pages(job.pages).copy(), iter(range(1, 9)), os.preadv
 
     def preadv(file: int, buffers: Sequence[memoryview], offset: int) -> int:
         if next(calls) != number:
@@ -126,13 +127,13 @@ def test_the_nth_read_that_fails_ends_its_job(
 
     monkeypatch.setattr(slot_file.os, "preadv", preadv)
     target = ints([0, 7, 4, 5])
-    host.write_pages(target, torch.zeros_like(before))
+    host.write_pages(target, np.zeros_like(before))
     disk.read(DiskRead(2, job.slots, target, [key.digest for key in job.keys]))
     ended = result(disk)
     assert ended.copied == number - 1
     assert ended.error
     good = 2 * ended.copied
-    assert torch.equal(host.read_pages(target)[:good], before[:good])
+    assert np.array_equal(host.read_pages(target)[:good], before[:good])
     assert not host.read_pages(target)[good:].any(), "a damaged slot reached host memory"
     disk.close()
 

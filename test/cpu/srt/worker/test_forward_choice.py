@@ -21,9 +21,8 @@ from sglang.srt.attention.backend_choice import BackendChoice, build
 from sglang.srt.config import Config
 from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.worker import model_worker
-from sglang.srt.worker.forward import Eager, Forward
+from sglang.srt.worker.forward import Eager, Forward, ForwardChoice
 from sglang.srt.worker.forward_choice import (
-    ForwardChoice,
     ForwardSettings,
     choose_forward,
     no_warm_up,

@@ -24,7 +24,7 @@ from sglang.srt.attention.attention_protocol import Heads
 from sglang.srt.attention.triton_attention import TritonAttention
 from sglang.srt.core.batch import Sample
 from sglang.srt.core.ints import ints
-from sglang.srt.worker import gpu_draw
+from sglang.srt.logits import gpu_draw
 from torch import Tensor
 
 HEADS, KV_HEADS, DIM = 8, 2, 64

@@ -16,6 +16,7 @@ from sglang.srt.core.batch import Batch, Row
 from sglang.srt.core.ints import ints
 from sglang.srt.engine.executor import Threaded
 from sglang.srt.models.model_spec import ModelSpec
+from sglang.srt.numeric.host_arrays import BFLOAT16
 from sglang.srt.worker import kv, model_loading, model_worker, scratch
 from sglang.srt.worker.kv import MemoryUse, measured, pool_pages
 from sglang.srt.worker.model_loading import plan_of
@@ -88,7 +89,7 @@ def spec_of(tmp_path) -> ModelSpec:  # type: ignore[no-untyped-def]
 def test_scratch_grows_with_rows_chunks_and_the_workspace(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
-    spec, half = spec_of(tmp_path), torch.bfloat16
+    spec, half = spec_of(tmp_path), BFLOAT16
     chosen = SimpleNamespace(name="triton")
     monkeypatch.setattr(scratch, "choose", lambda *_: chosen)
     monkeypatch.setattr(scratch, "workspace", lambda name, *_: 1000 * (name == "flashinfer"))
@@ -169,15 +170,17 @@ def test_weights_that_do_not_fit_are_a_clear_error(
 def test_a_gpu_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     empty = torch.empty
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(model_loading, "gpu_driver", lambda: True)
     monkeypatch.setattr(
-        torch, "empty",
+        model_loading.torch, "empty",
         lambda size, device: SimpleNamespace(device=GPU) if "cuda" in device else empty(size),
     )  # fmt: skip
-    assert model_loading.device_of("auto") == GPU
-    assert model_loading.device_of("cuda").index == 1
+    assert model_loading.device_of("auto") == model_loading.device_of("cuda") == str(GPU)
     asked: list[str] = []
     monkeypatch.setattr(
-        torch, "empty", lambda size, device: asked.append(device) or SimpleNamespace(device=GPU)
+        model_loading.torch,
+        "empty",
+        lambda size, device: asked.append(device) or SimpleNamespace(device=GPU),
     )
     for name in ("auto", "cuda", "cuda:3"):
         model_loading.device_of(name, 2)

@@ -30,7 +30,7 @@ from helpers import fake_flashinfer
 from helpers.launches import KERNELS, Launches, counted, uncounted
 from sgl_kernel.triton import sampling_kernels
 from sglang.srt.attention import flashinfer_attention
-from sglang.srt.worker import gpu_draw
+from sglang.srt.logits import gpu_draw
 
 CPU = torch.device("cpu")
 LLAMA = {"linear": 4, "rotate_append": 1, "attend": 1, "merge": 1, "norm": 2, "gate": 1}

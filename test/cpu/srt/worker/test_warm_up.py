@@ -23,11 +23,12 @@ from sglang.srt.core.batch import Batch, Row, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.layers.experts import Experts
-from sglang.srt.worker import gpu_draw, model_worker
+from sglang.srt.logits import gpu_draw
+from sglang.srt.logits.drawing import Drawing
+from sglang.srt.worker import model_worker
 from sglang.srt.worker.forward import Eager
 from sglang.srt.worker.graphs import Again, Graphs
 from sglang.srt.worker.model_worker import ModelWorker
-from sglang.srt.worker.sampler import Drawing
 from sglang.srt.worker.warm_up import WarmUpLimits, batches, samples, warm_up, warm_up_both
 from torch import Tensor
 from triton import knobs

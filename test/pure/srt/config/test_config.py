@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sglang.srt.config import (
     ApplicationsConfig,
+    BatchesConfig,
     Config,
     EdgeConfig,
     GrammarConfig,
@@ -28,6 +29,7 @@ from sglang.srt.config import (
     SpeculationConfig,
     ToolboxConfig,
     add_arguments,
+    add_model_argument,
     from_arguments,
 )
 from sglang.srt.config.command_line import ELSEWHERE, Parser, keys_from_environment
@@ -36,6 +38,7 @@ SECTIONS = (
     ModelConfig, MemoryConfig, ScheduleConfig, GrammarConfig, SpeculationConfig, LoraConfig,
     MediaConfig, ServerConfig, EdgeConfig, OperationsConfig, ToolboxConfig, ParallelConfig,
     ProgramGateConfig, RoutingConfig, KvEventsConfig, ApplicationsConfig, InferletsConfig,
+    BatchesConfig,
 )  # fmt: skip
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
@@ -48,6 +51,22 @@ def parse(*words: str) -> Config:
 
 def test_no_flag_gives_the_defaults() -> None:
     assert parse() == Config() == Config.of()
+
+
+@pytest.mark.parametrize(
+    "words", [["m"], ["m", "--port", "9"], ["--port", "9", "m"], ["m", "--model-path", "m"]]
+)
+def test_a_word_without_a_flag_is_the_model(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_model_argument(parser)
+    add_arguments(parser)
+    assert from_arguments(parser.parse_args(words)).model.model_path == "m"
+    assert from_arguments(parser.parse_args([])) == Config()
+    for flag in ("--model-path", "--model"):
+        with pytest.raises(ValueError, match="MODEL is 'm' and --model-path is 'n'; give one"):
+            from_arguments(parser.parse_args(["m", flag, "n"]))
+    with pytest.raises(ValueError, match="--model-path"):
+        from_arguments(parser.parse_args([""]))
 
 
 def other(f: dataclasses.Field[Any]) -> tuple[list[str], Any]:

@@ -39,6 +39,14 @@ def test_a_mailbox_holds_so_many_bytes() -> None:
     assert box.put(bytes(mail.MOST_UNREAD + 1)) is None  # one message always fits
 
 
+def test_a_reader_of_a_topic_that_is_left_is_told() -> None:
+    topics = Topics()
+    box = topics.subscribe("me", "news", 1, hand)
+    assert box.read(7) == box.read(8) == []
+    assert topics.unsubscribe("me", "news", 1) == [7, 8]
+    assert not topics._boxes
+
+
 TOPIC = st.sampled_from("abc")
 
 

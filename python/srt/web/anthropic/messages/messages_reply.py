@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from pydantic_core import from_json
+from sglang.semantics.tool_calls.deltas import Arguments, Begin, Delta, Thought
 from sglang.srt.requests.completion.output import Output
-from sglang.srt.requests.replies.deltas import Arguments, Begin, Delta, Thought
 
 NOT_JSON = "INVALID_JSON"  # key of the input of a call whose arguments are none
 

@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from sglang.semantics.tool_calls.deltas import AnswerWords, Begin, Delta, Thought, joined
 from sglang.srt.requests.completion.output import Output
-from sglang.srt.requests.replies.deltas import AnswerWords, Begin, Delta, Thought, joined
 from sglang.srt.runtime.conversations.chat_request import ChatCall, ReplyReader
 from sglang.srt.web.openai.reply_fields import finish_fields, logprob_of
 from sglang.srt.web.server_state import ServerState

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from sglang.srt.requests.replies.deltas import AnswerWords, Delta, Thought
+from sglang.semantics.tool_calls.deltas import AnswerWords, Delta, Thought
 from sglang.srt.runtime.conversations.call_parking import park_at_call
 from sglang.srt.runtime.conversations.chat_request import (
     ChatCall,

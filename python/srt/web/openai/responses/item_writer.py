@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from sglang.srt.requests.replies.deltas import AnswerWords, Arguments, Begin, Delta, Thought
+from sglang.semantics.tool_calls.deltas import AnswerWords, Arguments, Begin, Delta, Thought
 from sglang.srt.web.openai.responses.items import Item, item_id
 
 Event: TypeAlias = dict[str, Any]

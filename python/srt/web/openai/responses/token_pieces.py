@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.semantics.tool_calls.deltas import AnswerWords, Delta
 from sglang.srt.requests.completion.output import Output
-from sglang.srt.requests.replies.deltas import AnswerWords, Delta
 from sglang.srt.runtime.conversations.chat_request import ChatCall
 from sglang.srt.runtime.stream_progress import StreamProgress
 from sglang.srt.web.openai.reply_fields import logprob_of

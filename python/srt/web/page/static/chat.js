@@ -1,135 +1,209 @@
-// The chat: a conversation, its settings, and one request at a time.
+// The chat: the conversation that is shown, and the answers that are being written. An answer goes on
+// while another conversation is read.
 
-import { $, problem } from "./dom.js";
-import { ask, events } from "./http.js";
-import { messageView } from "./message.js";
-import { bodyOf, fresh, goesOn, grow } from "./reply.js";
+import { $ } from "./dom.js";
+import { complain, setBusy, setDraft, startComposer } from "./composer.js";
+import { addMessage, branchOf, newConversation, pathOf, show, siblingsOf, touched }
+  from "./conversation.js";
+import { refresh, startHistory } from "./history.js";
+import { MessageView } from "./message.js";
+import { model } from "./model.js";
+import { fresh, openCalls } from "./reply.js";
+import { lastSettings, readSettings, showSettings, startSettings } from "./settings.js";
+import { showStatus } from "./status.js";
+import { follow, startScroll, toEnd } from "./scroll.js";
+import * as store from "./store.js";
+import { answer } from "./answer.js";
 
-const FIELDS = ["system", "temperature", "max_tokens", "top_p", "seed", "constraint", "pattern",
-  "tools"];
-
-let conversation = []; // [{message, view}]
-let running = null; // the AbortController of the reply under way
+let shown = newConversation(); // the conversation on the page
+let views = new Map(); // by the id of its message
+const running = new Map(); // by conversation id: {conversation, control} of its answer
 
 export function startChat() {
-  const wide = matchMedia("(min-width: 900px)");
-  const fold = () => ($("settings").open = wide.matches);
-  wide.addEventListener("change", fold);
-  fold();
-  $("constraint").addEventListener("change", () => {
-    $("pattern-label").hidden = !$("constraint").value;
+  startComposer({ send, stop, editLast });
+  startSettings(() => {
+    shown.settings = readSettings();
+    if (shown.leaf) store.save(shown);
   });
-  $("composer").addEventListener("submit", (event) => {
-    event.preventDefault();
-    say();
+  startHistory({ begin, removed, current: (id) => (id === shown.id ? shown : running.get(id)?.conversation) });
+  startScroll();
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !event.defaultPrevented && !$("chat").hidden) stop();
   });
-  $("say").addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    say();
+  addEventListener("view", ({ detail }) => detail.view === "chat" && open(detail.rest));
+  addEventListener("model", () => {
+    showSettings(shown.settings);
+    showStatus(pathOf(shown));
+    $("empty-model").textContent = model.name;
   });
-  $("stop").addEventListener("click", stop);
-  addEventListener("keydown", (event) => event.key === "Escape" && stop());
-  $("clear").addEventListener("click", () => cutAt(0));
+  store.trouble().then((error) => error &&
+    complain(new Error(`This browser keeps no conversations (${error.message}); they end with this page.`)));
+  shown.settings = lastSettings();
+  draw();
 }
 
-function say() {
-  if (running) return;
-  const text = $("say").value;
-  if (text) add(fresh($("role").value, text));
-  if (!conversation.length) return;
-  $("say").value = "";
-  if ($("role").value !== "system" || !text) reply();
+// -- which conversation ---------------------------------------------------------------------------
+
+async function open(id) {
+  if (id === shown.id || (!id && !shown.leaf)) return refresh(shown.id);
+  const found = running.get(id)?.conversation ?? (id ? await store.load(id) : null);
+  if (id && !found) complain(new Error("This conversation is not in this browser."));
+  for (const node of Object.values(found?.nodes ?? {})) {
+    // The page was closed while the model wrote it.
+    if (node.role === "assistant" && !node.finish && !running.has(id)) node.finish = "interrupted";
+  }
+  shown = found ?? newConversation(lastSettings());
+  views = new Map();
+  draw();
+  toEnd();
+  await refresh(shown.id);
+}
+
+function begin() {
+  location.hash = "#chat/";
+  shown = newConversation(lastSettings());
+  views = new Map();
+  draw();
+  refresh(shown.id);
+  $("say").focus();
+}
+
+function removed(id) {
+  running.get(id)?.control.abort();
+  running.delete(id);
+  if (id === shown.id) begin();
+}
+
+// Keeps the address in step, so that a reload shows the same conversation.
+async function keep(conversation) {
+  await store.save(touched(conversation));
+  if (conversation === shown && location.hash !== `#chat/${shown.id}`) {
+    history.replaceState(null, "", `#chat/${shown.id}`);
+  }
+  if (conversation === shown) await refresh(shown.id);
+}
+
+// -- what is shown --------------------------------------------------------------------------------
+
+function draw() {
+  const path = pathOf(shown);
+  const results = new Map(path.filter(({ call }) => call).map((node) => [node.call, node]));
+  const nodes = path.filter(({ role }) => role !== "tool").map((node) => {
+    if (!views.has(node.id)) views.set(node.id, new MessageView(node, actions));
+    const view = views.get(node.id);
+    view.end(siblingsOf(shown, node), results);
+    return view.node;
+  });
+  const log = $("log");
+  if (nodes.length !== log.children.length || nodes.some((node, i) => node !== log.children[i])) {
+    log.replaceChildren(...nodes);
+  }
+  $("empty").hidden = nodes.length > 0;
+  document.title = shown.title ? `${shown.title} - sglang` : "sglang";
+  showSettings(shown.settings);
+  showRun();
+}
+
+function showRun() {
+  const busy = running.has(shown.id);
+  setBusy(busy);
+  $("log").ariaBusy = String(busy);
+  showStatus(pathOf(shown));
+}
+
+// -- what the reader does -------------------------------------------------------------------------
+
+function send(text, files) {
+  complain(null);
+  shown.settings = readSettings();
+  addMessage(shown, shown.leaf, Object.assign(fresh("user", text, files), { finish: "stop" }));
+  reply(shown, shown.leaf);
+  toEnd();
 }
 
 function stop() {
-  running?.abort();
+  running.get(shown.id)?.control.abort();
 }
 
-function add(message) {
-  const view = messageView(message, actions);
-  conversation.push({ message, view });
-  $("log").append(view.node);
-  view.node.scrollIntoView({ block: "end" });
-  return view;
+function editLast() {
+  const last = pathOf(shown).findLast(({ role }) => role === "user");
+  if (last) views.get(last.id).edit();
 }
-
-function cutAt(index) {
-  stop();
-  for (const { view } of conversation.splice(index)) view.node.remove();
-}
-
-const placeOf = (message) => conversation.findIndex((entry) => entry.message === message);
 
 const actions = {
-  cut: (message) => cutAt(placeOf(message)),
-  again(message) {
-    if (running) return;
-    cutAt(placeOf(message));
-    if (message.begun) add(fresh("assistant", message.begun));
-    reply();
+  retry(node) {
+    if (running.has(shown.id)) return;
+    if (node.begun) actions.resume({ ...node, content: node.begun });
+    else reply(shown, node.parent);
   },
-  // The result of a call; the model goes on once every call of the message has one.
-  answer(message, call, text) {
-    if (running) return;
-    add({ ...fresh("tool", text), call: call.id });
-    const given = new Set(conversation.map((entry) => entry.message.call));
-    if (message.calls.every(({ id }) => given.has(id))) reply();
+  resume(node) {
+    if (!running.has(shown.id)) reply(shown, node.parent, node.content);
+  },
+  // An edited question is answered; an edited answer stands, and may be continued.
+  edit(node, text) {
+    if (running.has(shown.id) || text === node.content) return;
+    if (node.role === "user") {
+      addMessage(shown, node.parent, Object.assign(fresh("user", text, node.files), { finish: "stop" }));
+      reply(shown, shown.leaf);
+      return;
+    }
+    const calls = structuredClone(node.calls);
+    addMessage(shown, node.parent, Object.assign(fresh("assistant", text), { finish: "stopped", note: "edited", calls }));
+    draw();
+    keep(shown);
+  },
+  async branch(node) {
+    const copy = branchOf(shown, node);
+    await store.save(copy);
+    location.hash = `#chat/${copy.id}`;
+    $("say").focus();
+  },
+  turn(node) {
+    if (running.has(shown.id)) return;
+    show(shown, node);
+    draw();
+    keep(shown);
+  },
+  // The model goes on once every call of its turn has a result.
+  give(node, call, text) {
+    if (running.has(shown.id)) return;
+    addMessage(shown, shown.leaf, Object.assign(fresh("tool", text), { call: call.id, finish: "stop" }));
+    if (openCalls(pathOf(shown)).length) {
+      draw();
+      keep(shown);
+    } else reply(shown, shown.leaf);
   },
 };
 
-// Asks for the next message and shows it as it comes. What the user began is gone on with.
-async function reply() {
-  const last = conversation.at(-1)?.message;
-  const begun = goesOn(last) ? last.content : "";
+// -- the answer -----------------------------------------------------------------------------------
+
+// Has the message behind `parent` written; it begins with `begun`.
+async function reply(conversation, parent, begun = "") {
   const control = new AbortController();
-  const began = performance.now();
-  const elapsed = () => (performance.now() - began) / 1000;
-  let message;
-  let view;
-  $("problem").replaceChildren();
-  try {
-    const settings = Object.fromEntries(FIELDS.map((name) => [name, $(name).value]));
-    const body = bodyOf(conversation.map((entry) => entry.message), settings);
-    setRunning(control);
-    if (begun) cutLast();
-    message = Object.assign(fresh("assistant", begun), { begun });
-    view = add(message);
-    const stream = await ask("v1/chat/completions", { body, signal: control.signal });
-    for await (const chunk of events(stream)) {
-      const before = message.content + message.reasoning;
-      grow(message, chunk);
-      if (!message.first && before !== message.content + message.reasoning) message.first = elapsed();
-      view.update();
-      follow(view.node);
+  const path = pathOf(conversation, parent);
+  const message = Object.assign(fresh("assistant", begun), { begun, model: conversation.settings.model ?? model.name });
+  const node = addMessage(conversation, parent, message);
+  running.set(conversation.id, { conversation, control });
+  setDraft($("say").value);
+  draw();
+  await keep(conversation);
+  let saved = performance.now();
+  await answer(path, node, conversation.settings, control.signal, () => {
+    if (conversation === shown) {
+      views.get(node.id)?.grow();
+      showStatus(pathOf(shown));
+      follow();
     }
-  } catch (error) {
-    if (!message) return $("problem").replaceChildren(problem(error));
-    message.error = error.name === "AbortError" ? "" : error.message;
-    message.finish = error.name === "AbortError" ? "stopped" : "failed";
-  } finally {
-    setRunning(null);
+    if (performance.now() - saved > 2000) {
+      saved = performance.now();
+      store.save(conversation);
+    }
+  });
+  if (!running.delete(conversation.id)) return; // it was deleted
+  if (conversation === shown) {
+    draw();
+    follow();
+    $("said").textContent = node.error || `Answer: ${node.content.slice(0, 300)}`;
   }
-  message.finish ||= "stop";
-  message.seconds = elapsed();
-  view.end();
-  follow(view.node);
-}
-
-function cutLast() {
-  conversation.pop().view.node.remove();
-}
-
-function setRunning(control) {
-  running = control;
-  $("send").disabled = Boolean(control);
-  $("stop").disabled = !control;
-  $("log").ariaBusy = String(Boolean(control));
-}
-
-// Keeps the end in sight, unless the reader has scrolled up.
-function follow(node) {
-  const { bottom } = node.getBoundingClientRect();
-  const edge = $("composer").getBoundingClientRect().top;
-  if (bottom > edge - 8 && bottom - edge < 200) scrollBy(0, bottom - edge + 16);
+  await keep(conversation);
 }

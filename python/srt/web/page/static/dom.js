@@ -18,6 +18,17 @@ export function button(text, onclick, props = {}) {
   return el("button", { type: "button", onclick, ...props }, text);
 }
 
+export function icon(name) {
+  return el("span", { className: `icon icon-${name}`, ariaHidden: "true" });
+}
+
+// A button with an icon; `label` is its name, and its text where `text` is not given.
+export function iconButton(name, label, onclick, text = "") {
+  const props = text ? { className: "tool" } : { className: "tool bare", title: label };
+  return el("button", { type: "button", ariaLabel: label, onclick, ...props }, icon(name),
+    text ? el("span", {}, text) : null);
+}
+
 export function problem(error) {
   return el("p", { className: "error", role: "alert" }, error.message || String(error));
 }

@@ -2,10 +2,11 @@
 
 import { $ } from "./dom.js";
 import { ask, events } from "./http.js";
+import { showHour } from "./hour.js";
 import { showMeters } from "./meters.js";
 import { showRequests } from "./requests.js";
 import { showPrograms } from "./submitted.js";
-import { showTree } from "./tree.js";
+import { showTree, startTree } from "./tree.js";
 
 const NODES = 300;
 const RETRY = [1, 1, 2, 4, 5]; // seconds
@@ -17,7 +18,7 @@ let last = null; // the snapshot shown
 
 export function startLive() {
   addEventListener("view", (event) => {
-    chosen = event.detail === "live";
+    chosen = event.detail.view === "live";
     listen();
   });
   addEventListener("key", () => listen(true));
@@ -28,7 +29,10 @@ export function startLive() {
     $("pause").ariaPressed = String(paused);
     listen();
   });
-  $("true-scale").addEventListener("change", () => last && drawTree());
+  for (const id of ["true-scale", "hide-template"]) {
+    $(id).addEventListener("change", () => last && drawTree());
+  }
+  startTree(() => last && drawTree());
 }
 
 // Opens the stream where it should be open, closes it where it should not.
@@ -75,13 +79,14 @@ function show(snapshot) {
   last = snapshot;
   say(`live: ${snapshot.model}`, "good");
   showMeters(snapshot);
+  showHour(snapshot);
   showRequests(snapshot);
   showPrograms(snapshot);
   drawTree();
 }
 
 function drawTree() {
-  showTree(last.tree, $("true-scale").checked);
+  showTree(last.tree, $("true-scale").checked, $("hide-template").checked);
 }
 
 // Written only where the words change, so that a screen reader is not told each second.

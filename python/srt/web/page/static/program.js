@@ -4,7 +4,7 @@ import { $, count, el, percent, problem } from "./dom.js";
 import { askJson } from "./http.js";
 import { EXAMPLES } from "./examples.js";
 import { parse } from "./holes.js";
-import { why } from "./message.js";
+import { why } from "./why.js";
 import { shaded, table } from "./tokens.js";
 
 let running = null; // the AbortController of the run under way

@@ -1,8 +1,16 @@
-// A reply as it grows: the deltas of a chat's stream, put together.
+// A message, as it grows by a chat's stream and as the API takes it. Plain data.
 
-// Adds one chunk's delta to a message {content, reasoning, calls, finish, id, usage}.
+// `files` are attachments: {kind: "text", name, type, text} or {kind: "image", name, type, data}, a
+// data: URL. `reply` is the answer's id in the API. Times in seconds: `first` until the first token,
+// `thought` until the answer proper began, `seconds` in all.
+export const fresh = (role, content = "", files = []) => ({
+  role, content, files, reasoning: "", calls: [], finish: "", note: "", reply: "", usage: null,
+  error: "",
+});
+
+// Adds one chunk's delta to a message.
 export function grow(message, chunk) {
-  message.id = chunk.id ?? message.id;
+  message.reply = chunk.id ?? message.reply;
   if (chunk.usage) message.usage = chunk.usage;
   const choice = chunk.choices?.[0];
   if (!choice) return;
@@ -21,14 +29,10 @@ export function grow(message, chunk) {
   }
 }
 
-export const fresh = (role, content = "") => ({
-  role, content, reasoning: "", calls: [], finish: "", note: "", id: "", usage: null, error: "",
-});
-
-// A message as the API takes it.
-export function sent(message) {
+function sent(message) {
   const { role, content } = message;
   if (role === "tool") return { role, content, tool_call_id: message.call };
+  if (role === "user") return { role, content: withFiles(message) };
   if (!message.calls.length) return { role, content };
   const tool_calls = message.calls.map(({ id, name, text }) => ({
     id, type: "function", function: { name, arguments: text },
@@ -36,22 +40,47 @@ export function sent(message) {
   return { role, content, tool_calls };
 }
 
-// Whether the model is to go on with this message, the last one, rather than to answer it.
-export const goesOn = (message) => message?.role === "assistant" && !message.calls.length;
+// Texts of files come first, each under its name, and then images, so that the question is last.
+function withFiles({ content, files = [] }) {
+  const texts = files.filter(({ kind }) => kind === "text").map(({ name, text }) => `${name}:\n\n${text}`);
+  const words = [...texts, content].filter(Boolean).join("\n\n");
+  const images = files.filter(({ kind }) => kind === "image");
+  if (!images.length) return words;
+  const parts = images.map(({ data }) => ({ type: "image_url", image_url: { url: data } }));
+  return words ? [...parts, { type: "text", text: words }] : parts;
+}
 
-// The request's body. Throws SyntaxError where tools are not JSON.
-export function bodyOf(messages, settings) {
-  const kept = messages.filter(({ finish, content }) => finish !== "failed" || content);
-  const body = { messages: kept.map(sent), stream: true };
-  body.stream_options = { include_usage: true };
-  if (settings.system) body.messages.unshift({ role: "system", content: settings.system });
-  for (const name of ["temperature", "max_tokens", "top_p", "seed"]) {
-    if (settings[name] !== "") body[name] = Number(settings[name]);
+// Whether the model continues this message, the last one, rather than answering it.
+export const continues = (message) =>
+  message?.role === "assistant" && !message.calls.length && Boolean(message.content);
+
+// Calls of a path's last turn that have no result.
+export function openCalls(path) {
+  const at = path.findLastIndex(({ role }) => role === "assistant");
+  const given = new Set(path.slice(at + 1).map(({ call }) => call));
+  return at < 0 ? [] : path[at].calls.filter(({ id }) => !given.has(id));
+}
+
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
+
+// The request's body. `defaults` are the model's own sampling parameters, `settings` the reader's,
+// which win. Throws SyntaxError where tools are not JSON.
+export function bodyOf(messages, settings, defaults = {}) {
+  const kept = messages.filter(({ finish, content, calls }) =>
+    finish !== "failed" || content || calls.length);
+  const body = { ...defaults, messages: kept.map(sent), stream: true };
+  body.stream_options = { include_usage: true, continuous_usage_stats: true };
+  const { system = "", constraint, pattern = "", tools = "", effort, model } = settings;
+  if (system.trim()) body.messages.unshift({ role: "system", content: system });
+  if (model) body.model = model;
+  for (const name of NUMBERS) {
+    if (settings[name]?.trim()) body[name] = Number(settings[name]);
   }
-  if (settings.constraint === "regex") body.regex = settings.pattern;
-  if (settings.constraint === "json_schema") body.json_schema = settings.pattern;
-  if (settings.tools.trim()) body.tools = parsed(settings.tools);
-  if (goesOn(kept.at(-1))) {
+  if (constraint === "regex") body.regex = pattern;
+  if (constraint === "json_schema") body.json_schema = pattern;
+  if (tools.trim()) body.tools = parsed(tools);
+  if (effort) body.reasoning_effort = effort;
+  if (continues(kept.at(-1))) {
     body.continue_final_message = true;
     body.add_generation_prompt = false;
   }

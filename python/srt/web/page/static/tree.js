@@ -1,7 +1,7 @@
 // The radix tree as an icicle on its side: an edge's width is its tokens, its height the leaves
 // below it. A prefix that many requests share is the wide and tall box that they stand beside.
 
-import { $, count, el, span } from "./dom.js";
+import { $, count, el, icon, span } from "./dom.js";
 
 const ROW = 22; // pixels a leaf
 const OLD = 600; // seconds after which an edge is as pale as it gets
@@ -9,6 +9,8 @@ const OLD = 600; // seconds after which an edge is as pale as it gets
 const boxes = new Map(); // by node id, kept from one snapshot to the next
 let places = []; // as laid out, top to bottom
 let current = null; // id of the node that the arrow keys stand on
+let zoomed = null; // id of the node that the picture begins with; null: the whole tree
+let again = null; // has the tree laid out again
 
 // Each node with where it stands: {node, parent, level, x, width, row, rows}, x and width in `scale`.
 export function layout(nodes, scale) {
@@ -43,9 +45,60 @@ function close(place, row) {
   place.rows = row - place.row;
 }
 
-export function showTree(tree, trueScale) {
+export function startTree(redraw) {
+  again = redraw;
+}
+
+// Without edges that hold nothing but the chat template; what was below stands where they stood.
+export function withoutTemplate(nodes) {
+  const known = new Map(nodes.map((node) => [node.id, node]));
+  const hidden = (node) => node.plain === "" && node.text !== "";
+  const kept = (id) => {
+    let at = id;
+    while (known.has(at) && hidden(known.get(at))) at = known.get(at).parent;
+    return known.has(at) ? at : -1;
+  };
+  return nodes.filter((node) => !hidden(node))
+    .map((node) => ({ ...node, parent: kept(node.parent), text: node.plain || node.text }));
+}
+
+// A node and all below it.
+export function below(nodes, id) {
+  const children = Map.groupBy(nodes, ({ parent }) => parent);
+  const found = nodes.filter((node) => node.id === id);
+  for (let i = 0; i < found.length; i += 1) found.push(...(children.get(found[i].id) ?? []));
+  return found;
+}
+
+// Buttons from the whole tree down to what is shown.
+function showTrail(nodes) {
+  const known = new Map(nodes.map((node) => [node.id, node]));
+  const steps = [];
+  for (let node = known.get(zoomed); node; node = known.get(node.parent)) steps.unshift(node);
+  $("trail").hidden = !steps.length;
+  const key = steps.map(({ id }) => id).join();
+  if ($("trail").dataset.key === key) return;
+  $("trail").dataset.key = key;
+  const all = el("button", { type: "button", className: "tool", onclick: () => zoom(null) },
+    icon("zoom-out"), el("span", {}, "Whole tree"));
+  $("trail").replaceChildren(all, ...steps.map((node) => el("button", {
+    type: "button", onclick: () => zoom(node.id), ariaCurrent: node.id === zoomed ? "true" : null,
+  }, node.text.slice(0, 24) || "…")));
+}
+
+function zoom(id) {
+  zoomed = id;
+  if (id !== null) current = id;
+  again();
+  boxes.get(current)?.focus();
+}
+
+export function showTree(tree, trueScale, plain) {
   const scale = trueScale ? (tokens) => tokens : Math.sqrt;
-  const drawn = layout(tree.nodes, scale);
+  const all = plain ? withoutTemplate(tree.nodes) : tree.nodes;
+  if (!all.some(({ id }) => id === zoomed)) zoomed = null;
+  showTrail(all);
+  const drawn = layout(zoomed === null ? all : below(all, zoomed), scale);
   const wide = Math.max(1, ...drawn.places.map(({ x, width }) => x + width));
   const hidden = tree.total_nodes - tree.shown;
   $("tree-text").textContent = drawn.places.length
@@ -75,6 +128,7 @@ function draw(canvas, place, wide) {
     box.addEventListener("pointerenter", () => describe(placeOf(node.id)));
     box.addEventListener("focus", () => select(placeOf(node.id), false));
     box.addEventListener("keydown", move);
+    box.addEventListener("click", () => zoom(zoomed === node.id ? above() : node.id));
     boxes.set(node.id, box);
     canvas.append(box);
   }
@@ -126,8 +180,18 @@ function select(place, focus) {
   if (document.activeElement === box) describe(place);
 }
 
-// Arrow keys: left to the parent, right to the first child, up and down through the order shown.
+const above = () => {
+  const parent = placeOf(zoomed)?.node.parent ?? -1;
+  return parent < 0 ? null : parent;
+};
+
+// Enter makes the picture begin with an edge, Escape with the one before. Arrow keys: left to the parent, right to the first child, up and down through the order shown.
 function move(event) {
+  if (event.key === "Enter" || (event.key === "Escape" && zoomed !== null)) {
+    event.preventDefault();
+    zoom(event.key === "Enter" ? current : above());
+    return;
+  }
   const at = places.findIndex(({ node }) => node.id === current);
   const here = places[at];
   const next = {

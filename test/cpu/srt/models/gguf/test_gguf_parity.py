@@ -8,7 +8,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import torch
 import transformers
 from helpers import hf_models
 from helpers.gguf_files import Q, write_model
@@ -48,8 +47,8 @@ def test_blocks_mean_what_their_authors_say(kind: Any) -> None:
     raw = np.random.default_rng(number).integers(0, 256, (64, 3 * kind.size), dtype=np.uint8)
     with np.errstate(all="ignore"):
         want = gguf.quants.dequantize(raw, Q(number)).astype(np.float32)
-    got = dequantise(torch.from_numpy(raw), kind)
-    assert np.array_equal(got.numpy(), want, equal_nan=True)
+    got = dequantise(raw, kind)
+    assert np.array_equal(got, want, equal_nan=True)
 
 
 def test_sizes_of_blocks_are_those_of_the_library() -> None:
@@ -204,7 +203,7 @@ def test_packed_weights_are_the_file_s(name: str, tmp_path: Path) -> None:
             found = checkpoint.quantised(weight)
             assert found is not None
             assert found.bits == checkpoint.bits(weight) == INTEGERS[name][0]
-            assert (found.dense() - exact).abs().max() <= 1e-6 * exact.abs().max()
+            assert np.abs(found.dense() - exact).max() <= 1e-6 * np.abs(exact).max()
         assert any(f.startswith(f"w{INTEGERS[name][0]}") for f in formats), formats
         assert paged.worker.info["quantization"] == "gguf"
     else:

@@ -17,7 +17,7 @@ import pytest
 import sglang as sgl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.run.answer_facts import facts_of
+from sglang.backend.answer_facts import facts_of
 from sglang.run.recording import Recording
 from sglang.views.timeline.trace import Trace
 from sglang.views.timeline.trace_view import gaps, view_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sglang as sgl
-from sglang.run.answer_facts import facts_of
+from sglang.backend.answer_facts import facts_of
 from sglang.views.timeline import timeline_page
 from sglang.views.timeline.timeline_page import embedded
 from sglang.views.timeline.trace import Trace

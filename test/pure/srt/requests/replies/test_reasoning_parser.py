@@ -14,6 +14,7 @@ from helpers.toy_tokenizer import CHATML, byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.ir.constraint import Constraint
+from sglang.semantics.tool_calls.tool_format import constraint_of, schema
 from sglang.srt.config import Config
 from sglang.srt.config.sections import REASONING_PARSERS
 from sglang.srt.requests.completion.output import Finish
@@ -25,7 +26,6 @@ from sglang.srt.requests.replies.reasoning_parser import (
     marks_for,
     opened,
 )
-from sglang.srt.requests.replies.tool_format import constraint_of, schema
 from sglang.srt.tokenizer import Tokenizer
 
 THINK, ALWAYS = PARSERS["qwen3"], PARSERS["deepseek-r1"]

@@ -16,10 +16,10 @@ from helpers.toy_tokenizer import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.ir.constraint import Constraint
+from sglang.semantics.tool_calls.tool_format import Tool, constraint_of, either, schema
+from sglang.semantics.tool_calls.tool_formats.hermes import END, Hermes
 from sglang.srt.requests.completion.output import Finish
 from sglang.srt.requests.replies.schema_check import first_fault
-from sglang.srt.requests.replies.tool_format import Tool, constraint_of, either, schema
-from sglang.srt.requests.replies.tool_formats.hermes import END, Hermes
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.tool_use import read_tools, with_tools
 from sglang.srt.tokenizer import Tokenizer

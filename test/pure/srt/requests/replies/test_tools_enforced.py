@@ -11,11 +11,8 @@ import jsonschema
 import numpy as np
 import pytest
 from helpers.vocabularies import embedded
-from sglang.srt.core.vocabulary import Vocabulary
-from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
-from sglang.srt.requests.replies.deltas import joined
-from sglang.srt.requests.replies.reasoning_parser import PARSERS, ThoughtParser, behind_thought
-from sglang.srt.requests.replies.tool_format import (
+from sglang.semantics.tool_calls.deltas import joined
+from sglang.semantics.tool_calls.tool_format import (
     Form,
     Tool,
     ToolFormat,
@@ -23,7 +20,10 @@ from sglang.srt.requests.replies.tool_format import (
     either,
     schema,
 )
-from sglang.srt.requests.replies.tool_formats import Hermes, Llama3, Mistral, Pythonic, Tiny
+from sglang.semantics.tool_calls.tool_formats import Hermes, Llama3, Mistral, Pythonic, Tiny
+from sglang.srt.core.vocabulary import Vocabulary
+from sglang.srt.grammar.guidance import GuidanceGrammar, grammar_of
+from sglang.srt.requests.replies.reasoning_parser import PARSERS, ThoughtParser, behind_thought
 
 FORMS: dict[str, ToolFormat] = {
     "hermes": Hermes(), "llama3": Llama3(), "mistral": Mistral(), "mistral by name": Mistral(True),

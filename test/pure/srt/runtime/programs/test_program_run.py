@@ -212,6 +212,22 @@ def test_an_input_is_set_later_and_an_output_binds_a_variable() -> None:
     clients(use)
 
 
+def test_two_outputs_of_one_variable_are_refused() -> None:
+    async def use(c: Clients) -> None:
+        session = c.service.sessions.open("")
+        body = {"prompt": "{{a}}: {{b}}", "session_id": session.id, "placeholders": [
+            {"name": "a", "in_out": False}, {"name": "b", "in_out": True}]}  # fmt: skip
+        _, run = await c.service.submit(convert(body, SubmitBody), ANYBODY)
+        both = [{"name": name, "in_out": True, "semantic_var_id": run.inputs["a"].id}
+                for name in "xy"]  # fmt: skip
+        body = {"prompt": "{{x}} {{y}}", "session_id": session.id, "placeholders": both}
+        with pytest.raises(RequestError, match="outputs 'x' and 'y' have the same"):
+            await c.service.submit(convert(body, SubmitBody), ANYBODY)
+        assert len(session.runs) == 1
+
+    clients(use)
+
+
 def test_a_long_prompt_is_expanded_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[bool] = []
 

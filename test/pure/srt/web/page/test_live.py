@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
+from helpers.paths import ROOT
 from sglang.srt.config import Config
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.runtime.caller import Caller
@@ -21,8 +22,16 @@ from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.page import live_view as live
 from sglang.srt.web.page import page_files as page
 
+from tools.vendored import differences, table
+
 FOLDER = Path(page.__file__).parent / "static"
-FILES = sorted(path.name for path in FOLDER.iterdir())
+ALL = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file())
+FILES = [name for name in ALL if not name.startswith("vendor/")]
+SERVED = [name for name in ALL if not name.endswith(".json")]
+KINDS = {
+    ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".woff2": "font/woff2",
+    ".txt": "text/plain", ".html": "text/html",
+}  # fmt: skip
 SHORT = {"max_new_tokens": 2, "temperature": 0}
 
 
@@ -56,21 +65,37 @@ def items(reply: httpx.Response) -> Iterator[Any]:
 # -- the page's files -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/", *(f"/page/{name}" for name in FILES)])
-def test_files_are_served_with_a_strict_policy(served: Served, path: str) -> None:
-    reply = served.client.get(path)
-    assert reply.status_code == 200
-    name = "index.html" if path == "/" else path.rpartition("/")[2]
-    assert reply.content == (FOLDER / name).read_bytes()
-    assert reply.headers["x-content-type-options"] == "nosniff"
-    policy = reply.headers["content-security-policy"]
-    assert "default-src 'self'" in policy
-    assert "unsafe" not in policy
-    kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-    assert reply.headers["content-type"].startswith(kinds.get(Path(name).suffix, "text/html"))
+def test_files_are_served_with_a_strict_policy(served: Served) -> None:
+    for path in ["/", *(f"/page/{name}" for name in SERVED)]:
+        reply = served.client.get(path)
+        assert reply.status_code == 200, path
+        name = "index.html" if path == "/" else path.removeprefix("/page/")
+        assert reply.content == (FOLDER / name).read_bytes()
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        policy = reply.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "trusted-types dompurify" in policy
+        assert not re.search(r"unsafe|https?:|\*", policy)
+        assert reply.headers["content-type"].startswith(KINDS[Path(name).suffix])
 
 
-@pytest.mark.parametrize("name", ["none.js", "..%2fpage.py", "%2e%2e%2fpage.py", "a%00.js", "%2f"])
+def test_a_file_that_the_browser_has_is_not_sent_again(served: Served) -> None:
+    tag = served.client.get("/page/chat.js").headers["etag"]
+    again = served.client.get("/page/chat.js", headers={"If-None-Match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert "content-security-policy" in again.headers
+    other = served.client.get("/page/main.js", headers={"If-None-Match": tag})
+    assert other.status_code == 200
+
+
+def test_libraries_are_those_of_the_list() -> None:
+    assert differences() == []
+    page_of_docs = (ROOT / "docs" / "page.md").read_text(encoding="utf-8")
+    assert table() in page_of_docs
+
+
+@pytest.mark.parametrize("name", ["none.js", "..%2fpage.py", "%2e%2e%2fpage.py", "a%00.js", "%2f",
+    "vendor/vendored.json", "vendor/%2e%2e/%2e%2e/page_files.py", "vendor"])  # fmt: skip
 def test_nothing_else_is_served(served: Served, name: str) -> None:
     is_error(served.client.get(f"/page/{name}"), 404)
 
@@ -100,11 +125,24 @@ def test_a_browsers_password_is_the_key_of_the_pages_files_alone(tmp_path: Path)
 def test_the_page_is_whole_and_needs_nothing_from_elsewhere() -> None:
     for name in FILES:
         text = (FOLDER / name).read_text(encoding="utf-8")
-        assert len(text.splitlines()) < 250
+        assert len(text.splitlines()) < 250, name
         assert set(re.findall(r"https?://[^\s\"'`]*", text)) <= {"http://www.w3.org/2000/svg"}
-        linked = re.findall(r'from "\./([^"]+)"', text)
-        linked += re.findall(r'(?:src|href)="page/([^"]+)"', text)
-        assert set(linked) <= set(FILES), name
+        linked = re.findall(r'(?:from|import|import\()\s*"\./([^"]+)"', text)
+        linked += re.findall(r'"page/([^"]+)"', text)
+        linked += re.findall(r'url\("([^"]+)"\)', text)
+        assert set(linked) <= set(ALL), name
+
+
+def test_modules_are_named_in_the_page_so_that_none_waits_for_another() -> None:
+    found, left = set(), ["main.js"]
+    while left:
+        name = left.pop()
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        new = set(re.findall(r'(?:from|import) "\./([^"]+)"', text)) - found
+        found |= new
+        left += [each for each in new if not each.startswith("vendor/")]
+    page_text = (FOLDER / "index.html").read_text(encoding="utf-8")
+    assert set(re.findall(r'modulepreload" href="page/([^"]+)"', page_text)) == found
 
 
 def test_no_text_can_become_markup() -> None:
@@ -178,6 +216,29 @@ def test_only_an_admin_sees_texts_and_namespaces(served: Served) -> None:
         found = live._node(served.state, node, CALLER.get().admin)
         CALLER.reset(token)
         assert (found["text"] == found["namespace"] == "") is hidden
+
+
+def test_a_nodes_plain_text_has_nothing_of_the_template(served: Served) -> None:
+    tokenizer = served.tokenizer
+    text = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in (
+        ("system", "Be brief."), ("user", "user\ndata")))  # fmt: skip
+    ids = tokenizer.encode(f"{text}<|im_start|>assistant\n")
+    assert live._plain(tokenizer, ids) == "Be brief. · user\ndata"
+    assert live._plain(tokenizer, ids[:1]) == ""
+    complete(served, "a text of its own")
+    (node,) = (n for n in served.client.get("/live").json()["tree"]["nodes"] if n["parent"] == -1)
+    assert node["plain"].startswith("a text of its own")
+
+
+def test_a_snapshot_has_the_last_hour(served: Served) -> None:
+    before = sum(m["completions"] for m in served.client.get("/live").json()["hour"])
+    complete(served, "the lazy dog")
+    found = served.client.get("/live").json()
+    assert sum(minute["completions"] for minute in found["hour"]) == before + 1
+    assert found["hour"][-1]["generated_tokens"] >= 2
+    assert set(found["latency"]) == {"first", "token", "whole"}
+    for shares in found["latency"].values():
+        assert 0 < shares["p50"] <= shares["p95"] <= shares["p99"]
 
 
 # -- a stream of them -----------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from helpers.toy_tokenizer import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from sglang.semantics.tool_calls.deltas import AnswerWords, Arguments, Begin, Delta, Thought
 from sglang.srt.config import Config
-from sglang.srt.requests.replies.deltas import AnswerWords, Arguments, Begin, Delta, Thought
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.anthropic.messages.messages_reply import Blocks, content_of
 from sglang.srt.web.app import make_app

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
-from sglang.srt.requests.replies.deltas import AnswerWords, Arguments, Begin, Delta, Thought
+from sglang.semantics.tool_calls.deltas import AnswerWords, Arguments, Begin, Delta, Thought
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.openai.responses.item_writer import ItemWriter
 

@@ -1,0 +1,1 @@
+"""Commands of the language: a chat, a program from its file, and what both run on."""

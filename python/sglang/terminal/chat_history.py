@@ -1,0 +1,109 @@
+"""ChatHistory: the turns of a chat as plain data, and the file it is kept in."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import os
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+MAX_IMAGE_BYTES = 32 << 20
+ROLES = ("system", "user", "assistant")
+
+
+class ChatHistory:
+    """Messages of OpenAI's form, a system message first where there is one.
+
+    Attributes:
+        messages: what is sent.
+        settings: fields of the request, such as temperature.
+    """
+
+    def __init__(self, system: str = "", settings: dict[str, Any] | None = None) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.settings = dict(settings or {})
+        self._images: list[str] = []  # data URLs of the next message
+        if system:
+            self.set_system(system)
+
+    @property
+    def system(self) -> str:
+        first = self.messages[:1]
+        return str(first[0]["content"]) if first and first[0]["role"] == "system" else ""
+
+    def set_system(self, text: str) -> None:
+        """Replace the system message; an empty text takes it away."""
+        turns = self.messages[1:] if self.system else self.messages
+        self.messages = ([{"role": "system", "content": text}] if text else []) + turns
+
+    def ask(self, text: str) -> None:
+        """Add a message of the user, with the images that were attached."""
+        content: Any = text
+        if self._images:
+            images = [{"type": "image_url", "image_url": {"url": url}} for url in self._images]
+            content = [*images, {"type": "text", "text": text}]
+        self._images = []
+        self.messages.append({"role": "user", "content": content})
+
+    def answer(self, text: str) -> None:
+        """Add the answer; an empty one takes the question away too."""
+        if text:
+            self.messages.append({"role": "assistant", "content": text})
+        else:
+            self.undo()
+
+    def attach(self, path: str) -> int:
+        """Attach an image file to the next message; how many it has then. Raises ValueError."""
+        kind = mimetypes.guess_type(path)[0] or ""
+        if not kind.startswith("image/"):
+            raise ValueError(f"{path} is no image by its name; give a .png, .jpg or .webp file")
+        try:
+            if (size := os.stat(path).st_size) > MAX_IMAGE_BYTES:
+                raise ValueError(f"{path} has {size} bytes; an image has at most {MAX_IMAGE_BYTES}")
+            data = base64.b64encode(Path(path).read_bytes()).decode()
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+        self._images.append(f"data:{kind};base64,{data}")
+        return len(self._images)
+
+    def undo(self) -> Any:
+        """Take the last question and its answer away. Return the question; None without one."""
+        while self.messages and self.messages[-1]["role"] != "system":
+            last = self.messages.pop()
+            if last["role"] == "user":
+                return last["content"]
+        return None
+
+    def clear(self) -> None:
+        """Take all turns away; the system message stays."""
+        self.messages = self.messages[:1] if self.system else []
+        self._images = []
+
+    def save(self, path: str) -> None:
+        """Write the conversation as JSON. Raises OSError."""
+        whole = {"sglang_chat": FORMAT, "messages": self.messages, "settings": self.settings}
+        Path(path).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
+
+    def load(self, path: str) -> None:
+        """Take the conversation of a file in place of this one. Raises ValueError and OSError."""
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or found.get("sglang_chat") != FORMAT:
+            raise ValueError(f"{path} is no chat of format {FORMAT}; give a file that /save wrote")
+        messages: Any = found.get("messages")
+        settings = found.get("settings")
+        if not _are_messages(messages) or not isinstance(settings, dict):
+            raise ValueError(f"{path} is damaged: its messages are no list of roles and contents")
+        self.messages, self.settings, self._images = messages, settings, []
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, dict)
+        and one.get("role") in ROLES
+        and isinstance(one.get("content"), (str, list))
+        and (one["role"] != "system" or i == 0)
+        for i, one in enumerate(value)
+    )

@@ -1,0 +1,153 @@
+"""``sglang run FILE.py:NAME NAME=VALUE ...``: run one program and print what it made."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.errors import SglangError
+from sglang.program import SglFunction
+from sglang.srt.commands.named_values import named_values
+from sglang.state import ProgramState
+from sglang.terminal.chosen_backend import add_backend_arguments, open_backend
+from sglang.terminal.program_file import ProgramFileError, fitting, load_program
+
+EPILOG = """
+An argument whose parameter is annotated str is taken as it is written; others are JSON where they
+can be. @@ begins a text that begins with @.
+
+  sglang run qa.py:answer question="Where does Mara live?"
+  sglang run qa.py:answer question=@question.txt --stream --param temperature=0
+  sglang run qa.py:answer question=... --url http://10.0.0.7:30000 --on server --json
+  sglang run qa.py:answer question=... --backend openai --model gpt-4o --trace run.html
+"""
+
+
+def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``sglang run``."""
+    parser.add_argument(
+        "program", metavar="FILE.py:NAME",
+        help="a function under @sglang.function; NAME may be left out where the file has one",
+    )  # fmt: skip
+    parser.add_argument(
+        "values", metavar="NAME=VALUE", nargs="*",
+        help="arguments: JSON, or else a text; @FILE is the text of a file",
+    )  # fmt: skip
+    parser.add_argument("--stream", action="store_true", help="print the text as it is generated")
+    parser.add_argument(
+        "--json", action="store_true", help="print the variables as one JSON object, and no text"
+    )
+    parser.add_argument("--var", default="", metavar="NAME", help="print this variable alone")
+    parser.add_argument(
+        "--param", action="append", default=[], metavar="NAME=VALUE",
+        help="a default of every gen, such as temperature=0 or max_tokens=64; may be given again",
+    )  # fmt: skip
+    parser.add_argument(
+        "--on", choices=("client", "server"), default="client",
+        help="server: send the program whole, and let the server run it (default: client)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trace", metavar="FILE", help="record the run: .html, .json or .chrome.json"
+    )
+    parser.add_argument(
+        "--record", metavar="FILE", help="write every call and its answer to this file; 'sglang "
+        "replay' and sglang.Replay answer from it",
+    )  # fmt: skip
+    add_backend_arguments(parser)
+    parser.epilog = EPILOG
+
+
+def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """The exit code: 1 where the program fails or cannot be started."""
+    try:
+        verify(arguments)
+        program = load_program(arguments.program)
+        values = program_arguments(program, arguments.values)
+        params = named_values("--param", arguments.param)
+        backend = recorded(open_backend(arguments), arguments.record)
+        try:
+            tell(_run(program, values, params, backend, arguments), arguments)
+        finally:
+            backend.shutdown()
+    except (OSError, ValueError, TypeError, SglangError) as error:
+        sys.stdout.flush()
+        print(f"sglang run: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def verify(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for flags that exclude each other."""
+    if arguments.json and (arguments.stream or arguments.var):
+        raise ValueError("--json prints variables at the end; leave out --stream and --var")
+    if arguments.on == "server" and not (arguments.url or arguments.backend in (None, "engine")):
+        raise ValueError("--on server needs a runtime of this project: give --url, or no --backend")
+    if arguments.on == "server" and arguments.record:
+        raise ValueError("--record writes the calls of this process, and --on server makes none")
+
+
+def program_arguments(program: SglFunction, pairs: Sequence[str]) -> dict[str, Any]:
+    """Arguments of NAME=VALUE words. Raises ValueError."""
+    texts = dict(pair.partition("=")[::2] for pair in pairs)
+    return fitting(program, named_values("argument", pairs), texts)
+
+
+def recorded(backend: Any, path: str | None) -> Any:
+    """The backend, with its calls written to ``path`` where there is one."""
+    if not path:
+        return backend
+    from sglang.backend.record.call_recorder import Recorder
+
+    return Recorder(backend, path)
+
+
+def _run(
+    program: SglFunction,
+    values: dict[str, Any],
+    params: dict[str, Any],
+    backend: Any,
+    arguments: argparse.Namespace,
+) -> ProgramState:
+    clash = next((name for name in params if name in program.arg_names), None)
+    if clash is not None:
+        raise ProgramFileError(
+            f"--param {clash} is also an argument of {program.func.__name__}; give it "
+            "without --param"
+        )
+    bound = program.bind(**values)
+    on = "server" if arguments.on == "server" else None
+    streams = arguments.stream
+    options = {"backend": backend, "trace": arguments.trace, "on": on, **params}
+    if not program.is_async:
+        return bound.run(stream=streams, **options)
+    if streams:
+        raise ProgramFileError("--stream is for a plain def; this program is an async def")
+    import asyncio
+
+    return asyncio.run(bound.arun(**options))
+
+
+def tell(state: ProgramState, arguments: argparse.Namespace) -> None:
+    """Print what the flags say of a state; a streamed one as it grows."""
+    if arguments.json:
+        print(json.dumps(variables(state), indent=2, ensure_ascii=False, default=repr))
+        return
+    if arguments.stream:
+        for piece in state.text_iter(arguments.var or None):
+            print(piece, end="", flush=True)
+        print()
+        return
+    found = state[arguments.var] if arguments.var else state.text()
+    print(found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=repr))
+
+
+def variables(state: ProgramState) -> dict[str, Any]:
+    """The variables of a program that has ended, and its result as ``return`` where it has one."""
+    state.text()  # waits, and raises
+    found = dict(state._executor.stream.variables)
+    if state.ret_value is not None:
+        found["return"] = state.ret_value
+    return found

@@ -1,0 +1,1 @@
+"""Tools that a model calls while a program generates: ``gen(tools=...)``."""

@@ -1,0 +1,124 @@
+"""ModelToolCall: one call that a model has made, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from sglang.backend.tool_invocation import TOOLS, is_async
+from sglang.errors import Cancelled, InvalidOutput, ToolError
+from sglang.tools.program_tool import ProgramTool, arguments_shown, text_of_result
+
+ERROR_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class ModelToolCall:
+    """A call of a tool.
+
+    Attributes:
+        id: what its result refers to, unique in the state.
+        arguments: as the model wrote them, JSON text.
+        value: what the function returned; of a tool that is a type, an object of it.
+        result: the text that the model reads. None: the program has to answer the call.
+        error: why there is no value, "" where there is one.
+        round: the turn of the model that made it, from 0.
+        seconds: that the function took.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    value: Any = None
+    result: str | None = None
+    error: str = ""
+    round: int = 0
+    seconds: float = 0.0
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The call as JSON data: ``id``, ``name``, ``arguments``, ``result`` and ``error``."""
+        shown = arguments_shown(self.arguments)
+        return {"id": self.id, "name": self.name, "arguments": shown, "result": self.result,
+                "error": self.error}  # fmt: skip
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """The call as a message of OpenAI's API holds it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class CallValue:
+    """Type of the variable ``NAME_calls``: makes a ModelToolCall of an entry."""
+
+    constraint = None
+
+    def value(self, entry: dict[str, Any], meta: dict[str, Any]) -> ModelToolCall:
+        """The call, with the Python value that its function returned."""
+        found: ModelToolCall = meta["call"]
+        return found
+
+
+async def answered(
+    calls: Sequence[ModelToolCall], tools: Sequence[ProgramTool], timeout: float | None
+) -> list[ModelToolCall]:
+    """Run the functions of ``calls``, side by side, and return the calls with their results.
+
+    What a function raises, arguments that do not fit and an unknown name become the result that
+    the model reads. ``timeout``: seconds of each call, None for any time. Raise ToolError for a
+    result that JSON cannot carry.
+    """
+    known = {tool.name: tool for tool in tools}
+    jobs = [asyncio.ensure_future(_answered(call, known, timeout)) for call in calls]
+    try:
+        return list(await asyncio.gather(*jobs))
+    finally:
+        for job in jobs:
+            job.cancel()
+
+
+async def _answered(
+    call: ModelToolCall, known: dict[str, ProgramTool], timeout: float | None
+) -> ModelToolCall:
+    tool = known.get(call.name)
+    if tool is None:
+        return _failed(call, f"there is no tool {call.name!r}; there are {', '.join(known)}")
+    try:
+        arguments = tool.argued(call.arguments)
+    except InvalidOutput as error:
+        return _failed(call, f"the arguments do not fit: {error}")
+    if tool.function is None:
+        return replace(call, value=arguments)
+    begin = time.monotonic()
+    try:
+        value = await asyncio.wait_for(_called(tool, arguments), timeout)
+    except Cancelled:
+        raise
+    except asyncio.TimeoutError:
+        return _failed(call, f"it took more than {timeout:g} s", time.monotonic() - begin)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return _failed(call, said, time.monotonic() - begin)
+    seconds = time.monotonic() - begin
+    try:
+        return replace(call, value=value, result=text_of_result(tool.name, value), seconds=seconds)
+    except ValueError as error:
+        raise ToolError(str(error)) from error
+
+
+async def _called(tool: ProgramTool, arguments: dict[str, Any]) -> Any:
+    """Call the function: an asynchronous one in this event loop, another one in a thread."""
+    assert tool.function is not None
+    if is_async(tool.function):
+        return await tool.function(**arguments)
+    return await asyncio.wrap_future(TOOLS.call(partial(tool.function, **arguments)))
+
+
+def _failed(call: ModelToolCall, why: str, seconds: float = 0.0) -> ModelToolCall:
+    why = why[:ERROR_CHARS]
+    return replace(call, result=f"error: {why}", error=why, seconds=seconds)

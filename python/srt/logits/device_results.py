@@ -1,0 +1,19 @@
+"""The results of passes on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.logits.results import Results
+from sglang.srt.numeric.host_arrays import on_host
+
+
+def results_of(device: Any) -> Results:
+    """Arrays for ``HOST``, tensors for any other device."""
+    if on_host(device):
+        from sglang.srt.logits.host_results import HostResults
+
+        return HostResults()
+    from sglang.srt.logits.torch_results import TorchResults
+
+    return TorchResults(device)

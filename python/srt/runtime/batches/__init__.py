@@ -1,0 +1,1 @@
+"""Files that clients upload, and batches of requests that are read from them."""

@@ -1,0 +1,123 @@
+"""Input of a batch: one request a line of JSON, checked before the first one is run.
+
+{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from sglang.srt.requests.request_error import shown
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+MAX_CUSTOM_ID = 512  # characters
+MAX_ERRORS = 100  # that are kept of one file
+
+
+class BatchLine(msgspec.Struct):
+    """One line; ``body`` is JSON, which its route will read."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _Flags(msgspec.Struct):
+    """Fields of a body that a batch cannot honour."""
+
+    stream: Any = None
+    background: Any = None
+
+
+class InputError(msgspec.Struct):
+    """A reason that a file is no batch; ``line`` counts from 1, None where no line is at fault."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class InputLimits(NamedTuple):
+    """Most lines of a file, and most bytes of a line."""
+
+    lines: int
+    line_bytes: int
+
+
+_decode = msgspec.json.Decoder(BatchLine).decode
+_flags = msgspec.json.Decoder(_Flags).decode
+
+
+def numbered(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers from 0. A line of more than ``most`` bytes
+    is cut there, and is the last one. Raises OSError."""
+    with open(path, "rb") as file:
+        number = 0
+        while line := file.readline(most + 1):
+            if line.strip():
+                yield number, line
+            if len(line) > most:
+                return
+            number += 1
+
+
+def lines(path: Path, most: int) -> Iterator[tuple[int, BatchLine]]:
+    """The requests of a file that was checked. Raises OSError."""
+    for number, line in numbered(path, most):
+        yield number, _decode(line)
+
+
+def check(path: Path, endpoint: str, limits: InputLimits) -> tuple[int, list[InputError]]:
+    """The number of requests, and what is wrong, MAX_ERRORS at most. Raises OSError."""
+    seen, errors = set[str](), list[InputError]()
+    count = 0
+    for number, line in numbered(path, limits.line_bytes):
+        count += 1
+        if count > limits.lines:
+            message = f"The file has more than {limits.lines} requests (--batch-max-lines)."
+            return count, [*errors, InputError("too_many_requests", f"{message} Cut it.")]
+        found = _wrong(line, endpoint, limits, seen)
+        if found is not None:
+            errors.append(InputError(found[0], found[2], number + 1, found[1]))
+            if len(errors) == MAX_ERRORS:
+                return count, errors
+    if not count:
+        errors.append(InputError("empty_file", "The file has no request; give one a line."))
+    return count, errors
+
+
+def _wrong(
+    line: bytes, endpoint: str, limits: InputLimits, seen: set[str]
+) -> tuple[str, str | None, str] | None:
+    """Code, field and message of what is wrong with a line, whose ``custom_id`` is added to
+    ``seen``."""
+    if len(line) > limits.line_bytes:
+        most = limits.line_bytes
+        return "line_too_long", None, f"The line has more than {most} bytes (--max-body-bytes)."
+    try:
+        found = _decode(line)
+        flags = _flags(found.body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        return "invalid_json_line", None, f"The line is no request: {error}."
+    if not 1 <= len(found.custom_id) <= MAX_CUSTOM_ID:
+        length = len(found.custom_id)
+        message = f"custom_id has {length} characters; give 1 to {MAX_CUSTOM_ID}."
+        return "invalid_custom_id", "custom_id", message
+    if found.custom_id in seen:
+        message = f"custom_id {shown(found.custom_id)} is that of a line before; ids differ."
+        return "duplicate_custom_id", "custom_id", message
+    seen.add(found.custom_id)
+    if found.method != "POST":
+        return "invalid_method", "method", f"method is {shown(found.method)}; give 'POST'."
+    if found.url != endpoint:
+        message = f"url is {shown(found.url)}; the batch's endpoint is {endpoint!r}."
+        return "mismatched_url", "url", message
+    for name in ("stream", "background"):
+        if getattr(flags, name):
+            return "invalid_body", f"body.{name}", f"body.{name} is set; remove it from the line."
+    return None

@@ -1,0 +1,127 @@
+"""BatchService: the files and batches of a server: what the routes call."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.batches.batch_input import InputLimits
+from sglang.srt.runtime.batches.batch_records import BatchRecord, BatchRecords, Order, new_batch_id
+from sglang.srt.runtime.batches.batch_runner import Answer, BatchRunner
+from sglang.srt.runtime.batches.file_store import FileStore, new_file_id
+from sglang.srt.runtime.batches.line_seats import LineSeats
+
+MAX_OPEN = 100  # batches of one owner that have not ended
+MAX_KEPT = 10_000  # batches of one owner
+
+
+class StorageLimits(NamedTuple):
+    """Most bytes of one file, and of all files."""
+
+    file_bytes: int
+    all_bytes: int
+
+
+class BatchService:
+    """Files and batches below one directory, which is this server's alone."""
+
+    def __init__(
+        self,
+        directory: Path,
+        storage: StorageLimits,
+        limits: InputLimits,
+        seats: LineSeats,
+        answer: Answer,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises OSError, and ValueError where another server has the directory."""
+        self._now = now
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(directory)
+        self.records = BatchRecords(directory)
+        unfinished = {id for r in self.records if not r.ended for id in r.answers}
+        self.files = FileStore(directory, *storage, unfinished, now)
+        self.files.used = self._used
+        self._runner = BatchRunner(self.records, self.files, answer, seats, limits, now)
+
+    def start(self) -> None:
+        """Go on with the batches that have not ended."""
+        for record in self.records:
+            if not record.ended:
+                self._runner.begin(record)
+
+    async def close(self) -> None:
+        await self._runner.close()
+        os.close(self._lock)
+
+    async def create(self, order: Order) -> BatchRecord:
+        """Begin a batch. Raises RequestError."""
+        self.sweep()
+        file = self.files.find(order.input_file_id, order.owner)
+        if file.purpose != "batch":
+            raise RequestError(
+                f"{file.id} was uploaded for {file.purpose!r:.60}; upload the input of a batch "
+                "with purpose 'batch'.",
+                "input_file_id",
+            )
+        known = self.records.of(order.owner)
+        count = sum(not record.ended for record in known)
+        if count >= MAX_OPEN or len(known) >= MAX_KEPT:
+            raise RequestError(
+                f"This key has {count} batches that have not ended, of {len(known)}; at most "
+                f"{MAX_OPEN} of {MAX_KEPT}. Wait for one, or cancel it.",
+                code="rate_limit_exceeded",
+            )
+        record = BatchRecord(id=new_batch_id(), order=order, answers=(new_file_id(), new_file_id()))
+        record.enter("validating", self._now())
+        try:
+            await self._runner.save(record)
+        except OSError as error:
+            raise _full(error) from error
+        self._runner.begin(record)
+        return record
+
+    async def cancel(self, record: BatchRecord) -> None:
+        """End a batch with the answers that it has. Raises RequestError where it has ended."""
+        if record.ended or record.status == "finalizing":
+            raise RequestError(
+                f"{record.id} is {record.status}; only one that has not ended can be cancelled.",
+                "batch_id",
+                "conflict",
+            )
+        try:
+            await self._runner.cancel(record)
+        except OSError as error:
+            raise _full(error) from error
+
+    def sweep(self) -> None:
+        """Remove what has expired."""
+        self.files.sweep()
+        self.records.sweep(self._now())
+
+    def _used(self, id: str) -> bool:
+        return any(r.order.input_file_id == id and not r.ended for r in self.records)
+
+
+def _full(error: OSError) -> RequestError:
+    return RequestError(
+        f"The server's disk took no more ({error.strerror}); try again later.", code="overloaded"
+    )
+
+
+def _locked(directory: Path) -> int:
+    """A handle that holds the directory's lock. Raises ValueError."""
+    handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise ValueError(
+            f"--batch-dir {directory} is in use by another server; give each its own directory"
+        ) from error
+    return handle

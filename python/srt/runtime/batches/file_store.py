@@ -1,0 +1,267 @@
+"""FileStore: the files of ``/v1/files``, on disk, each with its owner and its expiry.
+
+    DIRECTORY/files/ID.json   what is known of a file; without it a file is not there
+    DIRECTORY/files/ID.data   its bytes
+
+A file is complete when its ``.json`` is there, which is written last. What an upload
+left that was cut is removed when the store is opened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sglang.srt.requests.request_error import RequestError, shown
+
+MAX_FILES = 10_000  # files that one owner may have
+MAX_FILENAME = 255  # characters
+DAY = 86_400
+LIFETIME = 30 * DAY  # seconds, where an upload says nothing else
+_ID = re.compile(r"file-[0-9a-f]{32}")
+
+
+class FileRecord(msgspec.Struct, kw_only=True):
+    """One file. ``owner``: name of the key that it belongs to; times are seconds since the
+    epoch."""
+
+    id: str
+    owner: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int
+    expires_at: int
+
+    def public(self) -> dict[str, Any]:
+        """The file as OpenAI's clients know it."""
+        return {
+            "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_at,
+            "expires_at": self.expires_at, "filename": self.filename, "purpose": self.purpose,
+            "status": "processed", "status_details": None,
+        }  # fmt: skip
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_hex(16)}"
+
+
+def save(path: Path, record: msgspec.Struct) -> None:
+    """Write a record in place of the last one, whole or not at all. Raises OSError."""
+    beside = path.with_suffix(".new")
+    with open(beside, "wb") as file:
+        file.write(msgspec.json.encode(record))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+class FileStore:
+    """Files below ``directory``.
+
+    Args:
+        file_bytes: most bytes of one file. all_bytes: of all.
+        unfinished: ids of files that ``take_in`` may be about to take.
+        now: seconds since the epoch.
+
+    Attributes:
+        size: bytes of all files, those that are arriving among them.
+        used: tells whether a file is in use by its id; it is not deleted then.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        file_bytes: int,
+        all_bytes: int,
+        unfinished: Collection[str] = (),
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises OSError."""
+        self.file_bytes, self.all_bytes, self._now = file_bytes, all_bytes, now
+        self.size, self.used, self._lock = 0, _unused, threading.Lock()
+        self._directory = directory / "files"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._records = {record.id: record for record in self._read()}
+        for path in self._directory.iterdir():
+            known = path.stem in self._records or path.stem in unfinished
+            if path.suffix in (".new", ".part") or not known:
+                path.unlink()
+        self.sweep()
+
+    def _read(self) -> Iterator[FileRecord]:
+        for path in self._directory.glob("file-*.json"):
+            with suppress(msgspec.MsgspecError, FileNotFoundError):
+                record = msgspec.json.decode(path.read_bytes(), type=FileRecord)
+                self.size += os.stat(self.path(record.id)).st_size
+                yield record
+
+    def path(self, id: str) -> Path:
+        """The path of a file's bytes. ``id``: made by ``new_file_id``."""
+        assert _ID.fullmatch(id)
+        return self._directory / f"{id}.data"
+
+    def find(self, id: str, owner: str) -> FileRecord:
+        """Raises RequestError ``not_found``, also for a file of another owner."""
+        self.sweep()
+        record = self._records.get(id)
+        if record is None or record.owner != owner:
+            raise RequestError(f"There is no file {shown(id)}.", "id", "not_found")
+        return record
+
+    def of(self, owner: str) -> list[FileRecord]:
+        """The owner's files, the newest first."""
+        self.sweep()
+        found = [record for record in self._records.values() if record.owner == owner]
+        return sorted(found, key=lambda record: (-record.created_at, record.id))
+
+    def begin(self, owner: str) -> Upload:
+        """A new file. Raises RequestError where the owner has too many, or the disk is full."""
+        count = sum(record.owner == owner for record in self._records.values())
+        if count >= MAX_FILES:
+            raise RequestError(
+                f"{count} files are stored for this key; at most {MAX_FILES}. Delete some.",
+                code="rate_limit_exceeded",
+            )
+        self.sweep()
+        return Upload(self, owner)
+
+    def reserve(self, count: int, size: int) -> None:
+        """Count ``count`` more bytes of a file that has ``size``. Raises RequestError."""
+        with self._lock:
+            self._reserve(count, size)
+
+    def _reserve(self, count: int, size: int) -> None:
+        if size + count > self.file_bytes:
+            raise RequestError(
+                f"The file has more than {self.file_bytes} bytes (--batch-max-file-bytes); cut it "
+                "into several.",
+                "file",
+            )
+        if self.size + count > self.all_bytes:
+            raise RequestError(
+                f"The files of this server have {self.size} bytes, and {self.all_bytes} are allowed"
+                " (--batch-max-bytes); delete some, or try again later.",
+                "file",
+                "overloaded",
+            )
+        self.size += count
+
+    def add(self, id: str, owner: str, filename: str, purpose: str, seconds: int) -> FileRecord:
+        """Take the bytes at ``path(id)`` as a file that expires in ``seconds``. Raises OSError."""
+        created = int(self._now())
+        record = FileRecord(
+            id=id, owner=owner, filename=filename, purpose=purpose,
+            bytes=os.stat(self.path(id)).st_size, created_at=created, expires_at=created + seconds,
+        )  # fmt: skip
+        save(self._directory / f"{id}.json", record)
+        self._records[id] = record
+        return record
+
+    def take_in(self, working: Path, id: str, owner: str, name: str, seconds: int) -> None:
+        """Move a finished file of answers into the store. May be repeated after it was cut.
+        Raises OSError."""
+        if id in self._records:
+            return
+        with suppress(FileNotFoundError):  # moved already
+            os.replace(working, self.path(id))
+        record = self.add(id, owner, name, "batch_output", seconds)
+        self.release(-record.bytes)
+
+    def release(self, count: int) -> None:
+        """Count ``count`` bytes less."""
+        with self._lock:
+            self.size -= count
+
+    def delete(self, record: FileRecord) -> None:
+        """Raises RequestError ``conflict`` for one that is in use."""
+        if self.used(record.id):
+            raise RequestError(
+                f"{record.id} is the input of a batch that has not ended; cancel that batch first.",
+                "id",
+                "conflict",
+            )
+        self._remove(record)
+
+    def sweep(self) -> None:
+        """Remove what has expired and is not in use."""
+        now = self._now()
+        for record in [r for r in self._records.values() if r.expires_at <= now]:
+            if not self.used(record.id):
+                self._remove(record)
+
+    def _remove(self, record: FileRecord) -> None:
+        del self._records[record.id]
+        self.release(record.bytes)
+        for name in (f"{record.id}.json", f"{record.id}.data"):
+            with suppress(OSError):
+                (self._directory / name).unlink()
+
+
+def _unused(id: str) -> bool:
+    return False
+
+
+class Upload:
+    """A file that is arriving. Either ``finish`` or ``drop`` ends it."""
+
+    def __init__(self, store: FileStore, owner: str) -> None:
+        self._store, self._owner, self._id = store, owner, new_file_id()
+        self.size = 0
+        self._part = store.path(self._id).with_suffix(".part")
+        self._file = None
+        with _disk():
+            self._file = open(self._part, "xb")  # noqa: SIM115 (closed by finish and drop)
+
+    def write(self, data: bytes) -> None:
+        """Raises RequestError where a limit is exceeded, or the disk is full."""
+        assert self._file is not None
+        self._store.reserve(len(data), self.size)
+        self.size += len(data)
+        with _disk():
+            self._file.write(data)
+
+    def finish(self, filename: str, purpose: str, seconds: int) -> FileRecord:
+        """The file, complete. Raises RequestError where the disk is full."""
+        assert self._file is not None
+        with _disk():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._part, self._store.path(self._id))
+            record = self._store.add(self._id, self._owner, filename, purpose, seconds)
+        self._file = None
+        return record
+
+    def drop(self) -> None:
+        """Forget what has arrived, unless it was finished."""
+        if self._file is None:
+            return
+        with suppress(OSError):
+            self._file.close()
+        for path in (self._part, self._store.path(self._id)):
+            path.unlink(missing_ok=True)
+        self._store.release(self.size)
+        self._file = None
+
+
+class _disk:
+    """A block whose OSErrors leave it as RequestErrors ``overloaded``."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise RequestError(
+                f"The server's disk took no more ({error.strerror}); try again later.",
+                code="overloaded",
+            ) from error

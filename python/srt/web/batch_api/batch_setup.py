@@ -1,0 +1,148 @@
+"""Start of the batches of a server, and how their requests are answered: by the routes' own
+handlers, as if each had come alone."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sglang.srt.config import BatchesConfig
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.batches.batch_input import ENDPOINTS, InputLimits
+from sglang.srt.runtime.batches.batch_runner import LineAnswer
+from sglang.srt.runtime.batches.batch_service import BatchService, StorageLimits
+from sglang.srt.runtime.batches.line_seats import LineSeats
+from sglang.srt.web.exchange.current_caller import CALLER
+from sglang.srt.web.exchange.error_replies import error_response
+from sglang.srt.web.openai import completions, embeddings
+from sglang.srt.web.openai.chat import routes as chat
+from sglang.srt.web.openai.responses import routes as responses
+from sglang.srt.web.route import Handler
+from sglang.srt.web.server_state import ServerState
+from sglang.srt.web.telemetry import request_record
+from starlette.requests import Request
+
+LOW = 1_000_000  # taken from the priority of every request of a batch
+SWEEP = 3600.0  # seconds between two looks for what has expired
+
+_HANDLERS: Mapping[str, Handler] = dict(
+    zip(
+        ENDPOINTS,
+        (chat.chat_completions, completions.completions, embeddings.embeddings, responses.create),
+    )
+)
+
+
+class _Refusal(msgspec.Struct):
+    error: Any = None
+
+
+@asynccontextmanager
+async def batches_of(state: ServerState, config: BatchesConfig) -> AsyncIterator[None]:
+    """The server's batches, where the configuration has a directory, until the end of the block.
+
+    Raises ValueError and OSError where the directory cannot be used.
+    """
+    if not config.batch_dir:
+        yield
+        return
+    service = await asyncio.to_thread(_service, state, config)
+    state.batches = service
+    service.start()
+    sweeping = asyncio.ensure_future(_swept(service))
+    try:
+        yield
+    finally:
+        state.batches = None
+        sweeping.cancel()
+        await service.close()
+
+
+def _service(state: ServerState, config: BatchesConfig) -> BatchService:
+    seats = LineSeats(config.batch_concurrency, room_of(state))
+    return BatchService(
+        Path(config.batch_dir).expanduser(),
+        StorageLimits(config.batch_max_file_bytes, config.batch_max_bytes),
+        InputLimits(config.batch_max_lines, state.body_limit),
+        seats,
+        answering(state),
+    )
+
+
+async def _swept(service: BatchService) -> None:
+    while True:
+        await asyncio.sleep(SWEEP)
+        service.sweep()
+
+
+def room_of(state: ServerState) -> Callable[[int], bool]:
+    """Whether the engines have room for one more request of a batch: at least half of what they
+    run at once is left to others, and no other request waits."""
+    runtime = state.runtime
+
+    def room(running: int) -> bool:
+        completion = runtime.completion
+        if state.draining or completion.lost is not None or runtime.queue.waiting:
+            return False
+        seats = completion.engines.count * runtime.info.max_running_requests
+        return running < max(1, seats // 2) and max(completion.pending, running) < seats
+
+    return room
+
+
+def answering(state: ServerState) -> Callable[[str, bytes, str], Awaitable[LineAnswer]]:
+    """A function of URL, body and owner that answers one request."""
+
+    async def answer(url: str, body: bytes, owner: str) -> LineAnswer:
+        number = uuid.uuid4().hex
+        caller = state.tenants.caller_of(owner, number)
+        if caller is None:
+            error = RequestError(
+                f"The key {owner!r:.80} that this batch belongs to is gone.", code="invalid_api_key"
+            )
+            reply = error_response(error)
+        else:
+            # A task has a context of its own, so that what is set here reaches no other request.
+            CALLER.set(replace(caller, priority=caller.priority - LOW))
+            request_record.current.set(request_record.RequestRecord("POST", url, number))
+            try:
+                reply = await _HANDLERS[url](state, _request(url, body))
+            except Exception as error:
+                reply = error_response(error)
+        data = bytes(reply.body)
+        return LineAnswer(reply.status_code, data, number, _code(reply.status_code, data))
+
+    return answer
+
+
+def _code(status: int, body: bytes) -> str:
+    if status == 200:
+        return ""
+    error = msgspec.json.decode(body, type=_Refusal).error
+    return str(error.get("code", "")) if isinstance(error, dict) else ""
+
+
+def _request(path: str, body: bytes) -> Request:
+    """A request that has come whole, and whose client does not leave."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
+        "query_string": b"", "headers": headers, "http_version": "1.1", "scheme": "http",
+    }  # fmt: skip
+    sent = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        if not sent:
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return Request(scope, receive)

@@ -1,0 +1,1 @@
+"""Ollama's API: its paths, bodies and lines of JSON."""

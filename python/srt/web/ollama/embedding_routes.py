@@ -1,0 +1,66 @@
+"""POST /api/embed and /api/embeddings: vectors in Ollama's form."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sglang.srt.requests.completion.encoder import bytes_of
+from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.prompts import places
+from sglang.srt.runtime.vectors import VectorFields, embed, verify_count
+from sglang.srt.web.exchange.current_caller import CALLER
+from sglang.srt.web.exchange.error_replies import json_response
+from sglang.srt.web.exchange.event_stream import unless_gone
+from sglang.srt.web.exchange.json_body import read_body
+from sglang.srt.web.ollama.ollama_bodies import OllamaEmbedBody, OllamaEmbeddingsBody
+from sglang.srt.web.ollama.served_models import model_of
+from sglang.srt.web.server_state import ServerState
+from starlette.requests import Request
+from starlette.responses import Response
+
+FRAME = 8  # tokens that a tokenizer puts around a text, at most; its own have a byte each, or more
+
+
+async def embed_texts(state: ServerState, request: Request) -> Response:
+    """A vector for each text, of length 1."""
+    body = await read_body(request, OllamaEmbedBody, state.body_limit)
+    return json_response(await unless_gone(request, _embedded(state.runtime, body)))
+
+
+async def embeddings(state: ServerState, request: Request) -> Response:
+    """The vector of one text; of an empty one there is none."""
+    body = await read_body(request, OllamaEmbeddingsBody, state.body_limit)
+    wanted = OllamaEmbedBody(model=body.model, name=body.name, input=body.prompt)
+    found = await unless_gone(request, _embedded(state.runtime, wanted))
+    return json_response({"embedding": found["embeddings"][0] if found["embeddings"] else []})
+
+
+async def _embedded(runtime: EngineRuntime, body: OllamaEmbedBody) -> dict[str, Any]:
+    model, begun = model_of(runtime, body), time.monotonic_ns()
+    texts = [body.input] if isinstance(body.input, str) else body.input or []
+    if texts in ([], [""]):
+        return {"model": body.model or body.name, "embeddings": []}
+    names = places("input", texts)
+    verify_count(names)
+    prompts: list[str | list[int]] = list(texts)
+    if body.truncate is not False:
+        prompts = [await _shortened(runtime, text) for text in texts]
+    fields = VectorFields(model=model, dimensions=body.dimensions)
+    found, vectors = await embed(runtime, fields, prompts, names, CALLER.get())
+    return {
+        "model": body.model or body.name,
+        "embeddings": [vector.tolist() for vector in vectors],
+        "total_duration": time.monotonic_ns() - begun,
+        "load_duration": 0,
+        "prompt_eval_count": sum(done.stats.prompt_tokens for done in found),
+    }
+
+
+async def _shortened(runtime: EngineRuntime, text: str) -> str | list[int]:
+    """The text, or the first ids of one that is longer than the context."""
+    room = min(runtime.info.context_length, runtime.info.capacity)
+    if bytes_of(text) + FRAME <= room:
+        return text
+    ids = await runtime.completion.encoder.encode(text)
+    return text if len(ids) <= room else list(ids[:room])

@@ -1,0 +1,116 @@
+"""Options: Ollama's ``options`` as fields of a chat request.
+
+As Ollama does it: unknown names, null, and options of how a model is loaded are ignored; a value
+of the wrong type is refused; a number of a whole-number option loses its fraction.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sglang.srt.requests.request_error import RequestError, Reworded, shown
+
+DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+"""Ollama's, where a request has none of its own. Its repetition penalty is left out: what is not
+set changes no text."""
+
+_FIELDS = {
+    "num_predict": "max_tokens",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "seed": "seed",
+    "stop": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+_WHOLE = frozenset({
+    "num_predict", "top_k", "seed", "num_ctx", "num_batch", "num_gpu", "num_keep", "num_thread",
+    "main_gpu", "repeat_last_n",
+})  # fmt: skip
+_REAL = frozenset({
+    "temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty",
+    "frequency_penalty",
+})  # fmt: skip
+_SPELLINGS = {re.compile(rf"^{ours}\b"): f"options.{theirs}" for theirs, ours in _FIELDS.items()}
+_FORMAT = re.compile(r"^(response_format \(or json_schema\)|json_schema)")
+MAX_WHOLE = 1 << 62
+
+
+def fields_of(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields of ``CompletionFields`` that the options stand for. Raises RequestError."""
+    given = dict(DEFAULTS)
+    for name, value in (options or {}).items():
+        if value is None:
+            continue
+        if name in _WHOLE:
+            value = _whole(name, value)
+        elif name in _REAL:
+            value = _real(name, value)
+        elif name == "stop":
+            value = _texts(value)
+        if name in _FIELDS:
+            given[name] = value
+    return {_FIELDS[name]: value for name, value in _neutral(given).items()}
+
+
+def _neutral(given: dict[str, Any]) -> dict[str, Any]:
+    """The options without those whose value means that they are off."""
+    found = dict(given)
+    if found.get("num_predict", 1) <= 0:  # -1: no limit, -2: until the context is full
+        del found["num_predict"]
+    if found["top_k"] <= 0:
+        found["top_k"] = -1
+    if found["top_p"] <= 0:  # the most likely token is always kept
+        found["top_p"], found["top_k"] = 1.0, 1
+    if found.get("seed", 0) < 0:
+        del found["seed"]
+    return found
+
+
+def spelled() -> Reworded:
+    """A block whose errors about sampling leave it in the names of the options."""
+    return Reworded(_spelled)
+
+
+def _spelled(error: RequestError) -> RequestError:
+    message = error.message
+    for ours, theirs in _SPELLINGS.items():
+        message = ours.sub(theirs, message)
+    return error.reworded(_FORMAT.sub("format", message), error.param)
+
+
+def _refused(name: str, value: Any, kind: str) -> RequestError:
+    return RequestError(f"options.{name} is {shown(value)}; give {kind}.", "options")
+
+
+def _whole(name: str, value: Any) -> int:
+    number = _real(name, value, "a whole number")
+    if abs(number) > MAX_WHOLE:
+        raise _refused(name, value, "a whole number that fits in 63 bits")
+    return int(value)
+
+
+def _real(name: str, value: Any, kind: str = "a number") -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
+        raise _refused(name, value, kind)
+    return value
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _texts(value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise _refused("stop", value, "a list of texts")
+    return [text for text in texts if text]

@@ -1,0 +1,154 @@
+"""Served models: the model and its adapters under Ollama's names, and their facts.
+
+A name of Ollama has a tag. Here it is always ``latest``, and it may be left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.web.ollama.ollama_bodies import OllamaModelBody
+from sglang.srt.web.ollama.ollama_options import DEFAULTS
+
+TAG = ":latest"
+FOREVER = "9999-12-31T23:59:59Z"  # when a model that stays loaded is unloaded
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+def model_of(runtime: EngineRuntime, body: OllamaModelBody) -> str:
+    """The name by which the runtime knows the body's model. Raises RequestError: ``not_found``
+    for a name that is not served."""
+    given = body.model or body.name
+    if not given:
+        raise RequestError("model is missing; give the name of one of /api/tags.", "model")
+    found = _known(runtime).get(given) or _known(runtime).get(given.removesuffix(TAG))
+    if found is None:
+        raise RequestError(
+            f"model {given!r:.200} not found; this server has "
+            f"{', '.join(map(tagged, _names(runtime))):.1000}.",
+            "model",
+            "not_found",
+        )
+    return found
+
+
+def tagged(name: str) -> str:
+    """The name as Ollama's clients look it up."""
+    return name if ":" in name else f"{name}{TAG}"
+
+
+def moment(seconds: float) -> str:
+    """Seconds since the epoch as RFC 3339."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def listed(runtime: EngineRuntime, started: int) -> list[dict[str, Any]]:
+    """The models of /api/tags. ``started``: seconds since the epoch."""
+    return [_card(runtime, name, _loaded_at(runtime, name, started)) for name in _names(runtime)]
+
+
+def loaded(runtime: EngineRuntime) -> list[dict[str, Any]]:
+    """The models of /api/ps: all are loaded, and none is unloaded."""
+    info = runtime.info
+    cards = []
+    for card in listed(runtime, 0):
+        del card["modified_at"]
+        held = card["size"] if info.device.startswith("cuda") else 0
+        more = {"expires_at": FOREVER, "size_vram": held, "context_length": info.context_length}
+        cards.append({**card, **more})
+    return cards
+
+
+def described(runtime: EngineRuntime, name: str, started: int) -> dict[str, Any]:
+    """The model of /api/show. ``parameters`` are Ollama's lines of defaults."""
+    info, family = runtime.info, _family(runtime)
+    return {
+        "modelfile": f"FROM {info.model_path}\n",
+        "parameters": "\n".join(f"{key} {value}" for key, value in DEFAULTS.items()),
+        "template": runtime.tokenizer.chat_template or "",
+        "details": _details(runtime, name),
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": runtime.model_name,
+            "general.parameter_count": info.parameters,
+            f"{family}.context_length": info.context_length,
+            f"{family}.embedding_length": info.hidden_size,
+            f"{family}.vocab_size": info.vocab_size,
+        },
+        "capabilities": list(_capabilities(runtime)),
+        "modified_at": moment(_loaded_at(runtime, name, started)),
+    }
+
+
+def _names(runtime: EngineRuntime) -> list[str]:
+    return [runtime.model_name, *runtime.adapters.known]
+
+
+def _known(runtime: EngineRuntime) -> dict[str, str]:
+    """Names of the runtime by the spellings that requests may use."""
+    adapters = runtime.adapters.known
+    found = {runtime.info.model_path: runtime.model_name, runtime.model_name: runtime.model_name}
+    found |= {f"{runtime.model_name}:{name}": name for name in adapters}
+    return {**found, **{name: name for name in adapters}}
+
+
+def _loaded_at(runtime: EngineRuntime, name: str, started: int) -> int:
+    known = runtime.adapters.known
+    return known[name][1] if name in known else started
+
+
+def _card(runtime: EngineRuntime, name: str, modified: int) -> dict[str, Any]:
+    info = runtime.info
+    facts = f"{name}\n{info.model_path}\n{info.dtype}\n{info.quantization}\n{info.parameters}"
+    return {
+        "name": tagged(name),
+        "model": tagged(name),
+        "modified_at": moment(modified),
+        "size": info.parameters * _BYTES.get(info.dtype.removeprefix("torch."), 2),
+        "digest": hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest(),
+        "details": _details(runtime, name),
+    }
+
+
+def _details(runtime: EngineRuntime, name: str) -> dict[str, Any]:
+    info, family = runtime.info, _family(runtime)
+    plain = _LEVELS.get(info.dtype.removeprefix("torch."), info.dtype)
+    return {
+        "parent_model": "" if name == runtime.model_name else tagged(runtime.model_name),
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": _counted(info.parameters),
+        "quantization_level": plain if info.quantization == "none" else info.quantization.upper(),
+    }
+
+
+def _family(runtime: EngineRuntime) -> str:
+    return runtime.info.architecture.partition("For")[0].lower()
+
+
+def _counted(parameters: int) -> str:
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if parameters >= size:
+            return f"{parameters / size:.1f}{letter}"
+    return str(parameters)
+
+
+def _capabilities(runtime: EngineRuntime) -> Iterator[str]:
+    info = runtime.info
+    if info.purpose != "generate":
+        yield "embedding"
+        return
+    yield "completion"
+    if runtime.tokenizer.chat_template:
+        yield "tools"
+    if info.vision:
+        yield "vision"
+    if runtime.thought_marks is not None:
+        yield "thinking"

@@ -1,0 +1,76 @@
+"""sglang: every command has its page of help, and an unknown one is answered with a known one."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from helpers.paths import ROOT
+from sglang.srt.cli import COMMANDS, MEANT, main
+from sglang.srt.config.command_line import Parser
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("launch", "did you mean serve?"),
+        ("benhc", "did you mean bench?"),
+        ("download", "did you mean pull?"),
+        ("xyzzy", "choose from"),
+    ],
+)
+def test_a_wrong_command_is_told_the_right_one(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([word])
+    assert end.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_the_page_has_every_command() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"`sglang {name}" not in page] == []
+
+
+def test_other_names_stand_for_commands() -> None:
+    assert set(MEANT.values()) <= {*COMMANDS, "--version", "--help"}
+    assert not MEANT.keys() & COMMANDS.keys()
+
+
+def test_every_command_has_a_module_and_a_sentence() -> None:
+    for module, help, more in COMMANDS.values():
+        assert importlib.util.find_spec(module) is not None
+        assert help[0].islower()
+        assert more.endswith(".")
+
+
+@pytest.mark.parametrize("command", ["chat", "run", "ps", "pull", "bench"])
+def test_help_of_a_command_keeps_its_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: sglang {command}")
+    if command in ("chat", "run", "bench"):
+        assert f"\n  sglang {command} " in shown
+
+
+def test_paragraphs_of_examples_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="x", description="a " * 90, epilog="one\ntwo\n\n  x --a   1\n  x --b\n")
+    text = parser.format_help()
+    assert "\n  x --a   1\n  x --b\n" in text
+    assert "one two" in text
+
+
+def test_bench_hands_its_flags_on(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("serving", "serve"):
+        with pytest.raises(SystemExit) as end:
+            main(["bench", name, "--help"])
+        assert end.value.code == 0
+        assert capsys.readouterr().out.startswith("usage: sglang bench serving")
+    with pytest.raises(SystemExit):
+        main(["bench", "serving", "--request-rte", "3"])
+    assert "did you mean --request-rate?" in capsys.readouterr().err

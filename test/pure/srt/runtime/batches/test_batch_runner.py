@@ -1,0 +1,450 @@
+"""Batches over scripted routes: every request has one answer, whatever stops the server."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.batches import answer_log, batch_runner
+from sglang.srt.runtime.batches.answer_log import AnswerLog
+from sglang.srt.runtime.batches.batch_input import InputLimits, check
+from sglang.srt.runtime.batches.batch_records import BatchRecord, Order
+from sglang.srt.runtime.batches.batch_runner import LineAnswer
+from sglang.srt.runtime.batches.batch_service import BatchService, StorageLimits
+from sglang.srt.runtime.batches.line_seats import LineSeats
+
+CHAT = "/v1/chat/completions"
+STORAGE, LIMITS = StorageLimits(1 << 20, 1 << 21), InputLimits(100, 1 << 16)
+GOOD = LineAnswer(200, b'{"object":"chat.completion"}', "r")
+
+
+def lines_of(count: int, **body: Any) -> bytes:
+    rows = [
+        {"custom_id": f"c{i}", "method": "POST", "url": CHAT, "body": {"messages": [], **body}}
+        for i in range(count)
+    ]
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+class World:
+    """One directory, whose servers come and go; ``answered``: how often each request was run."""
+
+    def __init__(self, directory: Path, most: int = 4) -> None:
+        self.directory, self.most, self.clock = directory, most, 1_000_000.0
+        self.room: Callable[[int], bool] = lambda running: True
+        self.answers: list[LineAnswer] = []
+        self.running = self.peak = self.count = 0
+        self.stop_at = -1
+        self.stopped = asyncio.Event()
+        self.held = asyncio.Event()
+        self.held.set()
+
+    async def answer(self, url: str, body: bytes, owner: str) -> LineAnswer:
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        try:
+            await asyncio.sleep(0)
+            await self.held.wait()
+            self.count += 1
+            if self.count == self.stop_at:
+                self.stopped.set()
+            return self.answers.pop(0) if self.answers else GOOD
+        finally:
+            self.running -= 1
+
+    def service(self) -> BatchService:
+        seats = LineSeats(self.most, lambda running: self.room(running))
+        return BatchService(self.directory, STORAGE, LIMITS, seats, self.answer, lambda: self.clock)
+
+    def upload(self, service: BatchService, data: bytes, owner: str = "") -> str:
+        upload = service.files.begin(owner)
+        upload.write(data)
+        return upload.finish("in.jsonl", "batch", 7200).id
+
+
+async def ended(record: BatchRecord) -> BatchRecord:
+    while not record.ended:
+        await asyncio.sleep(0.002)
+    return record
+
+
+def rows_of(service: BatchService, record: BatchRecord, which: int) -> list[dict[str, Any]]:
+    if not record.kept[which]:
+        return []
+    data = service.files.path(record.answers[which]).read_bytes()
+    assert data.endswith(b"\n")
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def order(file: str, owner: str = "", **more: Any) -> Order:
+    return Order(owner=owner, input_file_id=file, endpoint=CHAT, **more)
+
+
+def test_a_batch_has_one_answer_a_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        world.answers = [GOOD, LineAnswer(400, b'{"error":{"code":"x"}}', "r", "x")]
+        service = world.service()
+        record = await service.create(order(world.upload(service, lines_of(20))))
+        assert record.public()["status"] == "validating"
+        await ended(record)
+        public = record.public()
+        assert public["status"] == "completed"
+        assert public["request_counts"] == {"total": 20, "completed": 19, "failed": 1}
+        good, bad = rows_of(service, record, 0), rows_of(service, record, 1)
+        assert len({row["custom_id"] for row in good + bad}) == len(good + bad) == 20
+        assert good[0]["response"]["body"] == {"object": "chat.completion"}
+        assert bad[0]["response"]["status_code"] == 400
+        assert world.peak <= 4
+        await service.close()
+
+    asyncio.run(main())
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    stops=st.lists(st.integers(1, 12), max_size=4),
+    tears=st.lists(st.integers(0, 40), min_size=4, max_size=4),
+)
+def test_stopped_servers_lose_and_repeat_no_answer(
+    tmp_path_factory: pytest.TempPathFactory, stops: list[int], tears: list[int]
+) -> None:
+    """Each server is stopped after some answers; the end of a file may be torn meanwhile."""
+    directory = tmp_path_factory.mktemp("batches")
+
+    async def main() -> None:
+        world, id = World(directory, most=3), ""
+        for stop, tear in zip(stops, tears):
+            world.stop_at = world.count + stop
+            world.stopped.clear()
+            service = world.service()
+            service.start()
+            if not id:
+                id = (await service.create(order(world.upload(service, lines_of(30))))).id
+            record = service.records.find(id, "")
+            _, left = await asyncio.wait(
+                {asyncio.ensure_future(world.stopped.wait()), asyncio.ensure_future(ended(record))},
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for task in left:
+                task.cancel()
+            await service.close()
+            if record.ended:
+                break
+            path = service.records.path(id, "output")
+            if path.exists() and tear:  # as a write that the end of a process cut
+                with open(path, "ab") as file:
+                    file.write(b'{"id":"batch_req_ab_7","custom_id":"c7","response"'[:tear])
+        world.stop_at = -1
+        service = world.service()
+        service.start()
+        if not id:
+            id = (await service.create(order(world.upload(service, lines_of(30))))).id
+        record = await ended(service.records.find(id, ""))
+        found = Counter(row["custom_id"] for row in rows_of(service, record, 0))
+        assert found == Counter(f"c{i}" for i in range(30))
+        assert record.public()["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_stops_while_finalizing_keeps_the_answers(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        service = world.service()
+        record = await service.create(order(world.upload(service, lines_of(3))))
+        await ended(record)
+        await service.close()
+        # As if the process had ended between the moves and the last state.
+        (tmp_path / "files" / f"{record.answers[0]}.json").unlink()
+        record.status = "finalizing"
+        service.records.save(record)
+        service = world.service()
+        service.start()
+        again = await ended(service.records.find(record.id, ""))
+        assert again.status == "completed"
+        assert len(rows_of(service, again, 0)) == 3
+        assert service.files.find(record.answers[0], "").purpose == "batch_output"
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_runner, "DISK_WAIT", 0.001)
+    failures, write = [3], os.pwrite
+
+    def pwrite(handle: int, data: Any, at: int) -> int:
+        if failures[0]:
+            failures[0] -= 1
+            write(handle, bytes(data)[:5], at)  # a part was taken
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(handle, data, at)
+
+    monkeypatch.setattr(answer_log.os, "pwrite", pwrite)
+
+    async def main() -> None:
+        world = World(tmp_path, most=1)
+        service = world.service()
+        record = await ended(await service.create(order(world.upload(service, lines_of(5)))))
+        assert {row["custom_id"] for row in rows_of(service, record, 0)} == {
+            f"c{i}" for i in range(5)
+        }
+        assert world.count == 5  # nothing was computed again
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_runner, "FIRST_WAIT", 0.001)
+    full = LineAnswer(429, b'{"error":{}}', "r", "queue_full")
+    lost = LineAnswer(503, b'{"error":{}}', "r", "engine_lost")
+
+    async def main() -> None:
+        world = World(tmp_path, most=1)
+        world.answers = [full] * 5 + [GOOD] + [lost] * 9
+        service = world.service()
+        record = await ended(await service.create(order(world.upload(service, lines_of(4)))))
+        assert record.public()["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
+        assert world.count == 6 + 3 * batch_runner.MAX_LOSSES
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_batch_keeps_its_answers(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path, most=2)
+        world.stop_at = 3
+        service = world.service()
+        record = await service.create(order(world.upload(service, lines_of(50))))
+        await world.stopped.wait()
+        world.held.clear()
+        await asyncio.wait_for(service.cancel(record), 5)
+        await ended(record)
+        assert record.status == "cancelled"
+        counts = record.public()["request_counts"]
+        assert 1 <= counts["completed"] == len(rows_of(service, record, 0)) < 50
+        with pytest.raises(RequestError, match="is cancelled; only one that has not ended"):
+            await service.cancel(record)
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_an_expired_batch_says_which_requests_are_left(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        world.held.clear()
+        service = world.service()
+        file = world.upload(service, lines_of(5))
+        record = await service.create(order(file, seconds=3600))
+        while not world.running:
+            await asyncio.sleep(0.001)
+        await service.close()
+        world.clock += 3601  # while no server was there
+        service = world.service()
+        service.start()
+        await ended(service.records.find(record.id, ""))
+        record = service.records.find(record.id, "")
+        assert record.status == "expired"
+        rows = rows_of(service, record, 1)
+        assert {row["error"]["code"] for row in rows} == {"batch_expired"}
+        assert len(rows) == 5
+        world.clock += 31 * 86_400
+        service.sweep()
+        with pytest.raises(RequestError, match="no batch"):
+            service.records.find(record.id, "")
+        with pytest.raises(RequestError, match="no file"):
+            service.files.find(record.answers[1], "")
+        assert service.files.size == 0
+        assert [path.name for path in (tmp_path / "files").iterdir()] == []
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_requests_of_batches_take_what_others_leave(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        world.room = lambda running: False
+        service = world.service()
+        record = await service.create(order(world.upload(service, lines_of(3))))
+        while record.status != "in_progress":
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.12)
+        assert world.count == 0
+        world.room = lambda running: running < 1
+        await ended(record)
+        assert world.peak == 1
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_owners_take_turns() -> None:
+    async def main() -> None:
+        seats, order = LineSeats(2, lambda running: True), list[str]()
+
+        async def one(owner: str) -> None:
+            await seats.take(owner)
+            order.append(owner)
+            await asyncio.sleep(0)
+            seats.give(owner)
+
+        await asyncio.gather(*(one("a") for _ in range(8)), *(one("b") for _ in range(2)))
+        assert order.index("b") <= 2
+        assert Counter(order) == {"a": 8, "b": 2}
+        assert seats.running == 0
+
+    asyncio.run(main())
+
+
+# -- input ----------------------------------------------------------------------------------------
+
+LINE = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {}}
+WRONG: list[tuple[bytes, str]] = [
+    (b"", "empty_file"),
+    (b"\n \n", "empty_file"),
+    (b"no json\n", "invalid_json_line"),
+    (b"[1]\n", "invalid_json_line"),
+    (b'{"custom_id": "a"}\n', "invalid_json_line"),
+    (b"\xff\xfe\n", "invalid_json_line"),
+    (b'{"custom_id":"a","method":"POST","url":"' + CHAT.encode() + b'","body":3}\n',
+     "invalid_json_line"),
+    (b'{"custom_id":"a","method":"POST","url":"' + CHAT.encode() + b'","body":'
+     + b"[" * 30_000 + b"\n", "invalid_json_line"),
+    (json.dumps({**LINE, "custom_id": ""}).encode(), "invalid_custom_id"),
+    (json.dumps({**LINE, "custom_id": "x" * 600}).encode(), "invalid_custom_id"),
+    (json.dumps({**LINE, "method": "GET"}).encode(), "invalid_method"),
+    (json.dumps({**LINE, "url": "/v1/../flush_cache"}).encode(), "mismatched_url"),
+    (json.dumps({**LINE, "body": {"stream": True}}).encode(), "invalid_body"),
+    (lines_of(1) + lines_of(1), "duplicate_custom_id"),
+    (lines_of(101), "too_many_requests"),
+    (b"x" * 70_000 + b"\n" + lines_of(1), "line_too_long"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "code"), WRONG, ids=[code for _, code in WRONG])
+def test_a_file_that_is_no_batch_fails_with_its_lines(
+    tmp_path: Path, data: bytes, code: str
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(data)
+    _, errors = check(path, CHAT, LIMITS)
+    assert code in [error.code for error in errors]
+    assert all(len(error.message) < 1000 for error in errors)
+
+
+def test_a_million_lines_are_read_to_the_limit_only(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"x\n" * 1_000_000)
+    count, errors = check(path, CHAT, LIMITS)
+    assert count == len(errors) == 100  # as many as are kept
+    path.write_bytes(lines_of(1000))
+    assert check(path, CHAT, LIMITS)[0] == 101
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def test_files_belong_to_their_owners(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        service = world.service()
+        file = world.upload(service, lines_of(1), "a")
+        for id in (file, "../lock", "file-../../etc/passwd", "", "\0", f"{file}.json"):
+            with pytest.raises(RequestError, match="no file") as refused:
+                service.files.find(id, "b")
+            assert refused.value.code == "not_found"
+        with pytest.raises(RequestError, match="no file"):
+            await service.create(order(file, "b"))
+        world.held.clear()
+        record = await service.create(order(file, "a"))
+        with pytest.raises(RequestError, match="cancel that batch first"):
+            service.files.delete(service.files.find(file, "a"))
+        with pytest.raises(RequestError, match="no batch"):
+            service.records.find(record.id, "b")
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_limits_of_storage_are_exact(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        service = world.service()
+        upload = service.files.begin("")
+        upload.write(b"x" * STORAGE.file_bytes)
+        with pytest.raises(RequestError, match="--batch-max-file-bytes"):
+            upload.write(b"x")
+        upload.drop()
+        assert service.files.size == 0
+        assert list((tmp_path / "files").iterdir()) == []
+        for _ in range(2):
+            world.upload(service, b"x" * STORAGE.file_bytes)
+        with pytest.raises(RequestError, match="--batch-max-bytes") as refused:
+            service.files.begin("").write(b"x")
+        assert refused.value.code == "overloaded"
+        with pytest.raises(ValueError, match="in use by another server"):
+            world.service()
+        await service.close()
+        again = world.service()
+        assert again.files.size == STORAGE.all_bytes
+        await again.close()
+
+    asyncio.run(main())
+
+
+def test_a_disk_without_room_refuses_an_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        service = World(tmp_path).service()
+        upload = service.files.begin("")
+        upload.write(b"x")
+
+        def full(handle: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(RequestError, match="No space left on device") as refused:
+                upload.finish("a", "batch", 3600)
+        assert refused.value.code == "overloaded"
+        upload.drop()
+        assert service.files.size == 0
+        assert list((tmp_path / "files").iterdir()) == []
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_a_log_goes_on_behind_a_torn_line(tmp_path: Path) -> None:
+    paths = tmp_path / "output", tmp_path / "errors"
+    log = AnswerLog(*paths)
+    log.write(4, b'{"id":"batch_req_ab_4","custom_id":"x"}\n', True)
+    log.write(4, b'{"id":"batch_req_ab_4","custom_id":"y"}\n', True)
+    log.close()
+    with open(paths[0], "ab") as file:
+        file.write(b'{"id":"batch_req_ab_5","cus')
+    log = AnswerLog(*paths)
+    assert log.done == {4}
+    log.write(5, b'{"id":"batch_req_ab_5","custom_id":"z"}\n', True)
+    log.close()
+    log.write(6, b'{"id":"batch_req_ab_6","custom_id":"z"}\n', True)  # closed: not written
+    assert [json.loads(line)["custom_id"] for line in paths[0].read_text().splitlines()] == [
+        "x", "z",
+    ]  # fmt: skip

@@ -1,0 +1,90 @@
+"""Forms of uploads: the file goes to disk as it arrives, whatever the pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.batches.file_store import FileStore
+from sglang.srt.web.batch_api.multipart import MAX_FIELD, MAX_FIELDS, UploadForm, read_form
+from sglang.srt.web.exchange.error_replies import ServerError
+from starlette.requests import Request
+
+TYPE = "multipart/form-data; boundary=XX"
+
+
+def part(name: str, value: bytes, more: str = "") -> bytes:
+    head = f'--XX\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'
+    return head.encode() + value + b"\r\n"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + b"--XX--\r\n"
+
+
+FILE = part("file", b"line\r\n--X\r\n", '; filename="../../a b.jsonl"')
+WHOLE = form(part("purpose", b"batch"), FILE)
+
+
+def read(
+    tmp_path: Path, body: bytes, kind: str = TYPE, seed: int | None = None
+) -> tuple[UploadForm, bytes]:
+    """The form and the file. ``seed``: the body comes in pieces of any size."""
+    store = FileStore(tmp_path, 1 << 16, 1 << 20)
+    upload, pieces, rng = store.begin(""), list[bytes](), random.Random(seed)
+    while body:
+        size = len(body) if seed is None else rng.randint(1, 9)
+        pieces.append(body[:size])
+        body = body[size:]
+
+    async def receive() -> dict[str, Any]:
+        data = pieces.pop(0) if pieces else b""
+        return {"type": "http.request", "body": data, "more_body": bool(pieces)}
+
+    scope = {"type": "http", "headers": [(b"content-type", kind.encode())]}
+    try:
+        found = asyncio.run(read_form(Request(scope, receive), upload))
+        data = store.path(upload.finish("a", "batch", 3600).id).read_bytes()
+        return found, data
+    finally:
+        upload.drop()
+        assert store.size == sum(record.bytes for record in store.of(""))
+
+
+@pytest.mark.parametrize("seed", [None, *range(8)])
+def test_the_pieces_do_not_matter(tmp_path: Path, seed: int | None) -> None:
+    found, data = read(tmp_path, WHOLE, seed=seed)
+    assert found.fields == {"purpose": "batch"}
+    assert found.filename == "../../a b.jsonl"
+    assert data == b"line\r\n--X\r\n"
+
+
+BAD: list[tuple[bytes, str]] = [
+    (b"", "ends in the middle"),
+    (b"no form", "no multipart form"),
+    (WHOLE[:-8], "ends in the middle"),
+    (form(FILE, FILE), "has two files"),
+    (form(part("purpose", b"x" * (MAX_FIELD + 1))), "has more than 4096 bytes"),
+    (form(*(part(f"f{i}", b"") for i in range(MAX_FIELDS + 2))), "more than 32 fields"),
+    (form(part("file", b"x" * 70_000, '; filename="a"')), "--batch-max-file-bytes"),
+    (form(part("a", b"", f'; filename="{"x" * 9000}"')), "Maximum header size exceeded"),
+    (form(b"--XX\r\n" + b"A: b\r\n" * 5000 + b"\r\n\r\n"), "no multipart form"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), BAD)
+def test_a_bad_form_leaves_nothing(tmp_path: Path, body: bytes, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        read(tmp_path, body)
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", "text/plain", ""])
+def test_another_kind_of_body_is_a_415(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ServerError, match="send multipart/form-data") as refused:
+        read(tmp_path, WHOLE, kind)
+    assert refused.value.code == "unsupported_media_type"
