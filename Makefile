@@ -73,25 +73,28 @@ test-gpu-versions: .gpu-versions/.installed  ## tests of GPU code on a CPU, with
 	@env -u PYTHONDONTWRITEBYTECODE TEST_LONG=1 OMP_NUM_THREADS=1 .gpu-versions/bin/python -m pytest \
 	  -n $(JOBS) --dist loadfile -o cache_dir=.gpu-versions/cache $(GPU_TESTS) $(ARGS)
 
-# The native kernels built with one of the compiler's sanitizers, in a folder of their own, and the tests
-# that call them most. The sanitizer's library has to be loaded before Python; torch is not built with
-# it. Python's own blocks are still allocated at its end, so leaks are not looked for.
+# The native kernels built with AddressSanitizer, in a folder of their own, and the tests that call them
+# most. The sanitizer's library has to be loaded before Python; torch is not built with it. Python never
+# gives all its memory back, so leaks are not looked for.
 ASAN_LIBRARY = $(shell $(CXX) -print-file-name=libasan.so)
-TSAN_LIBRARY = $(shell $(CXX) -print-file-name=libtsan.so)
 CXX_LIBRARY = $(shell $(CXX) -print-file-name=libstdc++.so)
 KERNEL_TESTS := test/cpu/sgl_kernel test/cpu/srt/models --ignore test/cpu/sgl_kernel/triton
-SANITIZED = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 PYTHONMALLOC=malloc
 
 kernels-asan: $(STAMP)  ## tests of the native kernels under AddressSanitizer, built into build/kernels-asan
 	@$(MAKE) --no-print-directory -j $(JOBS) build/kernels-asan/sgl_kernel/_C.abi3.so
-	@$(SANITIZED) PYTHONPATH=build/kernels-asan:python LD_PRELOAD="$(ASAN_LIBRARY) $(CXX_LIBRARY)" \
-	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(KERNEL_TESTS) $(ARGS)
+	@ln -sfn $(addprefix $(CURDIR)/sgl-kernel/python/sgl_kernel/,__init__.py [!_]*) build/kernels-asan/sgl_kernel
+	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 PYTHONMALLOC=malloc PYTHONPATH=build/kernels-asan:python \
+	  LD_PRELOAD="$(ASAN_LIBRARY) $(CXX_LIBRARY)" ASAN_OPTIONS=detect_leaks=0 \
+	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(KERNEL_TESTS) $(ARGS)
 
-kernels-tsan: $(STAMP)  ## the kernels' threads under ThreadSanitizer, built into build/kernels-tsan
-	@$(MAKE) --no-print-directory -j $(JOBS) build/kernels-tsan/sgl_kernel/_C.abi3.so
-	@$(SANITIZED) PYTHONPATH=build/kernels-tsan:python LD_PRELOAD="$(TSAN_LIBRARY) $(CXX_LIBRARY)" \
-	  TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/sgl-kernel/tsan.supp" \
-	  $(BIN)/python -m pytest test/cpu/sgl_kernel --ignore test/cpu/sgl_kernel/triton $(ARGS)
+# What has threads of its own, without Python: ThreadSanitizer knows nothing of torch's locks.
+THREADED := $(addprefix sgl-kernel/,test/test_threads.cpp csrc/team.cpp csrc/meeting.cpp)
+kernels-tsan: build/kernels-tsan/threads  ## the kernels' threads and meetings under ThreadSanitizer: seconds
+	@$<
+
+build/kernels-tsan/threads: $(THREADED) $(wildcard sgl-kernel/csrc/*.h)
+	@mkdir -p $(@D)
+	@$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Werror -fsanitize=thread -pthread $(THREADED) -o $@
 
 docs: .docs/.installed  ## the documentation as a site in build/site (ARGS=serve shows it at port 8000)
 	@PYTHONPATH=python:. NO_MKDOCS_2_WARNING=1 .docs/bin/python -m mkdocs $(or $(ARGS),build)
@@ -168,47 +171,55 @@ clean:  ## remove .venv, caches and build outputs
 KERNELS := $(wildcard sgl-kernel/csrc/* sgl-kernel/setup.py sgl-kernel/pyproject.toml)
 $(RUNTIME): $(KERNELS)
 
-# An object file a source, so that make compiles them at once. $(1): the target's name, $(2): the sanitizer.
-KERNEL_OBJECTS := $(notdir $(patsubst %.cpp,%.o,$(wildcard sgl-kernel/csrc/*.cpp)))
+# An object file a source, so that make compiles them at once.
+KERNEL_OBJECTS := $(patsubst sgl-kernel/csrc/%.cpp,build/kernels-asan/%.o,$(wildcard sgl-kernel/csrc/*.cpp))
 PYTHON_HEADERS = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
-define SANITIZED_KERNELS
-build/kernels-$(1)/%.o: sgl-kernel/csrc/%.cpp $(KERNELS)
-	@mkdir -p $$(@D)
-	@$$(CXX) @sgl-kernel/csrc/compile_flags.txt -O1 -g -fno-omit-frame-pointer -fPIC -fsanitize=$(2) \
-	  -I$$(PYTHON_HEADERS) -c $$< -o $$@
-build/kernels-$(1)/sgl_kernel/_C.abi3.so: $(KERNEL_OBJECTS:%=build/kernels-$(1)/%)
-	@mkdir -p $$(@D) && ln -sfn $(CURDIR)/sgl-kernel/python/sgl_kernel/[!_]* $$(@D)
-	@ln -sfn $(CURDIR)/sgl-kernel/python/sgl_kernel/__init__.py $$(@D)
-	@$$(CXX) -shared -pthread -fsanitize=$(2) $$^ -o $$@
-endef
-$(eval $(call SANITIZED_KERNELS,asan,address))
-$(eval $(call SANITIZED_KERNELS,tsan,thread))
+build/kernels-asan/%.o: sgl-kernel/csrc/%.cpp $(KERNELS)
+	@mkdir -p $(@D)
+	@$(CXX) @sgl-kernel/csrc/compile_flags.txt -O1 -g -fno-omit-frame-pointer -fPIC -fsanitize=address \
+	  -I$(PYTHON_HEADERS) -c $< -o $@
 
-# What `make demo` runs: the runtime and its kernels. A machine without an NVIDIA GPU gets the torch
-# release that the tests were run with, in a CPU build where pip can reach one: on Linux that is the
-# release with the label +cpu. With a GPU, pip chooses the build that fits the driver.
+build/kernels-asan/sgl_kernel/_C.abi3.so: $(KERNEL_OBJECTS)
+	@mkdir -p $(@D)
+	@$(CXX) -shared -pthread -fsanitize=address $^ -o $@
+
+# A machine without an NVIDIA GPU gets the torch release that the tests were run with, in a CPU build
+# where pip can reach one: on Linux that is the release with the label +cpu. With a GPU, pip chooses the
+# build that fits the driver.
 TORCH := $(shell sed -n 's/^torch==//p' constraints-cpu.txt)
+define CPU_TORCH
+if [ "$$(uname -s)" = Linux ] && ! $(BIN)/python -c 'import torch' 2>/dev/null && \
+  ! $(BIN)/python $(PIP) $(TORCH_INDEX:%=--extra-index-url %) torch==$(TORCH)+cpu 2>/dev/null; then \
+  echo "pip reaches no CPU build of torch $(TORCH); taking its default, on x86 some 5 GB with CUDA."; \
+  echo "To avoid that: interrupt, and run make TORCH_INDEX=URL with PyTorch's index of CPU builds."; fi
+endef
+
+# What `make demo` runs: the runtime and its kernels, which need no torch. A machine with an NVIDIA GPU
+# gets torch, and so does one without a C++ compiler: its kernels are torch's.
 $(RUNTIME): pyproject.toml setup.py constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Python 3.10 or newer is needed; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
-	@echo "Setting up $(VENV): torch and the runtime, about 300 MB to fetch and 1.1 GB on disk, 1-5 minutes ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; \
-	  if [ "$$(uname -s)" = Linux ] && ! $(BIN)/python -c 'import torch' 2>/dev/null && \
-	    ! $(BIN)/python $(PIP) $(TORCH_INDEX:%=--extra-index-url %) torch==$(TORCH)+cpu 2>/dev/null; then \
-	    echo "pip reaches no CPU build of torch $(TORCH); taking its default, on x86 some 5 GB with CUDA."; \
-	    echo "To avoid that: interrupt, and run make TORCH_INDEX=URL with PyTorch's index of CPU builds."; fi; fi; \
-	  $(BIN)/python $(PIP) $$pins --editable '.[srt]'
-	@if command -v c++ >/dev/null || command -v g++ >/dev/null; then require=1; else \
-	    echo "No C++ compiler: sgl-kernel will compute with torch."; require=0; fi; \
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	    echo "Setting up $(VENV) for a GPU: torch and the runtime, several GB, some minutes ..."; \
+	    $(BIN)/python $(PIP) --editable '.[srt]'; \
+	  elif command -v c++ >/dev/null || command -v g++ >/dev/null; then \
+	    echo "Setting up $(VENV): the runtime, about 60 MB to fetch and 190 MB on disk, a minute ..."; \
+	    $(BIN)/python $(PIP) --editable '.[cpu]'; \
+	  else \
+	    echo "No C++ compiler: sgl-kernel will compute with torch."; \
+	    echo "Setting up $(VENV): torch and the runtime, about 300 MB to fetch and 1.1 GB on disk, 1-5 minutes ..."; \
+	    $(CPU_TORCH); $(BIN)/python $(PIP) --constraint constraints-cpu.txt --editable '.[srt]'; fi
+	@if command -v c++ >/dev/null || command -v g++ >/dev/null; then require=1; else require=0; fi; \
 	  SGL_KERNEL_REQUIRE=$$require $(BIN)/python $(PIP) --editable ./sgl-kernel
 	@echo "$(VENV) is ready: $$(du -sm $(VENV) | cut -f1) MB."
 	@touch $@
 
-# What the tests, linters and benchmarks need besides.
+# What the tests, linters and benchmarks need besides, torch among it.
 $(STAMP): $(RUNTIME)
-	@echo "Adding the tools of the tests to $(VENV): about 500 MB to fetch, a few minutes ..."
-	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; fi; \
+	@echo "Adding torch and the tools of the tests to $(VENV): about 800 MB to fetch, a few minutes ..."
+	@if nvidia-smi -L >/dev/null 2>&1; then pins=; else pins="--constraint constraints-cpu.txt"; \
+	  $(CPU_TORCH); fi; \
 	  $(BIN)/python $(PIP) $$pins --editable '.[dev]'
 	@echo "Building the runner of inferlets, which tests run programs in: up to a minute ..."
 	@$(BIN)/sglang inferlet runner >/dev/null

@@ -96,6 +96,8 @@ def chat(page: Any) -> None:
     page.locator(".prose .hljs-keyword").first.wait_for()
     # A fixed answer comes at once: its speed says nothing.
     page.evaluate("document.getElementById('speed').textContent = ''")
+    page.evaluate("""for (const facts of document.querySelectorAll('.facts')) facts.textContent =
+      facts.textContent.replace(/ at .*?\\/s/, '').replace(/ · first after.*/, '')""")
     page.evaluate("document.getElementById('scroll').scrollTop = 0")
     page.evaluate("document.activeElement.blur()")
 

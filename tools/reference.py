@@ -123,7 +123,7 @@ def body(request: Schema | None, schemas: Schema) -> Iterator[str]:
     if request is None:
         return
     content = next(iter(request["content"].values()))
-    examples = [example["value"] for example in content["examples"].values()]
+    examples = [example["value"] for example in content.get("examples", {}).values()]
     if examples:
         yield f"```json\n{json.dumps(examples[0], indent=2, ensure_ascii=False)}\n```\n"
     properties = resolved(content["schema"], schemas).get("properties")

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     )
     from sglang.integrations.semantic_function import semantic_function
     from sglang.ir.choices import (
+        constrained_decoding,
         greedy_token_selection,
         token_length_normalized,
         unconditional_likelihood_normalized,
@@ -87,7 +88,7 @@ _HOMES = {
     "sglang.backend.engine.server_args": ("ServerArgs",),
     "sglang.ir.choices": (
         "token_length_normalized", "greedy_token_selection",
-        "unconditional_likelihood_normalized",
+        "unconditional_likelihood_normalized", "constrained_decoding",
     ),
     "sglang.errors": (
         "BackendError", "BatchError", "InvalidOutput", "ProgramError", "SglangError", "ToolError",

@@ -84,6 +84,7 @@ def gen(
     schema: Any = None,
     ebnf: str | None = None,
     structural_tag: Any = None,
+    one_of: Sequence[str] | None = None,
     whitespace_pattern: str | None = None,
     max_retries: int | None = None,
     tools: Any = None,
@@ -99,6 +100,7 @@ def gen(
     constrains the text; ``s.value(name)`` is the typed object. A backend that cannot enforce it is
     called again with the complaint, at most ``max_retries`` times. ``ebnf`` (a GBNF or Lark
     grammar) and ``structural_tag`` (free text in which tags hold JSON) need one that can.
+    ``one_of``: the text is one of these; unlike ``choices`` it is sampled, and none is scored.
     ``whitespace_pattern``: between two tokens of JSON; "" is compact, None the model's default.
     ``speculation``: "ngram", "draft", "off" or "auto". ``lora_path``: a runtime's adapter.
 
@@ -116,7 +118,7 @@ def gen(
         logit_bias=logit_bias, speculation=speculation, lora_path=lora_path, ignore_eos=ignore_eos,
         return_logprob=return_logprob, logprob_start_len=logprob_start_len, regex=regex, ebnf=ebnf,
         top_logprobs_num=top_logprobs_num, return_text_in_logprobs=return_text_in_logprobs,
-        json_schema=json_schema, schema=schema, structural_tag=structural_tag,
+        json_schema=json_schema, schema=schema, structural_tag=structural_tag, one_of=one_of,
         whitespace_pattern=whitespace_pattern, max_retries=max_retries,
     )  # fmt: skip
     node = Gen(name, checked(params, GEN_NAMES))
@@ -138,7 +140,7 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **params:
 # ``gen_int`` and ``gen_string`` take what ``gen`` takes, except what says how the text is made.
 _FIXED = (
     "min_tokens", "dtype", "choices", "choices_method", "regex", "json_schema", "schema", "ebnf",
-    "structural_tag", "whitespace_pattern", "tools", "tool_choice", "max_tool_rounds",
+    "structural_tag", "one_of", "whitespace_pattern", "tools", "tool_choice", "max_tool_rounds",
     "tool_timeout",
 )  # fmt: skip
 

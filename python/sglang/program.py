@@ -86,6 +86,10 @@ class SglFunction(Submittable):
         bound.bound = {**self.bound, **arguments}
         return bound
 
+    def __repr__(self) -> str:
+        given = (f"{n}={self.bound[n]!r:.40}" if n in self.bound else n for n in self.arg_names)
+        return f"{type(self).__name__}({self.func.__name__}({', '.join(given)}))"
+
     def _takes_any(self) -> bool:
         parameters = inspect.signature(self.func).parameters.values()
         return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
@@ -178,10 +182,8 @@ class SglFunction(Submittable):
         return resolve_backend(backend)
 
     def _parameters(self, kwargs: dict[str, Any], what: str) -> GenParams:
-        """Return the generation parameters of a batch or plan; its items hold the arguments.
-
-        Raise TypeError for anything else.
-        """
+        """Return the generation parameters of a batch or plan. Raise TypeError for anything else:
+        its items hold the arguments."""
         params, unknown = params_and_arguments(kwargs, self.arg_names)
         for name in unknown:
             if name in self.arg_names:
@@ -342,9 +344,7 @@ class SglFunction(Submittable):
         **kwargs: Any,
     ) -> AsyncIterator[ProgramState]:
         """``run_batch`` with ``generator_style`` for an event loop: ``async for state in ...``.
-
-        ``concurrency`` items run at once, as tasks; see ``arun`` for what needs a thread.
-        """
+        ``concurrency`` items run at once, as tasks; see ``arun`` for what needs a thread."""
         self._verify_options(trace=trace)
         return self._batch(
             batch_kwargs, backend, kwargs, limit=concurrency, progress_bar=progress_bar,

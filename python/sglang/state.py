@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
@@ -11,20 +12,12 @@ from typing import Any, Protocol, TextIO
 from sglang.backend.base import Backend
 from sglang.backend.branch_bodies import amapped, mapped
 from sglang.backend.renamed_parameters import renamed
-from sglang.errors import Cancelled, SglangError, Unsupported
-from sglang.ir.nodes import (
-    Node,
-    RoleBegin,
-    RoleEnd,
-    ScopeBegin,
-    ScopeEnd,
-    SetVariable,
-    node_of,
-)
+from sglang.errors import Cancelled, SglangError
+from sglang.ir.nodes import Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, node_of
 from sglang.ir.params import GenParams
 from sglang.ir.source_location import caller
 from sglang.run.api_speculation import Speculation
-from sglang.run.forks import append_side_by_side, record_join
+from sglang.run.forks import append_side_by_side, record_join, refuse_offset
 from sglang.run.run_scope import Usage
 from sglang.run.stream_executor import StreamExecutor
 from sglang.semantics.transform_words import TransformedValue
@@ -86,6 +79,7 @@ class ProgramState:
     def __init__(self, executor: StreamExecutor) -> None:
         self._executor = executor
         self._returned: Any = None
+        self._groups: list[weakref.ref[ForkGroup]] = []
 
     @property
     def ret_value(self) -> Any:
@@ -118,6 +112,14 @@ class ProgramState:
         return self
 
     # Variables
+
+    def keys(self) -> list[str]:
+        """Names of the variables that are made or appended; does not wait. ``dict(s)`` waits."""
+        coming = self._executor.coming() or ()
+        return list(dict.fromkeys((*self._executor.stream.variables, *coming)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
 
     def __getitem__(self, name: str) -> Any:
         return self._executor.value(name)
@@ -196,10 +198,7 @@ class ProgramState:
 
     def messages(self, turns: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
         """Finished turns in OpenAI's form: ``role``, ``content``, ``tool_calls``. Waits; raises.
-
-        With ``turns``, in that form, append them, and neither wait nor give any. Raise TypeError or
-        ValueError for what is no message.
-        """
+        ``turns``, in that form, are appended instead. Raise TypeError or ValueError for others."""
         if turns is not None:
             self._executor.submit(turns_of(turns), caller())
             return []
@@ -334,14 +333,16 @@ class ProgramState:
             raise TypeError(f"fork size is {size!r:.60}; give a whole number") from None
         if size < 1:
             raise ValueError(f"fork size is {size}; it must be at least 1")
-        _refuse_offset(position_ids_offset)
+        refuse_offset(position_ids_offset)
         children = self._executor.fork(size, caller())
-        return ForkGroup([ProgramState(child) for child in children], self)
+        group = ForkGroup([ProgramState(child) for child in children], self)
+        self._groups.append(weakref.ref(group, self._groups.remove))
+        return group
 
     @contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
         """A state that goes on from here on its own; this one does not see what it appends."""
-        _refuse_offset(position_ids_offset)
+        refuse_offset(position_ids_offset)
         (child,) = self.fork(1)
         yield child
 
@@ -370,17 +371,23 @@ class ProgramState:
         return recording.trace
 
     def show(self, file: TextIO | None = None) -> None:
-        """Print the text with what the model wrote marked, and what each gen has taken. Does not
-        wait and does not raise: it shows what is there, and the failure."""
-        from sglang.views.display import show
+        """Print the text with what the model wrote marked, what each gen has taken, and the forks
+        that are still held. Does not wait or raise: it shows what is there, and the failure."""
+        from sglang.views.fork_tree import show_tree
 
-        show(self._executor, file)
+        show_tree(self, file)
+
+    def watch(self, file: TextIO | None = None, seconds: float = 0.1) -> None:
+        """``show`` while the program runs (``run(stream=True)``), until it has ended."""
+        from sglang.views.watched_state import watch
+
+        watch(self, file, seconds)
 
     def _repr_html_(self) -> str:
         """``show`` for a notebook."""
-        from sglang.views.html_page import page_of
+        from sglang.views.fork_tree import tree_page
 
-        return page_of(self._executor)
+        return tree_page(self)
 
     def __format__(self, spec: str) -> str:
         raise TypeError("a state cannot be formatted into a text; use s.text() or s['name']")
@@ -389,7 +396,7 @@ class ProgramState:
         raise TypeError("s + ... makes nothing; append with s += ...")
 
     def __repr__(self) -> str:
-        return f"ProgramState({self._executor.stream.text[-60:]!r})"
+        return f"ProgramState({self._executor.stream.text[-60:]!r}, {', '.join(self.keys())})"
 
 
 class ForkGroup:
@@ -476,14 +483,16 @@ class ForkGroup:
         for name in names:
             self._parent[name] = [e.stream.variables.get(name) for e in executors]
 
+    def show(self, file: TextIO | None = None) -> None:
+        """``show`` of the parent, its forks behind it."""
+        self._parent.show(file)
+
+    def __repr__(self) -> str:
+        return f"ForkGroup({len(self.states)} of {self._parent!r})"
+
     def __enter__(self) -> ForkGroup:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.join()
-
-
-def _refuse_offset(position_ids_offset: Sequence[int] | None) -> None:
-    if position_ids_offset is not None:
-        raise Unsupported("position_ids_offset is not supported; leave it out")

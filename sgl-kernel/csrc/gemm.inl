@@ -141,11 +141,26 @@ static void multiply_task(const Cut& c, const Output& o, const void* scratch, in
     block_of_rows(o, {first, last, c.m, x, c.in.stride, c.in.sums_at}, block);
 }
 
+// Rows in whole vectors of bf16, without padding, scales and sums.
+static bool takes(const Matrix& w) {
+#if HAVE_DOT
+  bool plain = w.format == Format::BF16 || w.format == Format::W8 || w.format == Format::W4;
+  return plain && inputs_of(layout(w), 1).padded == w.k && w.k % LANES == 0;
+#else
+  (void)w;
+  return false;
+#endif
+}
+
 static void multiply(Team& team, const Matrix& w, const void* scratch, int64_t m, const Epilogue& e,
                      float* y, int64_t ldy) {
   if (m == 0) return;  // tiles of no rows cannot be configured
   Cut c = cut(w, m, team.size);
   Output o{w, c.l, e, static_cast<const float*>(scratch), y, ldy};
+  if (e.next) {
+    Inputs in = inputs_of(layout(*e.next), m);
+    o.rows = static_cast<uint8_t*>(e.rows) + in.rows_at, o.stride = in.stride;
+  }
 #if HAVE_TILES
   tiles_begin(m);
 #endif

@@ -7,6 +7,9 @@ struct Output {
   const float* scales;  // W8A8: of the tokens
   float* y;
   int64_t ldy;
+  // Of the next product, where its rows are written instead of y.
+  uint8_t* rows = nullptr;
+  int64_t stride = 0;
 };
 
 #if HAVE_DOT && !HAVE_TILES
@@ -62,6 +65,11 @@ static void finish(const Output& o, int64_t block, int64_t row, int64_t rows, co
       if (o.w.paired) {
         int up = v + NV / 2;
         f = gated(o.e.act, f, finished(o, head, row + r, sums, more, up, o.l.outputs + column, count));
+      }
+      if (o.rows) {
+        auto* next = reinterpret_cast<bf16*>(o.rows + (row + r) * o.stride) + column;
+        store_rounded(next, f);
+        continue;
       }
       float* to = y + v * LANES;
       if (o.e.add) f += count >= LANES ? load(to) : load_part(to, count);

@@ -73,7 +73,7 @@ static void prepare_row(const Layout& l, const Inputs& in, const Norm& norm, con
     for_row(v, l.k, [&](int64_t i, F f) { store(reinterpret_cast<float*>(row) + i, f); });
   } else {
 #if HAVE_DOT
-    for_row(v, l.k, [&](int64_t i, F f) { store(reinterpret_cast<bf16*>(row) + i, f); });
+    for_row(v, l.k, [&](int64_t i, F f) { store_rounded(reinterpret_cast<bf16*>(row) + i, f); });
 #else
     for_row(v, l.k, [&](int64_t i, F f) {
       store(reinterpret_cast<float*>(row) + i, widen(narrow(f)));

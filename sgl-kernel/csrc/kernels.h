@@ -68,12 +68,16 @@ struct FullNorm {
 // What is done to y = x W^T after it: + bias [n]; for a paired W act(gate) * up, so that y is
 // [m, n / 2]; with `add` the result is added to what y holds (the residual stream).
 // `low`: adapters, whose share of y is added before the bias.
+// `next`: the only product that reads y, which takes it as it is (Kernels::takes): y is written
+// into its scratch memory, `rows`, as prepare would have written it, and nowhere else.
 struct Low;
 struct Epilogue {
   const float* bias;
   bool add;
   Activation act;  // paired only
   const Low* low = nullptr;
+  const Matrix* next = nullptr;
+  void* rows = nullptr;
 };
 
 // ---- low-rank adapters: lora.inl -------------------------------------------------------------
@@ -217,6 +221,8 @@ struct Kernels {
                   void* scratch);
   void (*multiply)(Team&, const Matrix&, const void* scratch, int64_t m, const Epilogue&, float* y,
                    int64_t ldy);
+  // Whether a product before this one may write its scratch memory, instead of prepare.
+  bool (*takes)(const Matrix&);
 
   // experts.inl. y [m, ldy] = experts(norm(x)), or y += them. Works through x in slabs of rows, so
   // that scratch stays small however many they are. The caller sees to a barrier behind it.

@@ -16,6 +16,7 @@ void* allocate(size_t bytes) { return aligned_alloc(kAlign, (bytes + kAlign - 1)
 Tape::~Tape() {
   free(arena_);
   free(scratch_);
+  free(handed_);
   free(low_);
 }
 
@@ -100,6 +101,36 @@ void Tape::attend(int64_t out, int64_t qkv, const Heads& heads, const KV& kv) {
   steps_.push_back(s);
 }
 
+// Whether a step from `from` on reads a buffer before one writes it anew.
+bool Tape::read_later(int64_t buffer, size_t from) const {
+  for (size_t i = from; i < steps_.size(); i++) {
+    const Step& s = steps_[i];
+    if (s.x == buffer || (s.out == buffer && s.kind != Kind::LINEAR)) return true;
+    if (s.out == buffer) return s.epilogue.add;
+  }
+  return steps_.back().out == buffer;  // the result
+}
+
+// Marks products whose outputs only the product behind them reads, as they are.
+void Tape::hand_over(bool adapted) {
+  for (size_t i = 0; i + 1 < steps_.size(); i++) {
+    Step &s = steps_[i], &next = steps_[i + 1];
+    const bool prepared = i > 0 && steps_[i - 1].handed;  // there is memory for one at a time
+    s.handed = s.kind == Kind::LINEAR && next.kind == Kind::LINEAR && !adapted && !prepared &&
+               s.out == next.x && next.out != s.out && !s.epilogue.add && !next.norm.gain &&
+               kernels().takes(next.w) && width(s.out) == next.w.k && !read_later(s.out, i + 2);
+  }
+}
+
+static bool grow(void*& memory, size_t& has, size_t bytes) {
+  if (bytes > has) {
+    free(memory);
+    memory = allocate(bytes);
+    has = memory ? bytes : 0;
+  }
+  return !bytes || memory;
+}
+
 bool Tape::reserve(int threads, const Pass& pass, int64_t chosen, const Adapted* adapted) {
   size_t floats = 0;
   for (Buffer& b : buffers_) {
@@ -113,12 +144,18 @@ bool Tape::reserve(int threads, const Pass& pass, int64_t chosen, const Adapted*
     arena_bytes_ = arena_ ? floats * 4 : 0;
     if (!arena_) return false;
   }
-  size_t bytes = 0;
+  hand_over(adapted != nullptr);
+  size_t bytes = 0, handed = 0;
   int64_t rows = pass.tokens;
+  bool given = false;
   const Step* attended = nullptr;  // layers alike need the same
   for (const Step& s : steps_) {
     if (s.kind == Kind::CHOOSE) rows = chosen;
-    if (s.kind == Kind::LINEAR) bytes = std::max(bytes, kernels().scratch_bytes(s.w, rows));
+    if (s.kind == Kind::LINEAR) {
+      size_t& need = given ? handed : bytes;
+      need = std::max(need, kernels().scratch_bytes(s.w, rows));
+    }
+    given = s.handed;
     if (s.kind == Kind::EXPERTS)
       bytes = std::max(bytes, kernels().experts_bytes(*s.experts, rows));
     if (s.kind != Kind::ATTEND) continue;
@@ -126,12 +163,8 @@ bool Tape::reserve(int threads, const Pass& pass, int64_t chosen, const Adapted*
     bytes = std::max(bytes, kernels().attend_bytes(pass, s.heads, threads));
     attended = &s;
   }
-  if (bytes > scratch_bytes_) {
-    free(scratch_);
-    scratch_ = allocate(bytes);
-    scratch_bytes_ = scratch_ ? bytes : 0;
-  }
-  if (bytes && !scratch_) return false;
+  if (!grow(scratch_, scratch_bytes_, bytes) || !grow(handed_, handed_bytes_, handed))
+    return false;
   bytes = 0;
   for (const Step& s : steps_)
     if (adapted && s.product >= 0) bytes = std::max(bytes, kernels().low_bytes(*adapted, s.w.k));
@@ -153,9 +186,14 @@ void Tape::linear(Team& team, const Step& s, int64_t rows, const Adapted* adapte
     k.shrink(team, *adapted, s.product, s.norm, x, width(s.x), s.w.k, low_);
     epilogue.low = &low;
   }
-  k.prepare(team, s.w, s.norm, x, width(s.x), rows, scratch_);
-  team.barrier();
-  k.multiply(team, s.w, scratch_, rows, epilogue, at(s.out), width(s.out));
+  const bool prepared = &s != steps_.data() && (&s)[-1].handed;
+  void* inputs = prepared ? handed_ : scratch_;
+  if (s.handed) epilogue.next = &(&s)[1].w, epilogue.rows = handed_;
+  if (!prepared) {
+    k.prepare(team, s.w, s.norm, x, width(s.x), rows, scratch_);
+    team.barrier();
+  }
+  k.multiply(team, s.w, inputs, rows, epilogue, at(s.out), width(s.out));
 }
 
 void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows, const int32_t* chosen,

@@ -84,6 +84,7 @@ class Tape {
     int64_t shared = -1;  // the first row of a share of a table; -1: all rows are there
     bool add = true;
     Meeting* meeting = nullptr;
+    bool handed = false;  // its product writes what the next one reads, which is prepared thereby
   };
   // Buffers lie one behind the other in the arena. One that is first written behind a choice has
   // room for the chosen tokens only.
@@ -98,6 +99,8 @@ class Tape {
   void step(Team&, const Step&, const Pass&, int64_t rows, const int32_t* chosen,
             const Adapted*) const;
   void linear(Team&, const Step&, int64_t rows, const Adapted*) const;
+  bool read_later(int64_t buffer, size_t from) const;
+  void hand_over(bool adapted);
 
   std::vector<Buffer> buffers_;
   std::vector<Step> steps_;
@@ -107,6 +110,8 @@ class Tape {
   float* arena_ = nullptr;
   void* scratch_ = nullptr;
   size_t scratch_bytes_ = 0;
+  void* handed_ = nullptr;  // scratch memory of products whose inputs are handed over
+  size_t handed_bytes_ = 0;
   float* low_ = nullptr;  // of adapters
   size_t low_bytes_ = 0;
 };

@@ -226,6 +226,7 @@ def test_reasoning_and_tools_are_folded(served: Served, open_page: Opener) -> No
     page.get_by_label("Result of weather").fill("rain")
     folds.first.get_by_role("button", name="Give").click()
     assert len(bodies) == 1
+    assert not folds.first.evaluate("e => e.open")
     page.get_by_label("Result of time").fill("noon")
     folds.last.get_by_role("button", name="Give").click()
     page.get_by_text("It rains.", exact=True).wait_for()
@@ -396,31 +397,27 @@ def test_export_and_import(served: Served, open_page: Opener, tmp_path: Any) -> 
     assert other.locator(".prose script, .prose img").count() == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("{", "is not JSON"),
-        ("{}", "holds no exported conversations"),
-        ('{"format": "sglang.conversations", "version": 9, "conversations": []}', "has version 9"),
-        ('{"format": "sglang.conversations", "version": 1, "conversations": [{"nodes": []}]}',
-         "conversation 1: nodes is no object"),
-        ('{"format": "sglang.conversations", "version": 1, "conversations": '
-         '[{"nodes": {"a": {"role": "god"}}}]}', 'has the role "god"'),
-        ('{"format": "sglang.conversations", "version": 1, "conversations": [{"nodes": '
-         '{"a": {"role": "user", "parent": "b"}, "b": {"role": "user", "parent": "a"}}}]}',
-         "a message stands behind itself"),
-        ('{"format": "sglang.conversations", "version": 1, "conversations": [{"nodes": {"a": '
-         '{"role": "user", "files": [{"kind": "image", "data": "javascript:1"}]}}}]}',
-         "neither a text nor an image"),
-    ],
-)  # fmt: skip
-def test_a_broken_import_is_refused(
-    served: Served, open_page: Opener, content: str, complaint: str
-) -> None:
+NODES = '{"format": "sglang.conversations", "version": 1, "conversations": [{"nodes": %s}]}'
+BROKEN = {
+    "{": "is not JSON",
+    "{}": "holds no exported conversations",
+    NODES.replace("1,", "9,") % "{}": "has version 9",
+    NODES % "[]": "conversation 1: nodes is no object",
+    NODES % '{"a": {"role": "god"}}': 'has the role "god"',
+    NODES % '{"a": {"role": "user", "parent": "b"}, "b": {"role": "user", "parent": "a"}}':
+        "a message stands behind itself",
+    NODES % '{"a": {"role": "user", "files": [{"kind": "image", "data": "javascript:1"}]}}':
+        "neither a text nor an image",
+}  # fmt: skip
+
+
+def test_a_broken_import_is_refused(served: Served, open_page: Opener) -> None:
     page = open_page(served.url)
-    file = {"name": "broken.json", "mimeType": "application/json", "buffer": content.encode()}
-    page.set_input_files("#import-file", [file])
-    assert complaint in page.get_by_role("alert").inner_text()
+    for content, complaint in BROKEN.items():
+        file = {"name": "broken.json", "mimeType": "application/json", "buffer": content.encode()}
+        page.set_input_files("#import-file", [file])
+        page.get_by_role("alert").filter(has_text=complaint).wait_for()
+        assert "broken.json" in page.get_by_role("alert").inner_text()
     assert listed(page) == []
 
 
@@ -432,6 +429,40 @@ def test_without_a_database_the_chat_still_works(served: Served, open_page: Open
     scripted(page, "one")
     assert say(page, "First") == "one"
     assert listed(page) == ["First"]
+
+
+def test_a_conversation_that_cannot_be_stored_goes_on(served: Served, open_page: Opener) -> None:
+    page = open_page(served.url)
+    scripted(page, "one", "two")
+    page.evaluate("""() => IDBObjectStore.prototype.put = () => {
+      throw new DOMException('The disk is full', 'QuotaExceededError');
+    }""")
+    assert say(page, "First") == "one"
+    assert "was not saved: The disk is full" in page.get_by_role("alert").inner_text()
+    assert say(page, "Second") == "two"
+
+
+def test_other_views_and_other_chats_do_not_end_an_answer(
+    served: Served, open_page: Opener
+) -> None:
+    page = open_page(served.url)
+    served.worker.seconds = 0.02
+    page.fill("#say", "the lazy dog")
+    page.press("#say", "Enter")
+    page.locator(".assistant .text:not(:empty)").wait_for()
+    page.get_by_role("link", name="Program").click()
+    page.get_by_role("link", name="Chat", exact=True).click()
+    assert page.locator(".message").count() == 2
+    page.click("#new")
+    assert page.locator(".message").count() == 0
+    scripted(page, "one")
+    assert say(page, "Meanwhile") == "one"
+    page.locator("#conversations .row a", has_text="the lazy dog").click()
+    page.locator(".assistant .text:not(:empty)").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    served.worker.seconds = 0.0
+    ended(page)
+    assert page.locator(".facts").last.inner_text().startswith("stopped")
 
 
 # -- attachments and status -----------------------------------------------------------------------
@@ -464,8 +495,8 @@ def test_files_by_paste_drop_and_choice(served: Served, open_page: Opener) -> No
     page.locator("#model", has_text=served.state.runtime.model_name).wait_for()
     bodies = scripted(page, "seen")
     page.evaluate(PIXEL)
-    page.locator("#attached li", has_text="plot.png").wait_for()
     page.evaluate(DROP, ["#chat", "drop", "notes.md", "text/markdown", "# Notes"])
+    page.locator("#attached li", has_text="plot.png").wait_for()
     page.locator("#attached li", has_text="notes.md").wait_for()
     chosen = {"name": "extra.txt", "mimeType": "text/plain", "buffer": b"extra"}
     page.set_input_files("#file", [chosen])
@@ -483,23 +514,20 @@ def test_files_by_paste_drop_and_choice(served: Served, open_page: Opener) -> No
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "text", "complaint"),
-    [
+def test_what_cannot_be_sent_is_said(served: Served, open_page: Opener) -> None:
+    page = open_page(served.url)
+    page.locator("#model", has_text=served.state.runtime.model_name).wait_for()
+    for name, kind, text, complaint in (
         ("a.png", "image/png", "x", "reads no images"),
         ("b.bin", "application/pdf", "a\0b", "neither a text in UTF-8 nor an image"),
         ("c.txt", "text/plain", "x" * 1_000_001, "a text may have 1000000"),
-    ],
-)
-def test_what_cannot_be_sent_is_said(
-    served: Served, open_page: Opener, name: str, kind: str, text: str, complaint: str
-) -> None:
-    page = open_page(served.url)
-    page.locator("#model", has_text=served.state.runtime.model_name).wait_for()
-    page.evaluate(DROP, ["#chat", "drop", name, kind, text])
-    alert = page.get_by_role("alert").inner_text()
-    assert complaint in alert
-    assert name in alert
+    ):
+        page.evaluate(DROP, ["#chat", "drop", name, kind, text])
+        page.get_by_role("alert").filter(has_text=complaint).wait_for()
+        assert name in page.get_by_role("alert").inner_text()
+    files = [{"name": f"{i}.txt", "mimeType": "text/plain", "buffer": b"x"} for i in range(11)]
+    page.set_input_files("#file", files)
+    page.get_by_role("alert").filter(has_text="11 files; a message takes 10").wait_for()
     assert page.locator("#attached").is_hidden()
 
 
@@ -513,6 +541,7 @@ def test_context_and_speed_are_in_sight(served: Served, open_page: Opener) -> No
     context = served.state.runtime.info.context_length
     assert page.locator("#context-text").inner_text() == f"900 of {context:,} tokens"
     assert page.locator("#context.tight").count() == 1
+    assert page.locator(".facts").last.evaluate("e => getComputedStyle(e).opacity") == "1"
     assert "prompt 700, 50 % cached" in page.locator(".facts").last.text_content()
     assert "200 tokens" in page.locator(".facts").last.text_content()
     say_url = page.url

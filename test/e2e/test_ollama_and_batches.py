@@ -6,6 +6,7 @@ import json
 import runpy
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
 KEY = "sk-of-the-tests"
 FLAGS = ["--device", "cpu", "--max-total-tokens", "32768"]
-CHAT = "/v1/chat/completions"
+CHAT, COUNT = "/v1/chat/completions", 120
 CASES = Path(__file__).parent / "clients" / "cases" / "ollama_cases.py"
 pytestmark = pytest.mark.skipif(
     not (EMBEDDED / "model.safetensors").is_file(), reason="the answers are the embedded model's"
@@ -36,11 +37,38 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@dataclass
+class Killed:
+    """A batch whose server was killed; ``answers``: those that were on disk, by whole lines."""
+
+    batch: str
+    answers: bytes
+
+
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[str]:
+def flags(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> list[str]:
     own = ["--api-key", KEY, "--api-keys-file", str(keys), "--batch-max-file-bytes", "1000000",
            "--batch-dir", str(tmp_path_factory.mktemp("batches"))]  # fmt: skip
-    with launched([*FLAGS, *own]) as server:
+    return [*FLAGS, *own]
+
+
+@pytest.fixture(scope="module")
+def killed(flags: list[str]) -> Killed:
+    with launched(flags) as server:
+        api = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60)
+        batch = begin(api, b"".join(line(f"c{i}") for i in range(COUNT)))
+        while not (counts := api.batches.retrieve(batch.id).request_counts) or not counts.completed:
+            time.sleep(0.005)
+        server.process.kill()
+        server.process.wait()
+    (path,) = Path(flags[-1], "batches").glob("*.output")
+    found = path.read_bytes()
+    return Killed(batch.id, found[: found.rfind(b"\n") + 1])
+
+
+@pytest.fixture(scope="module")
+def url(flags: list[str], killed: Killed) -> Iterator[str]:
+    with launched(flags) as server:
         yield server.url
 
 
@@ -193,26 +221,29 @@ def test_cancel(api: openai.OpenAI) -> None:
     ).status_code in (200, 403)
 
 
-def test_kill_9_loses_and_repeats_no_answer(tmp_path: Path) -> None:
-    """A server that is killed in the middle of a batch; the next one goes on with it."""
-    flags = [*FLAGS, "--batch-dir", str(tmp_path), "--batch-concurrency", "4"]
-    data = b"".join(line(f"c{i}") for i in range(80))
-    with launched(flags) as server:
-        api = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        batch = begin(api, data)
-        while not (counts := api.batches.retrieve(batch.id).request_counts) or not counts.completed:
-            time.sleep(0.01)
-        server.process.kill()
-        server.process.wait()
-    before = [p.read_bytes() for p in (tmp_path / "batches").glob("*.output")]
-    with launched(flags) as server:
-        api = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        batch = ended(api, api.batches.retrieve(batch.id))
-        assert batch.status == "completed"
-        found = rows(api, batch.output_file_id)
-        assert set(found) == {f"c{i}" for i in range(80)}
-        text = api.files.content(batch.output_file_id or "").content
-    assert len(before) == 1  # the batch had not ended
-    whole = before[0][: before[0].rfind(b"\n") + 1]
-    assert whole
-    assert text.startswith(whole)
+def test_requests_that_others_abort_are_run_again(api: openai.OpenAI, url: str) -> None:
+    """A pause aborts all that runs: no line has a cut text for its answer."""
+    body = {"prompt": "One, two,", "max_tokens": 60, "ignore_eos": True}
+    data = b"".join(line(f"c{i}", "/v1/completions", **body) for i in range(24))
+    batch = begin(api, data, "/v1/completions")
+    headers = {"Authorization": f"Bearer {KEY}"}
+    while not (counts := api.batches.retrieve(batch.id).request_counts) or not counts.completed:
+        time.sleep(0.005)
+    httpx.post(f"{url}/pause_generation", headers=headers)
+    httpx.post(f"{url}/continue_generation", headers=headers)
+    batch = ended(api, batch)
+    found = rows(api, batch.output_file_id)
+    ends = {row["response"]["body"]["choices"][0]["finish_reason"] for row in found.values()}
+    assert len(found) == 24
+    assert ends == {"length"}
+
+
+def test_kill_9_loses_and_repeats_no_answer(api: openai.OpenAI, killed: Killed) -> None:
+    """The server of this file goes on with a batch of one that was killed in the middle."""
+    batch = ended(api, api.batches.retrieve(killed.batch))
+    assert batch.status == "completed"
+    assert set(rows(api, batch.output_file_id)) == {f"c{i}" for i in range(COUNT)}
+    assert killed.answers
+    text = api.files.content(batch.output_file_id or "").content
+    assert text.startswith(killed.answers)
+    assert text.count(b"\n") > killed.answers.count(b"\n")  # the batch had not ended

@@ -54,9 +54,9 @@ ELSEWHERE = {
 # Pages without an example: an index, reports whose tables are made by benchmarks, and pages about
 # GPUs, clusters, sandboxes and checkpoints that a test cannot have; the latter's code has tests.
 NOTHING_TO_RUN = {
-    "README.md", "agent-load.md", "benchmarks.md", "evaluation.md", "perf-log.md",
+    "README.md", "agent-load.md", "batches.md", "benchmarks.md", "evaluation.md", "perf-log.md",
     "gguf.md", "gpu.md", "inferlet-sandbox.md", "kubernetes.md", "kv-events.md", "lora.md",
-    "parallel.md", "vision.md",
+    "parallel.md",
 }  # fmt: skip
 PAGES = sorted(
     page.name

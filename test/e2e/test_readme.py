@@ -41,8 +41,9 @@ def test_the_program_prints_what_is_printed_below_it(tmp_path: Path) -> None:
 
 
 def curls(page: str) -> Iterator[str]:
-    """The curl commands of a page, each to its last quotation mark."""
-    lines = iter(page.splitlines())
+    """The curl commands of a page, each to its last quotation mark, but for those of console
+    blocks: test_page_examples runs them."""
+    lines = iter(re.sub(r"(?ms)^```console$.*?^```$", "", page).splitlines())
     for line in lines:
         if (command := line.strip().removeprefix("$ ")).startswith("curl "):
             while command.endswith("\\") or command.count("'") % 2:

@@ -100,6 +100,7 @@ def test_waiting_and_latency_never_read_the_wall_clock() -> None:
 
 
 EXPECTED = [
+    "srt/commands/ps_command.py",
     "srt/inferlet/sandbox/run_record.py",
     "srt/inferlet/sandbox/uploads.py",
     "srt/kv_events/publisher.py",

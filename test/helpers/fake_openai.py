@@ -33,9 +33,11 @@ class FakeOpenAI(FakeService):
         echo: False: a prompt's log-probabilities are refused.
         scores: log-probability of each word; others have -1.
         gather: a reply waits until so many requests are in flight.
+        told: JSON that GET requests are answered with, by path; others are not found.
 
     Attributes:
         url: for ``base_url``.
+        questions: paths of GET requests.
         paths, bodies, headers: of all requests, in order; names of headers in lower case.
         prompt_tokens, completion_tokens: of all replies.
         most_under_way: most requests at a time.
@@ -52,8 +54,10 @@ class FakeOpenAI(FakeService):
         echo: bool = True,
         scores: Mapping[str, float] | None = None,
         gather: int = 1,
+        told: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        self.told, self.questions = told or {}, list[str]()
         self.script, self.usage, self.echo, self.gather = script, usage, echo, gather
         self.scores = scores or {}
         self.paths: list[str] = []
@@ -73,6 +77,9 @@ class FakeOpenAI(FakeService):
                 pairs = (line.split(": ", 1) for line in lines if line)
                 headers = {name.lower(): value for name, value in pairs}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
+                if first.startswith("GET "):
+                    self._tell(writer, first.split(" ")[1])
+                    continue
                 self.paths.append(first.split(" ")[1])
                 self.headers.append(headers)
                 self.bodies.append(json.loads(body))
@@ -82,6 +89,11 @@ class FakeOpenAI(FakeService):
         finally:
             self.connections -= 1
             writer.close()
+
+    def _tell(self, writer: asyncio.StreamWriter, path: str) -> None:
+        self.questions.append(path)
+        found = self.told.get(path)
+        self._write(writer, 404 if found is None else 200, found or {"error": "not found"})
 
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: Body

@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -46,11 +46,12 @@ def best_model(directory: Path) -> list[str]:
 class Server:
     """A launched server process and its engine."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], paths: Sequence[str] = (str(PYTHON),)) -> None:
+        """``paths``: where its processes import from first."""
         command = [sys.executable, "-m", "sglang.launch_server", "--threads", "1", *arguments]
         if "--port" not in arguments:
             command += ["--port", "0"]
-        environment = {**os.environ, "PYTHONPATH": str(PYTHON)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -81,9 +82,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def launched(arguments: list[str], ready: bool = True) -> Iterator[Server]:
+def launched(
+    arguments: list[str], ready: bool = True, paths: Sequence[str] = (str(PYTHON),)
+) -> Iterator[Server]:
     """Ends with neither the server nor its engine alive, however the block ends."""
-    server = Server(arguments)
+    server = Server(arguments, paths)
     children: list[psutil.Process] = []
     try:
         if ready:

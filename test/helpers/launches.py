@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import torch
 from sgl_kernel.triton import append, attention, norm, sampling
+from sglang.srt.numeric import torch_later
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
@@ -79,6 +80,7 @@ def counted() -> Iterator[Launches]:
     with (
         mock.patch.object(JITFunction, "run", run),
         mock.patch.object(torch, "from_numpy", launches.sent),
+        mock.patch.object(torch_later.torch, "from_numpy", launches.sent),
         launches,
     ):
         yield launches

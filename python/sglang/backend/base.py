@@ -104,9 +104,9 @@ class Backend:
     """The calls of the interpreter. A backend overrides those that it can honour.
 
     Attributes:
-        constraints: of "regex", "json_schema", "ebnf" and "structural_tag", those that the backend
-            enforces while it generates. For the first two the frontend else validates, and asks
-            again (``max_retries``); the others are refused.
+        constraints: of "regex", "json_schema", "choices", "ebnf" and "structural_tag", those that
+            the backend enforces while it generates. For the first three the frontend else
+            validates, and asks again (``max_retries``); the others are refused.
         speculates: how ``num_api_spec_tokens`` is used: "text" (a completion model: over-generate
             and reuse), "chat" (one reply for all gens of an assistant turn) or "" (ignored).
         messages_only: of a program with roles, the backend is sent the turns alone.
@@ -116,6 +116,7 @@ class Backend:
         calls_tools: the service's API has tools: it is sent ``Prompt.tools``, and calls come in the
             meta_info. Else the model writes calls into its text.
         tool_format: how it writes them, a name in ``semantics/tool_calls/tool_formats``.
+        scores_options: that runtime takes ``options``, and scores them as one tree.
     """
 
     name = "backend"
@@ -127,6 +128,12 @@ class Backend:
     native: bool = False
     calls_tools: bool = False
     tool_format: str = "hermes"
+    scores_options: bool = False
+
+    def __repr__(self) -> str:
+        """The class, and the model or the address where they are known."""
+        known = (vars(self).get(name) for name in ("model_name", "base_url", "path", "address"))
+        return f"{type(self).__name__}({', '.join(str(one) for one in known if one)})"
 
     def enforces(self, constraint: OutputConstraint) -> bool:
         """Return whether text generated under ``constraint`` needs no check. A backend may take a

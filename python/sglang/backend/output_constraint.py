@@ -1,5 +1,5 @@
 """Constraints of generated text, by ``dtype``, ``regex``, ``json_schema``, ``schema``,
-``ebnf``, ``structural_tag``.
+``ebnf``, ``structural_tag``, ``one_of``.
 
 A backend that enforces it while generating is sent the regex, JSON schema, grammar or tag. For the
 others the text is checked afterwards, and the model is called again with the complaint
@@ -29,6 +29,7 @@ DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "bool": (r"(True|False)", ()),
 }
 MAX_TEXT_CHARS = 80
+MAX_SHOWN = 5  # texts of ``one_of`` in a message
 PLAIN_WORDS = {
     "int": "an integer in digits, such as 42",
     "float": "a number in digits, such as 3.5",
@@ -250,13 +251,53 @@ class GrammarConstraint(OutputConstraint):
 
     def free(self, params: GenParams, continues: bool = False) -> GenParams:
         raise Unsupported(
-            f"{self.kind} needs a backend that enforces it: use Engine or RuntimeEndpoint; or give "
-            "a regex or json_schema, which other backends check and ask again for"
+            f"{self.kind} needs a backend that enforces it: use Engine or RuntimeEndpoint, or "
+            "OpenAI(base_url=...) of a server that does (say which by server='vllm', and so on, "
+            "where it does not tell itself); or give a regex or json_schema, which other backends "
+            "check and ask again for"
         )
 
     def parse(self, text: str) -> str:
         """The text itself."""
         return text
+
+
+@dataclass(frozen=True)
+class OneOf(OutputConstraint):
+    """One of some texts; whitespace around it does not matter."""
+
+    kind = "choices"
+    texts: tuple[str, ...]
+
+    def resolve(self, params: GenParams) -> GenParams:
+        return replace(params, one_of=self.texts)
+
+    def free(self, params: GenParams, continues: bool = False) -> GenParams:
+        return replace(params, one_of=None)
+
+    def parse(self, text: str) -> str:
+        for one in self.texts:
+            if one == text or one.strip() == text.strip():
+                return one
+        shown = ", ".join(map(repr, self.texts[:MAX_SHOWN]))
+        more = ", ..." if len(self.texts) > MAX_SHOWN else ""
+        raise InvalidOutput(f"{text!r:.{MAX_TEXT_CHARS}} is none of {shown}{more}", text)
+
+    def instruction(self) -> str:
+        listed = json.dumps(self.texts, ensure_ascii=False)
+        return f"Answer with one of these texts, and with nothing else: {listed}"
+
+    def _leading(self, text: str) -> str | None:
+        for one in sorted(self.texts, key=len, reverse=True):
+            if re.match(re.escape(one.strip()) + r"((?<!\w)|(?!\w))", text.strip()):
+                return one
+        return None
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """The only one of the texts that stands in the reply, as whole words."""
+        yield from (
+            one for one in self.texts if re.search(rf"(?<!\w){re.escape(one.strip())}(?!\w)", text)
+        )
 
 
 FENCE = r"```\w*\s(.*?)```"
@@ -295,7 +336,7 @@ def constraint_of(params: GenParams) -> OutputConstraint | None:
         ValueError: more than one is given, or a dtype or schema is unknown or invalid.
         TypeError: no JSON schema can be made of the type.
     """
-    names = ("dtype", "regex", "json_schema", "schema", "ebnf", "structural_tag")
+    names = ("dtype", "regex", "json_schema", "schema", "ebnf", "structural_tag", "one_of")
     chosen = [name for name in names if getattr(params, name) is not None]
     if not chosen:
         return None
@@ -309,9 +350,20 @@ def constraint_of(params: GenParams) -> OutputConstraint | None:
         return Regex(value)
     if name in ("ebnf", "structural_tag"):
         return _grammar(name, value)
+    if name == "one_of":
+        return OneOf(_texts(value))
     if name == "dtype":
         return Dtype(_dtype_name(value))
     return _json_schema(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Raises TypeError or ValueError."""
+    if isinstance(value, str) or not all(isinstance(one, str) for one in value):
+        raise TypeError(f"one_of is {value!r:.60}; give a list of texts")
+    if not value or "" in value:
+        raise ValueError(f"one_of is {value!r:.60}; give at least one text, and none that is empty")
+    return tuple(dict.fromkeys(value))
 
 
 def _grammar(name: str, value: Any) -> GrammarConstraint:

@@ -16,6 +16,7 @@ from sglang.backend.output_constraint import (
     Dtype,
     GrammarConstraint,
     JsonSchema,
+    OneOf,
     OutputConstraint,
     Regex,
 )
@@ -96,7 +97,11 @@ class ResultsFile:
             "key": self._keys[number],
             "ret_value": state.ret_value,
             **{name: getattr(stream, name) for name in STREAM},
-            "constraints": {n: _described(t.constraint) for n, t in stream.typed.items()},
+            "constraints": {
+                n: _described(t.constraint)
+                for n, t in stream.typed.items()
+                if t.constraint is not None
+            },
             "usage": {name: getattr(state.usage, name) for name in COUNTERS},
         }
         line = json.dumps(record, default=_encoded).encode() + b"\n"
@@ -200,6 +205,8 @@ def _described(constraint: OutputConstraint) -> dict[str, Any]:
         return {"regex": constraint.pattern}
     if isinstance(constraint, Dtype):
         return {"dtype": constraint.name}
+    if isinstance(constraint, OneOf):
+        return {"one_of": list(constraint.texts)}
     if isinstance(constraint, GrammarConstraint):
         return {constraint.kind: constraint.source}
     assert isinstance(constraint, JsonSchema)
@@ -216,6 +223,8 @@ def _constraint(described: dict[str, Any]) -> OutputConstraint:
         return Regex(value)
     if kind == "dtype":
         return Dtype(value)
+    if kind == "one_of":
+        return OneOf(tuple(value))
     if kind in ("ebnf", "structural_tag"):
         return GrammarConstraint(kind, value)
     if kind == "json_schema":

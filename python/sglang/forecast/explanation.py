@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang.backend.base import Backend
+from sglang.backend.mock import common
 from sglang.compile.tracer import _tracing
 from sglang.errors import SglangError
 from sglang.forecast.rehearsal import Answers, Endless, RehearsedRequest, Script, Stage
@@ -20,20 +21,26 @@ from sglang.state import Program
 from sglang.views.display import described
 
 MAX_DATA_CHARS = 100  # printed characters of a medium's data URL
+SHARED_CHARS = 80  # a common beginning that is shorter is printed again
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Requests that a program would send, in order, printable and as data (``requests``)."""
+    """Requests that a program would send, in order, printable and as data (``requests``). Printed,
+    a long text that an earlier request has already is not repeated."""
 
     requests: tuple[RehearsedRequest, ...]
 
     def __str__(self) -> str:
-        lines = []
+        lines: list[str] = []
+        texts: list[str] = []
         for number, request in enumerate(self.requests, 1):
             lines.append(f"{number}. {request.title}, {request.location}")
             for name, value in request.body.items():
-                lines += _lines(name, value, "   ")
+                said, rest = _shared(texts, value) if name == "text" else ("", value)
+                lines += [f"   {name}: {said}"] if said else []
+                lines += _lines("then" if said else name, rest, "   ")
+            texts.append(str(request.body.get("text", "")))
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -79,6 +86,21 @@ def rehearsed(
 
 
 # Printing
+
+
+def _shared(texts: Sequence[str], text: Any) -> tuple[str, Any]:
+    """The words for the longest beginning that ``text`` has in common with one of the ``texts``
+    before, and the rest; "" and all of it where that is short."""
+    if not isinstance(text, str) or not texts:
+        return "", text
+    lengths = [common(text, one) for one in texts]
+    size = max(lengths)
+    if size < SHARED_CHARS:
+        return "", text
+    number = lengths.index(size) + 1
+    whole = size == len(texts[number - 1])
+    begin = f"that of {number}" if whole else f"the first {size} characters of {number}"
+    return begin, text[size:]
 
 
 def _lines(name: str, value: Any, indent: str) -> Iterator[str]:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sglang.backend.base import Backend, Choose, Commit, Prompt
-from sglang.forecast.cache_model import Need, Units, common
+from sglang.forecast.cache_model import Need, Units, common, units
 from sglang.forecast.prompt_reader import PromptReader
 from sglang.forecast.script import RehearsedCall
 from sglang.ir.params import GenParams, strings
 from sglang.semantics.choice_requests import HEALING_TOKENS
 
-CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
+CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag", "one_of")
+TREE = "\0tree"  # space of units that stay in no cache
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class NativeBiller:
     def __init__(self, backend: Backend, reader: PromptReader) -> None:
         self._reader = reader
         self._stops = frozenset(backend.chat_template.stop)
+        self._as_tree = backend.scores_options
 
     def texts(self, asked: RehearsedCall) -> Iterator[Prompt]:
         prompt = asked.call.prompt
@@ -57,8 +59,12 @@ class NativeBiller:
         prompt = self._reader.units(call.prompt)
         if isinstance(call, Commit):
             return Bill((Need(prompt, len(prompt), space=space),))
+        if isinstance(call, Choose) and call.method.generates:
+            longest = max(len(self._reader.behind(option)) for option in call.options)
+            return Bill((Need(prompt, len(prompt) - 1, space=space),), longest)
         if isinstance(call, Choose):
-            return Bill(tuple(self._scored(prompt, call, space)))
+            scored = self._tree if self._as_tree and not call.prompt.media else self._scored
+            return Bill(tuple(scored(prompt, call, space)))
         params = call.params
         most, start = params.max_new_tokens or 0, _start(params)
         alone = Need(prompt, _limit(prompt, start, len(prompt)), space=space)
@@ -96,6 +102,24 @@ class NativeBiller:
             return length - 1
         stops = set(strings(params.stop)) - self._stops or params.stop_regex
         return length if stops or call.prompt.messages else length - 1
+
+    def _tree(self, prompt: Units, call: Choose, space: str) -> Iterator[Need]:
+        """Needs of a select whose options are the branches of a tree: the prompt, or without one
+        the first option; then each beginning that another unit follows, once. None is kept."""
+        text = call.prompt.text
+        rows = [
+            self._reader.units(replace(call.prompt, text=text + option)) for option in call.options
+        ]
+        first = min(common(prompt, row, 0) for row in rows) if text else 0
+        behind = [tuple(row[first:]) for row in rows]
+        beginnings = {row[:end] for row in behind for end in range(1, len(row))}
+        count = len(beginnings) if len(rows) > 1 else len(behind[0])
+        opening = prompt if text else units(behind[0])
+        yield Need(opening, len(opening), space=space)
+        yield Need(units(range(count + (first > 0 and len(rows) > 1))), 0, space=TREE)
+        if call.method.unconditional:
+            yield Need(units(behind[0]), len(behind[0]), space=space)
+            yield Need(units(range(count)), 0, space=TREE)
 
     def _scored(self, prompt: Units, call: Choose, space: str) -> Iterator[Need]:
         """Needs of a select, scored as ``choice_requests`` does.

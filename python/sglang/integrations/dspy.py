@@ -9,8 +9,9 @@ instructions and demos begin that text, so every call of a predictor shares them
 
 from __future__ import annotations
 
+import json
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -19,7 +20,7 @@ from warnings import warn
 from sglang.backend.base import Backend, Completion, Prompt
 from sglang.backend.native.endpoint import RuntimeEndpoint
 from sglang.errors import BackendError, ConnectionFailed, SglangError, TimedOut, Unsupported
-from sglang.ir.chat_template import ChatTemplate, Message
+from sglang.ir.chat_template import Message
 from sglang.ir.params import NAMES, GenParams
 from sglang.ir.prompt_media import Media, medium
 from sglang.run.run_scope import resolve_backend
@@ -33,12 +34,16 @@ except ImportError as error:
         "an older one reaches a server by dspy.LM('openai/default', api_base='http://.../v1')"
     ) from error
 
+from sglang.integrations.dspy_tools import DspyTools, call_fields, result_text, written
+
 MAX_TOKENS = 1024  # default length of a completion
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty",
 )  # fmt: skip
-HONOURED = frozenset({*SAME_NAMES, "max_tokens", "stop", "response_format", "logprobs"})
-ROLES = {"user": "user", "assistant": "assistant", "developer": "system"}
+HONOURED = frozenset(
+    {*SAME_NAMES, "max_tokens", "stop", "response_format", "logprobs", "tool_choice"}
+)
+ROLES = {"user": "user", "assistant": "assistant", "developer": "system", "tool": "tool"}
 BY_STATUS = {
     400: lm15.InvalidRequestError,
     401: lm15.AuthError,
@@ -94,10 +99,10 @@ class SGLang(dspy.LM):  # type: ignore[misc]
 class _Shared:
     """Capabilities of the model as DSPy reads them, the same for both engines."""
 
-    supports_function_calling = False
+    supports_function_calling = True
     supports_reasoning = False
     supports_response_schema = True
-    supported_params = HONOURED | {"logit_bias", "top_logprobs"}
+    supported_params = HONOURED | {"logit_bias", "top_logprobs", "tools"}
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -106,28 +111,26 @@ class _Shared:
         """DSPy copies whole programs; a model is shared by the copies."""
         return self
 
-    def _call(self, request: Any) -> tuple[Prompt, GenParams]:
-        if request.tools:
-            raise lm15.UnsupportedFeatureError(
-                "sglang has no native tool calls; use an adapter with "
-                "use_native_function_calling=False",
-                feature="tools",
-            )
-        return prompt_of(request, self.backend.chat_template), params_of(request, self.backend)
+    def _call(self, request: Any) -> tuple[Prompt, GenParams, DspyTools | None]:
+        prompt, params = prompt_of(request, self.backend), params_of(request, self.backend)
+        if not request.tools:
+            return prompt, params, None
+        tools = DspyTools(request, self.backend)
+        return *tools.offered(prompt, params), tools
 
 
 class BackendEngine(_Shared):
     """DSPy's engine: one request, one response."""
 
     def complete(self, request: Any) -> Any:
-        prompt, params = self._call(request)
+        prompt, params, tools = self._call(request)
         with _translated():
             (completion,) = self.backend.complete(prompt, params)
-        return response_of(request, completion)
+        return response_of(request, completion, tools)
 
     def stream(self, request: Any) -> Iterator[Any]:
-        prompt, params = self._call(request)
-        growing = _Growing(request)
+        prompt, params, tools = self._call(request)
+        growing = _Growing(request, tools)
         yield growing.start()
         with _translated():
             for completion in self.backend.stream(prompt, params):
@@ -142,14 +145,14 @@ class AsyncBackendEngine(_Shared):
     """``BackendEngine`` for an event loop."""
 
     async def complete(self, request: Any) -> Any:
-        prompt, params = self._call(request)
+        prompt, params, tools = self._call(request)
         with _translated():
             (completion,) = await self.backend.acomplete(prompt, params)
-        return response_of(request, completion)
+        return response_of(request, completion, tools)
 
     async def stream(self, request: Any) -> AsyncIterator[Any]:
-        prompt, params = self._call(request)
-        growing = _Growing(request)
+        prompt, params, tools = self._call(request)
+        growing = _Growing(request, tools)
         yield growing.start()
         with _translated():
             async for completion in self.backend.astream(prompt, params):
@@ -162,8 +165,9 @@ class AsyncBackendEngine(_Shared):
         """The backend is borrowed."""
 
 
-def prompt_of(request: Any, template: ChatTemplate) -> Prompt:
+def prompt_of(request: Any, backend: Backend) -> Prompt:
     """The request's turns as messages and as text, with the assistant's turn open."""
+    template = backend.chat_template
     turns = [(ROLES.get(message.role, message.role), message.parts) for message in request.messages]
     system = request.system
     if system is None and turns[0][0] != "system":
@@ -174,14 +178,19 @@ def prompt_of(request: Any, template: ChatTemplate) -> Prompt:
     messages: list[Message] = []
     media: list[Media] = []
     for role, parts in turns:
-        if role == "tool":
-            raise lm15.UnsupportedFeatureError("sglang has no tool turns", feature="messages")
         prefix, suffix = template.around(role, messages)
-        content = [_content(part) for part in parts]
+        if role == "tool":
+            for part in parts:
+                told = result_text(part)
+                text += prefix + told + suffix
+                messages.append({"role": role, "content": told, "tool_call_id": part.id})
+            continue
+        fields = call_fields(parts)
+        content = [_content(p) for p in parts if not isinstance(p, lm15.ToolCallPart)]
         images = [part for part in content if isinstance(part, Media)]
-        written = [template.image_token if isinstance(p, Media) else p for p in content]
-        text += prefix + "".join(written) + suffix
-        messages.append({"role": role, "content": content if images else "".join(written)})
+        shown = "".join(template.image_token if isinstance(p, Media) else p for p in content)
+        text += prefix + shown + written(backend, fields) + suffix
+        messages.append({"role": role, "content": content if images else shown, **fields})
         media += images
     text += template.around("assistant", messages)[0]
     return Prompt(text, tuple(messages), tuple(media))
@@ -244,24 +253,26 @@ def _schema(response_format: Any, backend: Backend) -> Any:
     return None
 
 
-def response_of(request: Any, completion: Completion) -> Any:
+def response_of(request: Any, completion: Completion, tools: DspyTools | None = None) -> Any:
     """A completion as DSPy's response."""
     meta = completion.meta
+    parts = (lm15.TextPart(completion.text),) if tools is None else tools.parts(completion)
     return lm15.Response(
         id=meta.get("id"),
         model=request.model,
-        message=lm15.Message("assistant", (lm15.TextPart(completion.text),)),
-        finish_reason=_finish(meta),
+        message=lm15.Message("assistant", parts),
+        finish_reason=_finish(meta, parts),
         usage=_usage(meta),
         logprobs=_logprobs(meta) if request.config.logprobs is not None else None,
     )
 
 
 class _Growing:
-    """Completions that hold all text so far, as events that hold what is new."""
+    """Completions that hold all text so far, as events that hold what is new; with tools, whose
+    calls are read from the whole text, all at the end."""
 
-    def __init__(self, request: Any) -> None:
-        self.request = request
+    def __init__(self, request: Any, tools: DspyTools | None) -> None:
+        self.request, self.tools = request, tools
         self.last = Completion("")
 
     def start(self) -> Any:
@@ -269,17 +280,29 @@ class _Growing:
 
     def more(self, completion: Completion) -> Iterator[Any]:
         new, self.last = completion.text[len(self.last.text) :], completion
-        if new:
+        if new and self.tools is None:
             yield lm15.StreamDeltaEvent(lm15.TextDelta(new))
 
     def end(self) -> Iterator[Any]:
         meta = self.last.meta
         if self.request.config.logprobs is not None:
             yield lm15.StreamDeltaEvent(lm15.TextDelta("", logprobs=_logprobs(meta) or ()))
-        yield lm15.StreamEndEvent(finish_reason=_finish(meta), usage=_usage(meta))
+        parts = () if self.tools is None else self.tools.parts(self.last)
+        for index, part in enumerate(parts):
+            yield lm15.StreamDeltaEvent(_delta(index, part))
+        yield lm15.StreamEndEvent(finish_reason=_finish(meta, parts), usage=_usage(meta))
 
 
-def _finish(meta: dict[str, Any]) -> str:
+def _delta(index: int, part: Any) -> Any:
+    if isinstance(part, lm15.ToolCallPart):
+        given = json.dumps(part.input, ensure_ascii=False)
+        return lm15.ToolCallDelta(given, part_index=index, id=part.id, name=part.name)
+    return lm15.TextDelta(part.text, part_index=index)
+
+
+def _finish(meta: dict[str, Any], parts: Sequence[Any]) -> str:
+    if any(isinstance(part, lm15.ToolCallPart) for part in parts):
+        return "tool_call"
     reason = meta.get("finish_reason") or {}
     return "length" if reason.get("type") == "length" else "stop"
 

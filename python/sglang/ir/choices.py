@@ -47,11 +47,17 @@ class Decision:
 
 @dataclass(frozen=True)
 class ChoicesMethod:
-    """A named way to decide. ``unconditional``: needs the options scored alone as well."""
+    """A named way to decide.
+
+    Attributes:
+        unconditional: needs the options scored alone as well.
+        generates: a runtime has the model write an option, held to them; no option is scored.
+    """
 
     name: str
     decide: Callable[[OptionScores], Decision]
     unconditional: bool = False
+    generates: bool = False
 
     def __call__(self, scores: OptionScores) -> Decision:
         return self.decide(scores)
@@ -134,7 +140,12 @@ greedy_token_selection = ChoicesMethod("greedy_token_selection", _greedy)
 unconditional_likelihood_normalized = ChoicesMethod(
     "unconditional_likelihood_normalized", _unconditional, unconditional=True
 )
+# Without scores of a runtime, those of another backend are followed in the same way.
+constrained_decoding = ChoicesMethod("constrained_decoding", _greedy, generates=True)
 METHODS = {
     m.name: m
-    for m in (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
-}
+    for m in (
+        token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized,
+        constrained_decoding,
+    )
+}  # fmt: skip

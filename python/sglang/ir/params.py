@@ -34,7 +34,7 @@ class GenParams:
 
     ``schema`` is ``json_schema`` by another name: both take a JSON schema (dict or text) or a type
     that ``output_types`` can turn into one. ``ebnf`` is a grammar, ``structural_tag`` a dict or its
-    text.
+    text. ``one_of``: the text is one of these, written token by token.
     ``whitespace_pattern`` is what a runtime lets the model write between two tokens of JSON.
     ``speculation`` names the source of draft tokens there, which changes no text. ``lora_path``
     names an adapter of the runtime; "" is none.
@@ -70,6 +70,7 @@ class GenParams:
     schema: Any = None
     ebnf: str | None = None
     structural_tag: Any = None
+    one_of: Sequence[str] | None = None
     whitespace_pattern: str | None = None
     max_retries: int | None = None
 
@@ -92,7 +93,7 @@ DEFAULTS = GenParams(**{name: PARAMETERS[name].default for name in _ALWAYS}, max
 
 NAMES = tuple(f.name for f in dataclasses.fields(GenParams))
 ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}  # as ``gen`` calls them
-WIRE_NAMES = {"seed": "sampling_seed"}
+WIRE_NAMES = {"seed": "sampling_seed", "one_of": "choices"}
 REQUEST_FIELDS = (
     "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
 )  # fmt: skip
@@ -224,8 +225,8 @@ def strings(value: Stop) -> tuple[str, ...]:
 def to_wire(params: GenParams) -> dict[str, Any]:
     """Fields of a native ``/generate`` request: ``sampling_params`` and the log-probability ones.
 
-    Constraints must have been resolved to ``regex``, ``json_schema``, ``ebnf`` or
-    ``structural_tag``.
+    Constraints must have been resolved to ``regex``, ``json_schema``, ``ebnf``, ``structural_tag``
+    or ``one_of``.
     """
     values = given(params)
     for name in ("max_retries", "lora_path"):  # the latter is the prompt's
@@ -234,8 +235,9 @@ def to_wire(params: GenParams) -> dict[str, Any]:
     for name in ("stop", "stop_regex"):
         if name in values:
             values[name] = list(strings(values[name]))
-    if "stop_token_ids" in values:
-        values["stop_token_ids"] = list(values["stop_token_ids"])
+    for name in ("stop_token_ids", "one_of"):
+        if name in values:
+            values[name] = list(values[name])
     if "logit_bias" in values:
         values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
     for name in ("json_schema", "structural_tag"):

@@ -3,6 +3,7 @@
 from sglang.ir.choices import (
     ChoicesMethod,
     Decision,
+    constrained_decoding,
     greedy_token_selection,
     token_length_normalized,
     unconditional_likelihood_normalized,
@@ -14,6 +15,7 @@ ChoicesDecision = Decision
 __all__ = [
     "ChoicesDecision",
     "ChoicesSamplingMethod",
+    "constrained_decoding",
     "greedy_token_selection",
     "token_length_normalized",
     "unconditional_likelihood_normalized",

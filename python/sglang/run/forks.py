@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from sglang.errors import SglangError
+from sglang.errors import SglangError, Unsupported
 from sglang.ir.nodes import Node, Parallel
 from sglang.ir.source_location import Location
 from sglang.run.live_nodes import Later
 from sglang.run.stream_executor import StreamExecutor
+
+
+def refuse_offset(position_ids_offset: Sequence[int] | None) -> None:
+    """Raise Unsupported for an option of upstream's forks."""
+    if position_ids_offset is not None:
+        raise Unsupported("position_ids_offset is not supported; leave it out")
 
 
 def record_join(parent: StreamExecutor, forks: Sequence[StreamExecutor], mode: str) -> None:

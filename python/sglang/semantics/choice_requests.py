@@ -45,6 +45,8 @@ def choice_requests(
         adapter: ``{"lora_path": NAME}``, or nothing.
         by_rows: the server takes no ``options``.
     """
+    if method.generates:
+        return _written(text, {**media, **adapter}, options)
     if media or by_rows:
         return _RowScoring(text, media, adapter, options).decide(method)
     return _decision(text, adapter, options, method)
@@ -66,6 +68,27 @@ def _decision(
     decision = method(OptionScores(options, tokens, [[] for _ in options], alone))
     decision.meta["usage"] = _sum_usage(metas)
     return decision
+
+
+class NoChoice(ValueError):
+    """The server's text is none of the options."""
+
+
+def _written(text: str, fields: Mapping[str, Any], options: Sequence[str]) -> Requests[Decision]:
+    """The option that the model writes, token by token, held to the options.
+
+    Raises NoChoice where the request ended before that: it was aborted, or had no room.
+    """
+    most = max(len(option.encode("utf-8", "surrogatepass")) for option in options)
+    settings = {
+        "choices": list(dict.fromkeys(options)), "temperature": 0.0, "max_new_tokens": most + 1,
+    }  # fmt: skip
+    answer = yield {"text": text, **fields, "sampling_params": settings}
+    if answer["text"] not in options:
+        reason = answer["meta_info"].get("finish_reason")
+        raise NoChoice(f"the text is {answer['text']!r:.80}, none of the options: {reason}")
+    meta = dict(answer["meta_info"])
+    return Decision(answer["text"], {**meta, "usage": _sum_usage([meta])})
 
 
 def _listed(rows: Any) -> list[list[list[Any]]]:

@@ -54,14 +54,17 @@ class ModelToolCall:
 
 
 class CallValue:
-    """Type of the variable ``NAME_calls``: makes a ModelToolCall of an entry."""
+    """Type of the variable ``NAME_calls``: makes a ModelToolCall of an entry. No constraint, which
+    a file of results could keep."""
 
     constraint = None
 
+    def __init__(self, calls: Sequence[ModelToolCall]) -> None:
+        self._calls = {call.id: call for call in calls}
+
     def value(self, entry: dict[str, Any], meta: dict[str, Any]) -> ModelToolCall:
         """The call, with the Python value that its function returned."""
-        found: ModelToolCall = meta["call"]
-        return found
+        return self._calls[entry["id"]]
 
 
 async def answered(

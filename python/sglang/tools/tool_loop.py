@@ -17,7 +17,7 @@ from typing import Any
 from sglang.backend.output_constraint import OutputConstraint
 from sglang.backend.tool_invocation import ToolAnswer, ToolInvocation
 from sglang.errors import SglangError, ToolError, Unsupported
-from sglang.ir.chat_template import ChatTemplate
+from sglang.ir.chat_template import ChatTemplate, Message
 from sglang.ir.nodes import ConstantText, Gen, RoleBegin, RoleEnd, RunTool
 from sglang.run.interpreter import Interpreter, Steps
 from sglang.run.live_nodes import LiveSteps
@@ -122,7 +122,9 @@ class ToolLoop:
         """One turn of the model: its words, meta_info and calls."""
         stream, backend = self.stream, self.interpreter.backend
         offered = self.request.offered(stream.tools, choice)
-        at, text = introduced(stream, backend.chat_template, dialect.introduction(offered))
+        at, text = introduction_in(
+            stream.text, stream.messages, backend.chat_template, dialect.introduction(offered)
+        )
         stream.tools = replace(offered, introduction=text, at=at)
         params, answer = dialect.held(
             self.gen.params.over(self.interpreter.defaults), choice, backend
@@ -206,9 +208,9 @@ class ToolLoop:
         if answer is not None:
             typed = Typed(answer, limit, self.interpreter.location)
         stream.define(name, words, meta, typed)
-        metas = [{"call": call, "e2e_latency": call.seconds} for call in self.calls]
+        metas = [{"round": call.round, "e2e_latency": call.seconds} for call in self.calls]
         plain = [call.plain for call in self.calls]
-        stream.define(name + CALLS, plain, metas, CallValue())  # type: ignore[arg-type]
+        stream.define(name + CALLS, plain, metas, CallValue(self.calls))  # type: ignore[arg-type]
 
 
 def _ignoring(run: Callable[[], Any]) -> Callable[..., Any]:
@@ -220,22 +222,25 @@ def _ignoring(run: Callable[[], Any]) -> Callable[..., Any]:
     return function
 
 
-def introduced(stream: Stream, template: ChatTemplate, text: str) -> tuple[int, str]:
-    """The offset in the stream's text at which ``text`` is read as the system's, and what stands
-    there: at the end of the first system turn, or in one of its own."""
-    if not text:
+def introduction_in(
+    text: str, messages: Sequence[Message], template: ChatTemplate, introduction: str
+) -> tuple[int, str]:
+    """Return the offset in a prompt's ``text`` at which the introduction of tools is read as the
+    system's, and what stands there: at the end of the first system turn, or in a turn of its own.
+    ``messages``: the finished turns; without any, the text ends in one that was begun."""
+    if not introduction:
         return 0, ""
-    first = stream.messages[0] if stream.messages else {"role": ASSISTANT, "content": ""}
+    first = messages[0] if messages else {"role": ASSISTANT, "content": ""}
     before, _ = template.around(first["role"], [])
+    at = text.find(before) if messages else text.rfind(before)
     if first["role"] == "system":
         said = _text(first["content"], template)
-        at = stream.text.find(before + said) + len(before + said)
-        return at, ("\n\n" + text if said else text)
-    at = stream.text.find(before) if stream.messages else stream.role_start - len(before)
+        at = text.find(before + said) + len(before + said)
+        return at, ("\n\n" + introduction if said else introduction)
     opening, closing = template.roles["system"]
     if template.fold_system and first["role"] == "user":
         at += len(before)
-    return at, opening + text + closing
+    return at, opening + introduction + closing
 
 
 def _text(content: Any, template: ChatTemplate) -> str:

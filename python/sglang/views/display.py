@@ -13,7 +13,7 @@ from sglang.backend.tool_invocation import ToolAnswer, ToolInvocation
 from sglang.ir.params import chosen
 from sglang.run.history import HistoryEntry
 from sglang.run.stream import Stream, TextSegment
-from sglang.views.shown_pieces import TextPiece, pieces_of
+from sglang.views.shown_pieces import TextPiece, pieces_from, pieces_of
 
 if TYPE_CHECKING:
     from sglang.run.stream_executor import StreamExecutor
@@ -56,16 +56,13 @@ class Paint:
         return printable(f"[{title(piece.segment)}: {piece.text}]")
 
 
-def show(executor: StreamExecutor, file: TextIO | None = None) -> None:
-    """Print a state as far as it is written: its text, a line for each gen, and its failure."""
-    stream, template = snapshot(executor), executor.interpreter.backend.chat_template
-    paint = Paint(file)
-    lines = ["".join(map(paint.piece, pieces_of(stream, template)))]
-    if costs := costs_of(stream):
+def body_of(stream: Stream, executor: StreamExecutor, paint: Paint, start: int = 0) -> list[str]:
+    """Return the lines of a state: its text from ``start`` on, and one for each gen in it."""
+    pieces = pieces_from(pieces_of(stream, executor.interpreter.backend.chat_template), start)
+    lines = ["".join(map(paint.piece, pieces))]
+    if costs := costs_of(stream, start):
         lines += ["", *(paint("title", line) for line in _table(costs))]
-    if note := note_of(executor):
-        lines += ["", paint("error" if executor.failure else "title", note)]
-    print("\n".join(lines), file=file)
+    return lines
 
 
 def print_history(entries: Sequence[HistoryEntry], file: TextIO | None = None) -> None:
@@ -114,9 +111,13 @@ def title(segment: TextSegment) -> str:
 # Costs of calls
 
 
-def costs_of(stream: Stream) -> list[Cost]:
-    """One for each gen, select and tool, in order."""
-    return [_cost(s, stream.meta.get(s.name or "")) for s in stream.segments if s.kind != "media"]
+def costs_of(stream: Stream, start: int = 0) -> list[Cost]:
+    """One for each gen, select and tool from the offset ``start`` on, in order."""
+    return [
+        _cost(segment, stream.meta.get(segment.name or ""))
+        for segment in stream.segments
+        if segment.kind != "media" and segment.start >= start
+    ]
 
 
 def _cost(segment: TextSegment, latest: Any) -> Cost:

@@ -6,11 +6,12 @@ import json
 import math
 from collections.abc import Iterator
 from html import escape
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from sglang.views.display import HEADINGS, Cost, costs_of, note_of, printable, snapshot, title
-from sglang.views.shown_pieces import TextPiece, pieces_of
+from sglang.run.stream import Stream
+from sglang.views.display import HEADINGS, Cost, costs_of, note_of, printable, title
+from sglang.views.shown_pieces import TextPiece, pieces_from, pieces_of
 
 if TYPE_CHECKING:
     from sglang.run.stream_executor import StreamExecutor
@@ -35,19 +36,28 @@ PIECES = {
 }
 
 
-def page_of(executor: StreamExecutor) -> str:
-    """A state as far as it is written: prompt plain, what the model wrote coloured by its
-    log-probability, images, what each gen has taken, and the failure."""
-    stream = snapshot(executor)
-    pieces = pieces_of(stream, executor.interpreter.backend.chat_template)
+def body_html(stream: Stream, executor: StreamExecutor, start: int = 0) -> str:
+    """A state's text from ``start`` on: prompt plain, what the model wrote coloured by its
+    log-probability, images, and what each gen has taken."""
+    pieces = pieces_from(pieces_of(stream, executor.interpreter.backend.chat_template), start)
     turns = groupby(pieces, key=lambda piece: piece.turn)
     parts = [_turn(turn.role if turn else "", map(_piece, group)) for turn, group in turns]
-    if costs := costs_of(stream):
+    if costs := costs_of(stream, start):
         parts.append(_table(costs))
-    if note := note_of(executor):
-        colour = "#b00" if executor.failure else "#555"
-        parts.append(f'<div style="color:{colour};{TEXT}">{_safe(note)}</div>')
-    return f'<div style="{PAGE}">{"".join(parts)}</div>'
+    return "".join(parts)
+
+
+def note_html(executor: StreamExecutor) -> str:
+    """The reason that a state is not complete, or ""."""
+    if not (note := note_of(executor)):
+        return ""
+    colour = "#b00" if executor.failure else "#555"
+    return f'<div style="color:{colour};{TEXT}">{_safe(note)}</div>'
+
+
+def framed(inside: str) -> str:
+    """A page of its own."""
+    return f'<div style="{PAGE}">{inside}</div>'
 
 
 def _turn(role: str, inside: Iterator[str]) -> str:
@@ -67,7 +77,8 @@ def _piece(piece: TextPiece) -> str:
         return _media(segment.meta["media"])
     meta = segment.meta or {}
     rows = meta.get("output_token_logprobs") if piece.kind == "gen" else None
-    inside = "".join(_tokens(piece.text, rows or ()))
+    tops = meta.get("output_top_logprobs") if piece.kind == "gen" else None
+    inside = "".join(_tokens(piece.text, rows or (), tops or ()))
     return _marked(inside, PIECES[piece.kind], f"{title(segment)}\n{_hover(meta)}")
 
 
@@ -81,19 +92,27 @@ def _media(medium: Any) -> str:
     return _span(f"[{shown}]", PIECES["media"])
 
 
-def _tokens(text: str, rows: Any) -> Iterator[str]:
-    """``text``, its tokens coloured by their log-probabilities as far as they are found in it."""
+def _tokens(text: str, rows: Any, tops: Any = ()) -> Iterator[str]:
+    """``text``, its tokens coloured by their log-probabilities as far as they are found in it.
+    ``tops``: the likeliest tokens in place of each, which are shown beside its probability."""
     at = 0
-    for row in rows:
+    for row, top in zip_longest(rows, tops[: len(rows)]):
         logprob, token = row[0], (row[2] if len(row) > 2 else None) or ""
         start = text.find(token, at, at + len(token) + GAP_CHARS) if token else -1
         if start < 0 or logprob is None:
             continue
         yield _safe(text[at:start])
         hue = 120 * math.exp(min(float(logprob), 0.0))
-        yield _span(token, f"background:hsl({hue:.0f},85%,85%)", f"logprob {logprob:.4g}")
+        said = [f"logprob {logprob:.4g}, probability {math.exp(min(float(logprob), 0.0)):.1%}"]
+        said += [f"{math.exp(min(float(one[0]), 0.0)):.1%} {_word(one)!r}" for one in top or ()]
+        yield _span(token, f"background:hsl({hue:.0f},85%,85%)", "\n".join(said))
         at = start + len(token)
     yield _safe(text[at:])
+
+
+def _word(row: Any) -> Any:
+    """The text of a token's row, its id where there is no text."""
+    return row[2] if len(row) > 2 and row[2] is not None else row[1]
 
 
 def _hover(meta: dict[str, Any]) -> str:

@@ -67,6 +67,15 @@ def pieces_of(stream: Stream, template: ChatTemplate) -> Iterator[TextPiece]:
         yield TextPiece("text", stream.text[at:], turn)
 
 
+def pieces_from(pieces: Iterator[TextPiece], start: int) -> Iterator[TextPiece]:
+    """The pieces of the text from the offset ``start`` on; one that it cuts is shortened."""
+    at = 0
+    for piece in pieces:
+        skipped, at = max(start - at, 0), at + len(piece.text)
+        if at > start or not start:
+            yield piece._replace(text=piece.text[skipped:])
+
+
 def _marks(stream: Stream, template: ChatTemplate) -> Iterator[Mark]:
     for turn in turns_of(stream, template):
         yield Mark(turn.start, turn.body, OPEN, "template", turn)

@@ -117,7 +117,10 @@ class ChooseStep(ProgramStep, tag="choose"):
 
     options: Annotated[list[str], Meta(min_length=1, max_length=MAX_OPTIONS)]
     method: Literal[
-        "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+        "token_length_normalized",
+        "greedy_token_selection",
+        "unconditional_likelihood_normalized",
+        "constrained_decoding",
     ]
     name: Name | None = None
     adapter: Adapter | None = None

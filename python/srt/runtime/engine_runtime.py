@@ -30,6 +30,7 @@ from sglang.srt.requests.completion.completion_request import (
 )
 from sglang.srt.requests.completion.merge_streams import merge
 from sglang.srt.requests.completion.output import Finish, Output
+from sglang.srt.requests.completion.readout import ABORTED
 from sglang.srt.requests.completion.serving_engines import merged
 from sglang.srt.requests.media_input.media_loading import Expanded
 from sglang.srt.requests.media_input.sources import MediaSource
@@ -379,7 +380,7 @@ class EngineRuntime:
             async with aclosing(merge([one(request) for request in requests])) as merged:
                 found = {index: done async for index, done in merged}
         except TurnAborted as error:
-            raise RequestError("The request was aborted.", "rid") from error
+            raise RequestError(ABORTED, "rid") from error
         return [found[index] for index in range(len(requests))]
 
 

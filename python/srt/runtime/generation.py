@@ -7,7 +7,6 @@ further apart they are: ``TOKEN_BYTES``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -31,7 +30,7 @@ from sglang.srt.runtime.generated import (
     Spans,
 )
 from sglang.srt.runtime.hidden_states import states_of
-from sglang.srt.runtime.option_scoring import option_logprobs, read_options
+from sglang.srt.runtime.option_scoring import option_logprobs
 from sglang.srt.runtime.resumed_request import read_call
 
 TOKEN_BYTES = 16 << 10  # bytes of cumulative items for each generated token
@@ -47,26 +46,8 @@ async def generate(
 
     Raises RequestError, and EngineLost where the engine died.
     """
-    if body.options is not None:
-        return await _scored_options(runtime, body, caller)
     call = await read_call(runtime, body, caller)
     return await answered(call, await call.finish())
-
-
-async def _scored_options(
-    runtime: EngineRuntime, body: GenerateRequest, caller: Caller
-) -> Generated:
-    """The answer to a request with options. Raises as ``generate`` does."""
-    received = time.monotonic() if body.return_spans else None
-    request = await read_options(runtime, body)
-    [[output]] = await runtime.finish([request], caller)
-    if caller.charge is not None:
-        caller.charge(output.row_tokens)
-    shown = _show(request, output, received)
-    shown.meta_info.prompt_tokens += output.row_tokens
-    with_text = bool(body.return_text_in_logprobs)
-    shown.meta_info.option_logprobs = option_logprobs(runtime, request, output, with_text)
-    return shown
 
 
 async def answered(
@@ -81,6 +62,11 @@ async def answered(
                 writer = LogprobWriter(runtime, request, request.logprobs, call.with_text)
                 writer.input(shown.meta_info, output)
                 writer.output(shown.meta_info, output)
+            if request.scored is not None:
+                shown.meta_info.option_logprobs = option_logprobs(call, request, output)
+                shown.meta_info.prompt_tokens += output.row_tokens
+                if caller.charge is not None:
+                    caller.charge(output.row_tokens)
             if wanted:
                 shown.meta_info.hidden_states = await states_of(runtime, request, output, caller)
             found.append(shown)

@@ -7,6 +7,7 @@ leaves the prompt's own tokens.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +24,9 @@ from sglang.srt.requests.completion.encoder import SMALL
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.completion.token_tree import ScoredRows
 from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
-from sglang.srt.runtime.generate_request import GenerateRequest
+from sglang.srt.runtime.generate_request import GenerateCall, GenerateRequest
 from sglang.srt.runtime.generated import Triple
 
 MOST_SCORED = 1 << 20  # tokens of all options together
@@ -38,9 +40,18 @@ _WITHOUT = (
 OptionLogprobs = list[list[Triple]]
 
 
-async def read_options(runtime: EngineRuntime, body: GenerateRequest) -> CompletionRequest:
-    """The prompt of a request with ``options``, and the rows that are scored. Raises
-    RequestError."""
+async def read_options(
+    runtime: EngineRuntime, body: GenerateRequest, caller: Caller
+) -> GenerateCall:
+    """A request with ``options`` in the engine's terms: its prompt, and the rows that are scored.
+    Raises RequestError."""
+    received = time.monotonic() if body.return_spans else None
+    request = await _read(runtime, body)
+    with_text = bool(body.return_text_in_logprobs)
+    return GenerateCall(runtime, caller, [request], True, with_text, received, [False])
+
+
+async def _read(runtime: EngineRuntime, body: GenerateRequest) -> CompletionRequest:
     for name in _WITHOUT:
         if getattr(body, name):
             raise RequestError(
@@ -77,17 +88,17 @@ async def read_options(runtime: EngineRuntime, body: GenerateRequest) -> Complet
 
 
 def option_logprobs(
-    runtime: EngineRuntime, request: CompletionRequest, output: Output, with_text: bool
+    call: GenerateCall, request: CompletionRequest, output: Output
 ) -> OptionLogprobs:
     """The entries of each option's tokens. A token that nothing precedes has no value."""
     assert request.scored is not None
-    texts, decode = dict[int, str | None](), runtime.tokenizer.decode
+    texts, decode = dict[int, str | None](), call.runtime.tokenizer.decode
     found = OptionLogprobs()
     for row, values in zip(request.scored.rows, output.row_logprobs):
         entries = list[Triple]()
         for at, (token, value) in enumerate(zip(row, values)):
             if token not in texts:
-                texts[token] = decode([token]) if with_text else None
+                texts[token] = decode([token]) if call.with_text else None
             known = request.scored.behind or at
             entries.append((value if known else None, token, texts[token]))
         found.append(entries)

@@ -31,6 +31,7 @@ from sglang.srt.runtime.generate_request import (
 )
 from sglang.srt.runtime.generate_request import read_call as read_new
 from sglang.srt.runtime.matched_prompt import framed_text
+from sglang.srt.runtime.option_scoring import read_options
 from sglang.srt.runtime.parking.kv_hints import HintedTurn, KvHints
 from sglang.srt.runtime.parking.resumable import (
     Handle,
@@ -58,6 +59,8 @@ _DECIDING = (
 async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Caller) -> GenerateCall:
     """A request in the engine's terms. Nothing may be awaited until it is run: what it parks has
     its room, and what it resumes is taken by then. Raises RequestError."""
+    if body.options is not None:
+        return await read_options(runtime, body, caller)
     if body.park is not None:
         names = {name: f"park.{name}" for name in ParkOptions.__struct_fields__}
         verify_fields(body.park, names)

@@ -139,15 +139,19 @@ class Tenant:
         """Count one request in; each is followed by one ``leave``. Raises RequestError
         ``rate_limit_exceeded``."""
         most, requests = self.key.max_concurrent_requests, self.key.requests_per_minute
-        tokens = self.key.tokens_per_minute
         if most and self.open >= most:
             raise _limited(most, "requests at once", "max_concurrent_requests", 1.0)
         if wait := self._requests.wait(1):
             raise _limited(requests, "requests a minute", "requests_per_minute", wait)
-        if wait := self._tokens.wait(1):
-            raise _limited(tokens, "tokens a minute", "tokens_per_minute", wait)
+        self.verify_tokens()
         self._requests.take(1)
         self.open += 1
+
+    def verify_tokens(self) -> None:
+        """Raise RequestError ``rate_limit_exceeded`` while the minute's tokens are used up."""
+        if wait := self._tokens.wait(1):
+            most = self.key.tokens_per_minute
+            raise _limited(most, "tokens a minute", "tokens_per_minute", wait)
 
     def leave(self) -> None:
         self.open -= 1
@@ -226,12 +230,14 @@ class Tenants:
         return len(self._tenants) > 1 and bool(self._path)
 
     def caller_of(self, name: str, request: str) -> Caller | None:
-        """The caller of a request that this server makes for the tenant ``name``; None where there
-        is no such tenant any more."""
+        """The caller of a request that this server makes for the tenant ``name``, one of a batch;
+        None where there is no such tenant any more. Raises RequestError ``rate_limit_exceeded``
+        while the tenant's tokens are used up; its requests are not counted."""
         if not self.guarded:
             return Caller(request)
         tenant = self._tenants.get(name)
         if tenant is not None:
+            tenant.verify_tokens()
             return tenant.caller(request)
         return None if name or self.required else Caller(request, admin=False)
 

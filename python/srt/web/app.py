@@ -32,12 +32,12 @@ def make_app(state: ServerState) -> Starlette:
     # with parameters the last: a name of a path is no id.
     for route in sorted(ROUTES, key=lambda route: ("{" in route.path, not route.streams)):
         paths[route.path][route.method] = route.handler
+    paths["/"]["HEAD"] = paths["/"]["GET"]  # Ollama's command asks so whether a server is there
     paths["/openapi.json"]["GET"], paths["/docs"]["GET"] = _described(state)
     served = [Route(path, _Endpoint(state, handlers), methods=list(handlers))
               for path, handlers in paths.items()]  # fmt: skip
-    for endpoint in served:
-        if endpoint.methods:
-            endpoint.methods.discard("HEAD")  # Starlette adds it wherever GET is served
+    for endpoint, handlers in zip(served, paths.values()):
+        endpoint.methods = set(handlers)  # Starlette adds HEAD wherever GET is served
     app = Starlette(routes=served)
     app.router.redirect_slashes = False
     app.state.server = state

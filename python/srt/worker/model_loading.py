@@ -127,10 +127,26 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
         own = family(spec, replace(meta, group=shard.group), 1, shard.layers).slots()
         whole, part = (sum(int(s.target.size) for s in x.values()) for x in (slots, own))
         storage = replace(storage, weight_bytes=storage.weight_bytes * part // whole)
-    return ModelPlan(
+    plan = ModelPlan(
         directory, architecture, family, spec, length, device, storage, checkpoint, shard,
         recorded=outline.recordable and not outline.multimodal,
     )  # fmt: skip
+    if not plan.on_host:
+        need_torch(plan)
+    return plan
+
+
+def need_torch(plan: ModelPlan) -> None:
+    """Import torch. Raises ValueError with the reason for it where it is not installed."""
+    why = "several ranks compute the model"
+    if plan.torch_because:
+        why = f"native CPU kernels do not run: {plan.torch_because}"
+    elif not plan.recorded:
+        why = f"no native pass holds all of {plan.architecture}"
+    try:
+        torch.get_num_threads()
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{why}; {error}") from error
 
 
 def memory_use(plan: ModelPlan, config: Config) -> MemoryUse:

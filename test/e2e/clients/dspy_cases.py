@@ -218,13 +218,58 @@ def test_roles_images_and_defaults() -> None:
     assert (params.seed, params.top_p) == (7, 0.5)
 
 
+class Search(dspy.Signature):
+    question: str = dspy.InputField()
+    tools: list[dspy.Tool] = dspy.InputField()
+    calls: dspy.ToolCalls = dspy.OutputField()
+
+
+def calc(text: str) -> int:
+    """Value of a product."""
+    left, right = text.split("*")
+    return int(left) * int(right)
+
+
+def test_native_calls_are_those_of_the_model(engine: Any) -> None:
+    adapter = dspy.ChatAdapter(use_native_function_calling=True)
+    with dspy.context(lm=lm_over(engine), adapter=adapter):
+        predict = dspy.Predict(Search, tool_choice="required")
+        made = predict(question="What is 417 * 23?", tools=[dspy.Tool(calc)])
+    (call,) = made.calls.tool_calls
+    assert call.name == "calc"
+
+
+def test_calls_and_results_go_round() -> None:
+    call = '<tool_call>\n{"name": "calc", "arguments": {"text": "2*3"}}\n</tool_call>'
+    backend = sgl.Mock(["One. " + call, "6", call], constraints=["structural_tag"])
+    lm, said = lm_over(backend), lm15.Message.user("What?")
+    tools = (lm15.FunctionTool("calc", "Value.", {"type": "object", "properties": {}}),)
+    first = lm(lm15.Request(lm.model, (said,), tools=tools))
+    words, made = first.message.parts
+    assert (words.text, made.name, made.input) == ("One.", "calc", {"text": "2*3"})
+    assert first.finish_reason == "tool_call"
+    turns = (said, first.message, lm15.Message.tool(made.id, "6"))
+    chosen = lm15.Config(tool_choice=lm15.ToolChoice("required", ("calc",)))
+    assert lm(lm15.Request(lm.model, turns, tools=tools)).text == "6"
+    asked = backend.calls[1].prompt
+    assert asked.text.startswith(backend.calls[0].prompt.text)
+    assert [m["role"] for m in asked.messages] == ["user", "assistant", "tool"]
+    request = lm15.Request(lm.model, (said,), tools=tools, config=chosen)
+    events = list(lm.engine.stream(request))
+    deltas = [event.delta for event in events if event.type == "delta"]
+    assert [delta.name for delta in deltas] == ["calc"]
+    assert events[-1].finish_reason == "tool_call"
+    assert '"tags_with_separator"' in backend.calls[2].params.structural_tag
+
+
 def test_what_cannot_be_honoured_is_refused() -> None:
     lm, said = lm_over(sgl.Mock(["ok"])), lm15.Message.user("x")
     tool = lm15.FunctionTool(name="f", parameters={"type": "object", "properties": {}})
+    single = lm15.Config(tool_choice=lm15.ToolChoice(parallel=False))
     for refused, name in (
-        (lm15.Request(lm.model, (said,), tools=(tool,)), "native tool calls"),
+        (lm15.Request(lm.model, (said,), tools=(lm15.BuiltinTool("web"),)), "no built-in tool"),
+        (lm15.Request(lm.model, (said,), tools=(tool,), config=single), "one call a turn"),
         (lm15.Request(lm.model, (said,), config=lm15.Config(store=True)), "sglang has no store"),
-        (lm15.Request(lm.model, (lm15.Message.tool("1", "r"),)), "tool turns"),
     ):
         with pytest.raises(exceptions.LMUnsupportedFeatureError, match=name):
             lm(refused)

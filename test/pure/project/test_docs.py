@@ -73,6 +73,20 @@ def test_links_lead_somewhere() -> None:
     assert [str(target) for page, target in links if not (page.parent / target).exists()] == []
 
 
+def test_lists_and_tables_begin_behind_an_empty_line() -> None:
+    """The site's Markdown would read them as part of the paragraph before."""
+    begins, goes_on = re.compile(r"- |\d+\. |\| "), re.compile(r"\s*- |\s*\d+\. |\s{2,}|\|")
+    found = []
+    for page in PAGES:
+        text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+        before = ""
+        for line in text.splitlines():
+            if begins.match(line) and before.strip() and not goes_on.match(before):
+                found.append(f"{page.name}: {line[:60]}")
+            before = line
+    assert found == []
+
+
 def test_nothing_installs_this_project_by_name() -> None:
     """The public index has another project of this name: installs are from the project's folder."""
     texts = [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "python").rglob("*.py")]

@@ -127,12 +127,13 @@ RULES = {
     "sglang.program": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.state sglang.compile"
     " sglang.batch sglang.forecast sglang.on_server",
     "sglang.api": f"{RUNNING} sglang.run sglang.tools sglang.views sglang.program",
+    "sglang.integrations.dspy": f"{RUNNING} sglang.run sglang.integrations.dspy_tools dspy",
+    "sglang.integrations.dspy_tools": f"{RUNNING} sglang.tools dspy",
     "sglang.terminal": f"{RUNNING} sglang.run sglang.views sglang.state sglang.program"
     " sglang.bench_serving sglang.bench_offline_throughput sglang.bench_one_batch"
     " srt.commands.named_values srt.core.nearest",
     "sglang.terminal.chaos": f"{RUNNING} sglang.run sglang.program sglang.version sglang.terminal"
     " srt.commands.named_values psutil",
-    "sglang.integrations.dspy": f"{RUNNING} sglang.run dspy",
     "sglang.launch_server": "sglang srt",
     "sglang.bench_serving": "srt.commands.bench srt.config.command_line",
     "sglang.bench_offline_throughput": "sglang srt.commands.bench srt.config.command_line",

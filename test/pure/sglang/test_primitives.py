@@ -55,7 +55,9 @@ def test_gen_gives_every_parameter_to_the_backend_and_inherits_the_rest() -> Non
 def test_gen_accepts_exactly_the_declared_parameters() -> None:
     renamed = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
     accepted = inspect.signature(sgl.gen).parameters
-    names = {renamed.get(n, n) for n in accepted} - {"name", "choices", "choices_method"}
+    selecting = {"name", "choices", "choices_method"}
+    other = selecting | {"tools", "tool_choice", "max_tool_rounds", "tool_timeout"}
+    names = {renamed.get(n, n) for n in accepted} - other
     assert names == set(NAMES)
     assert set(NAMES) <= set(inspect.signature(sgl.SglFunction.run).parameters)
 

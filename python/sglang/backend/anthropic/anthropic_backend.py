@@ -205,7 +205,7 @@ class Anthropic(ApiBackend):
 
         Not a forced tool call, nor a begun assistant turn: newer models refuse both.
         """
-        if method.name != token_length_normalized.name:
+        if method.name != token_length_normalized.name and not method.generates:
             raise self.lacks(
                 f"log-probabilities, and so no {method.name}",
                 "use token_length_normalized, or Engine or RuntimeEndpoint",

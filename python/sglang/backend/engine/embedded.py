@@ -264,6 +264,9 @@ class Engine(EnginePrograms):
         self._thread.join(SHUTDOWN_SECONDS)
         del self._engine
 
+    def __repr__(self) -> str:
+        return f"Engine({self.get_model_name() if self._runtime else 'shut down'})"
+
     def __enter__(self) -> Engine:
         return self
 

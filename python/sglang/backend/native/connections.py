@@ -22,6 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from sglang.backend.call_observer import OBSERVER
 from sglang.backend.cancel import aborted_by
+from sglang.backend.native.http_proxy import proxy_of
 from sglang.backend.native.lost_server import NoServer
 from sglang.errors import ConnectionFailed
 
@@ -33,7 +34,8 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 class ServerOrigin:
-    """Destination of requests; a path in ``base_url`` comes before each request's path.
+    """Destination of requests; a path in ``base_url`` comes before each request's path. They go
+    through the proxy that the environment names for it (``http_proxy``).
 
     ``verify`` is False, or the path of a CA file, for https. Raises ValueError where ``base_url``
     is no http or https URL, or holds a user's name.
@@ -51,13 +53,31 @@ class ServerOrigin:
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.context = _context(verify) if parts.scheme == "https" else None
         self.path = quote(parts.path, safe="/%")
+        self.proxy = proxy_of(parts.scheme, self.host)
         known = {"Host": parts.netloc, "Accept": "*/*", "Content-Type": "application/json"}
         self.headers = list({**known, **headers}.items())
+        if self.proxy is not None and self.context is None:
+            self.path = f"http://{parts.netloc}{self.path}"  # a proxy needs the whole URL
+            self.headers += self.proxy.headers
+
+    def dial(self) -> socket.socket:
+        """A connection to the server, or through the proxy, without TLS. Raises OSError."""
+        to = self.proxy or self
+        connection = socket.create_connection((to.host, to.port), CONNECT_SECONDS)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.proxy is not None and self.context is not None:
+                self.proxy.tunnel(connection, self.host, self.port)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def unreachable(self, error: Exception) -> NoServer:
         reason = str(error) or type(error).__name__
+        via = f" through the proxy {self.proxy.host}:{self.proxy.port}" if self.proxy else ""
         return NoServer(
-            f"no runtime answers at {self.url} ({reason}); "
+            f"no runtime answers at {self.url}{via} ({reason}); "
             "start one with: python -m sglang.launch_server"
         )
 
@@ -216,8 +236,7 @@ class Connections:
     def _connect(self) -> socket.socket:
         origin = self._origin
         try:
-            connection = socket.create_connection((origin.host, origin.port), CONNECT_SECONDS)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = origin.dial()
             if origin.context is not None:
                 connection = origin.context.wrap_socket(connection, server_hostname=origin.host)
         except OSError as error:

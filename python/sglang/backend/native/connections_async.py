@@ -86,8 +86,7 @@ class AsyncConnections:
             writer.close()
         origin = self._origin
         try:
-            opening = asyncio.open_connection(origin.host, origin.port, ssl=origin.context)
-            return await asyncio.wait_for(opening, CONNECT_SECONDS)
+            return await asyncio.wait_for(_opened(origin), CONNECT_SECONDS)
         except (OSError, asyncio.TimeoutError) as error:
             raise origin.unreachable(error) from error
 
@@ -96,3 +95,13 @@ class AsyncConnections:
         self._closed = True
         while self._idle:
             self._idle.pop()[0][1].close()
+
+
+async def _opened(origin: ServerOrigin) -> Ends:
+    """Raises OSError."""
+    if origin.proxy is None:
+        return await asyncio.open_connection(origin.host, origin.port, ssl=origin.context)
+    connection = await asyncio.to_thread(origin.dial)
+    connection.setblocking(False)
+    name = None if origin.context is None else origin.host
+    return await asyncio.open_connection(sock=connection, ssl=origin.context, server_hostname=name)

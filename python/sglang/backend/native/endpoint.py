@@ -27,6 +27,11 @@ KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
 Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]]
 
 
+def _root(url: str) -> str:
+    """A runtime's URL, without the /v1 that clients of OpenAI's API put behind it."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
 def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
@@ -51,7 +56,8 @@ def _are_vectors(value: Any) -> bool:
 
 
 class RuntimeEndpoint(NativeBackend):
-    """The runtime at ``base_url``. Thread-safe: one pool of connections for all programs.
+    """The runtime at ``base_url``, with /v1 at its end or without, through the proxy that the
+    environment names for it. Thread-safe: one pool of connections for all programs.
 
     Args:
         api_key: sent as ``Authorization: Bearer``.
@@ -80,7 +86,7 @@ class RuntimeEndpoint(NativeBackend):
             raise TypeError(f"the runtime is {base_url!r:.60}; give its URL: http://HOST:PORT")
         if "://" not in base_url:
             raise ValueError(f"{base_url!r} is no URL; give http://{base_url}")
-        self.base_url, self.resume_seconds = base_url.rstrip("/"), resume_seconds
+        self.base_url, self.resume_seconds = _root(base_url), resume_seconds
         self._closed = False
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._origin = ServerOrigin(self.base_url, headers, True if verify is None else verify)

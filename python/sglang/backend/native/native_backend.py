@@ -15,7 +15,7 @@ from sglang.backend.call_observer import OBSERVER
 from sglang.errors import BackendError, Unsupported
 from sglang.ir.choices import ChoicesMethod, Decision
 from sglang.ir.params import GenParams, to_wire
-from sglang.semantics.choice_requests import COMPUTED, Requests, choice_requests
+from sglang.semantics.choice_requests import COMPUTED, NoChoice, Requests, choice_requests
 
 SPANS = {"return_spans": True}
 # Independent of the server's default.
@@ -25,11 +25,7 @@ T = TypeVar("T")
 
 
 class NativeBackend(Backend):
-    """Needs only ``call`` and ``call_stream``, and their asynchronous twins.
-
-    Attributes:
-        scores_options: the runtime takes ``options``, and scores them as one tree.
-    """
+    """Needs only ``call`` and ``call_stream``, and their asynchronous twins."""
 
     native = True
     scores_options = True
@@ -77,6 +73,8 @@ class NativeBackend(Backend):
                 answer = self._asked(requests.send(answer))
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
+            except NoChoice as error:
+                raise BackendError(str(error)) from error
 
     async def _amade(self, requests: Requests[T]) -> T:
         answer = None
@@ -85,6 +83,8 @@ class NativeBackend(Backend):
                 answer = await self._aasked(requests.send(answer))
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
+            except NoChoice as error:
+                raise BackendError(str(error)) from error
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         return completions_of(self._asked(_body(prompt, params)), params)

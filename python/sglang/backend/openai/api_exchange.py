@@ -11,10 +11,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sglang.backend.base import Completion, Prompt
+from sglang.backend.openai.server_kinds import PLAIN, ServerKind
 from sglang.backend.openai.strict_schema import is_object, unwrapped
 from sglang.backend.service_backend import BadReply, NoAnswer
 from sglang.errors import Unsupported
@@ -44,6 +45,8 @@ class OpenAIService:
         reasoning: the model refuses stops, and writes its reasoning before the text.
         continues: the server can continue the last assistant message.
         image_token: how images are marked in a prompt's text.
+        kind: of server, which says how a text is held to a constraint.
+        extra: fields of every body.
     """
 
     name: str
@@ -53,6 +56,8 @@ class OpenAIService:
     reasoning: bool = False
     continues: bool = False
     image_token: str = "<image>"
+    kind: ServerKind = PLAIN
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Exchange:
@@ -78,8 +83,9 @@ class Exchange:
         self.schema = _schema(params)
         self._prefill = ""
         self.body = {"model": service.model, **self._prompt(), **self._sampling()}
-        self.body.update(self._constraint())
+        self.body.update(self._constraint() if self.schema else service.kind.fields(params))
         self.body.update(self._tools())
+        self.body.update(service.extra)
         if stream:
             self.body.update(self._streaming())
         self._text = self._shown = ""

@@ -199,9 +199,12 @@ class TextExchange(Choices):
         return {"prompt": self.prompt.text}
 
     def _constraint(self) -> dict[str, Any]:
-        if self.schema is not None:
+        if self.schema is None:
+            return {}
+        if not (fields := self.service.kind.fields(self.params)):
             self._refuse({"json_schema": dict(self.schema)}, "a chat model")
-        return {}
+        self.schema = None  # the text is as it is
+        return fields
 
     def _logprobs(self) -> dict[str, Any]:
         return {"logprobs": max(self.params.top_logprobs_num or 0, 1)}

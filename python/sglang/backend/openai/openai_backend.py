@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from sglang.backend.base import StreamCall as StreamCall
 from sglang.backend.openai.api_exchange import Exchange, OpenAIService, brief, is_reasoning
 from sglang.backend.openai.apis import ChatExchange, ResponsesExchange, TextExchange
 from sglang.backend.openai.selection import NoEcho, Steps, by_bias, by_echo, by_schema, no_echo
+from sglang.backend.openai.server_kinds import PLAIN, ServerAnswers, kind_named, kind_of
 from sglang.backend.openai.strict_schema import is_strict
 from sglang.backend.openai.token_ids import ServiceTokenizer, TokenIds
 from sglang.backend.output_constraint import JsonSchema, OutputConstraint
@@ -58,6 +60,9 @@ class ExchangeBackend(ApiBackend):
     service: OpenAIService
     tokens: TokenIds | None = None
     echoes: bool = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.service.model})"
 
     async def send(
         self, client: Any, path: str, body: dict[str, Any]
@@ -123,6 +128,8 @@ class ExchangeBackend(ApiBackend):
         """A JSON schema that is not strict is sent too, but is only a hint to the service."""
         if not super().enforces(constraint):
             return False
+        if self.service.kind is not PLAIN:
+            return True
         return not isinstance(constraint, JsonSchema) or is_strict(constraint.schema)
 
     def request(self, call: Call) -> dict[str, Any]:
@@ -140,14 +147,14 @@ class ExchangeBackend(ApiBackend):
     def _deciding(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Steps:
         if self.api is TextExchange:
             tokenizer = self.tokens.get() if self.tokens and not self.echoes else None
-            if tokenizer is not None and method is token_length_normalized:
+            if tokenizer is not None and _needs_no_scores(method):
                 return by_bias(self.service, tokenizer, prompt, options)
             return by_echo(self.service, prompt, options, method)
         return by_schema(self.api, self.service, prompt, options, method)
 
     def _can_bias(self, method: ChoicesMethod) -> bool:
         known = self.tokens is not None and self.tokens.get() is not None
-        return known and method is token_length_normalized
+        return known and _needs_no_scores(method)
 
     def _likely_integer(self, params: GenParams) -> GenParams:
         """``params`` under which little but a whole number is written, where tokens are known."""
@@ -188,6 +195,10 @@ class OpenAI(ExchangeBackend):
             the program has begun. Without it, an answer that repeats the beginning loses it.
         tokenizer: of a completion model: ``encode`` to ids and ``decode``, for ``logit_bias``; for
             models of OpenAI's own service it is tiktoken's, where that can be had.
+        server: the kind of server at ``base_url``, which says what it enforces and by which fields:
+            "sglang", "upstream", "vllm", "vllm<0.11", "llama.cpp" or "ollama". None: found out,
+            once, when a program first constrains a text; "": it enforces JSON schemas of chats.
+        extra_body: fields of every request, as a server's own.
         client_args: further arguments of the package's asynchronous client.
 
     Raises:
@@ -213,6 +224,8 @@ class OpenAI(ExchangeBackend):
         max_concurrency: int = MAX_CONCURRENCY,
         continue_final_message: bool = False,
         tokenizer: ServiceTokenizer | None = None,
+        server: str | None = None,
+        extra_body: Mapping[str, Any] | None = None,
         **client_args: Any,
     ) -> None:
         super().__init__(max_retries=max_retries, timeout=timeout, max_concurrency=max_concurrency)
@@ -244,6 +257,8 @@ class OpenAI(ExchangeBackend):
         if isinstance(chat_template, str):
             chat_template = template_named(chat_template)
         self.chat_template = chat_template or self.chat_template
+        self._kind = PLAIN if official or server == "" else kind_named(server) if server else None
+        self._asking = threading.Lock()
         self._speak(_api(model_name, api, is_chat_model, official))
         self.tokens = TokenIds(model_name, tokenizer, official)
         self.service = OpenAIService(
@@ -254,6 +269,8 @@ class OpenAI(ExchangeBackend):
             reasoning=is_reasoning(model_name),
             continues=continue_final_message,
             image_token=self.chat_template.image_token,
+            kind=self._kind or PLAIN,
+            extra=dict(extra_body or {}),
         )
         self._reply = type("Reply", (openai.BaseModel,), {})
         self._stream = openai.AsyncStream[object]
@@ -264,7 +281,17 @@ class OpenAI(ExchangeBackend):
         self.continues = api is TextExchange
         self.speculates = "text" if self.continues else "chat"
         self.messages_only = self.calls_tools = not self.continues
-        self.constraints = frozenset(() if self.continues else ("json_schema",))
+
+    @property
+    def constraints(self) -> frozenset[str]:  # type: ignore[override]
+        """Kinds of constraints that the server enforces. The first reader finds out its kind."""
+        with self._asking:
+            if self._kind is None:
+                answers = ServerAnswers(self.address, str(self._arguments.get("api_key") or ""))
+                kind = kind_of(answers)
+                self._kind = kind if answers.reached else None  # else the next reader tries again
+                self.service = replace(self.service, kind=kind)
+        return self.service.kind.constraints(not self.continues)
 
     def open_client(self) -> Any:
         spare, self._spare = self._spare, None
@@ -282,6 +309,10 @@ class OpenAI(ExchangeBackend):
             exchange.request_id = stream.response.headers.get(REQUEST_ID)
             async for event in stream:
                 yield event
+
+
+def _needs_no_scores(method: ChoicesMethod) -> bool:
+    return method is token_length_normalized or method.generates
 
 
 def _api(model: str, api: str, is_chat_model: bool | None, official: bool) -> type[Exchange]:

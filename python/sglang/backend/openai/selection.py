@@ -32,7 +32,7 @@ def by_schema(
 
     Raises Unsupported for a method that needs some.
     """
-    if method is not token_length_normalized:
+    if method is not token_length_normalized and not method.generates:
         raise Unsupported(
             f"the {service.name} backend has no log-probabilities of a chat model's prompt, which "
             f"choices_method={method} needs; leave the method out, or use Engine or RuntimeEndpoint"

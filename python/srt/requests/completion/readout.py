@@ -14,6 +14,7 @@ from sglang.srt.engine.client import Client, EngineLost, Inbox
 from sglang.srt.requests.completion.completion_request import CompletionRequest, field_of
 from sglang.srt.requests.request_error import RequestError
 
+ABORTED = "The request was aborted."
 WINDOW = 1 << 14  # tokens of prompts of one request that are in the engine at once
 _CODES = {
     "invalid": "invalid_value", "busy": "queue_full", "overloaded": "overloaded",
@@ -79,7 +80,7 @@ class Reading:
                 raise EngineLost(event.message) if event.code == "lost" else refused(event)
             if isinstance(event, Done) and event.reason != "abort":
                 return event
-        raise RequestError("The request was aborted.", "rid")
+        raise RequestError(ABORTED, "rid")
 
     def abort(self) -> None:
         """End it in the engine; ``done`` then raises."""

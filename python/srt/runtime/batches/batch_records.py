@@ -41,8 +41,7 @@ class Order(msgspec.Struct, kw_only=True):
 
 class BatchRecord(msgspec.Struct, kw_only=True):
     """One batch. ``moments``: seconds since the epoch at which each state began; ``answers``: ids
-    of the files of answers and of errors, which are there when it has ended; ``kept``: which of
-    them are not empty."""
+    of the files of answers and of errors, which are there when it has ended."""
 
     id: str
     order: Order
@@ -52,9 +51,13 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     total: int = 0
     completed: int = 0
     failed: int = 0
-    kept: tuple[bool, bool] = (False, False)
     ends_as: str = ""
     errors: list[InputError] = []
+
+    @property
+    def kept(self) -> tuple[bool, bool]:
+        """Whether there are answers, and whether there are errors."""
+        return self.completed > 0, self.failed > 0
 
     @property
     def created_at(self) -> int:

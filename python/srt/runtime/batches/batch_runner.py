@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ class BatchRunner:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, asyncio.Event] = {}
         self._saving = asyncio.Lock()
+        self._counted = Counter({"answered": 0, "again": 0})
 
     def begin(self, record: BatchRecord) -> None:
         """Run a batch, from the state that it is in."""
@@ -101,6 +103,10 @@ class BatchRunner:
 
     def _forget(self, id: str) -> None:
         del self._tasks[id], self._stops[id]
+
+    def counts(self) -> dict[str, float]:
+        """Numbers for metrics, of this runner alone."""
+        return {"running": self._seats.running, **self._counted}
 
     async def save(self, record: BatchRecord) -> None:
         """Write a record to disk. Raises OSError."""
@@ -174,14 +180,12 @@ class BatchRunner:
             if record.status == "in_progress":
                 await self._until_stopped(work)
             record.ends_as = "completed"
-            if len(answers.done) < record.total:
+            if record.status == "cancelling":
+                record.ends_as = "cancelled"
+            elif len(answers.done) < record.total:
                 record.ends_as = "expired"
-                if record.status == "cancelling":
-                    record.ends_as = "cancelled"
-                else:
-                    await _retried(partial(_in_thread, partial(self._expire, work)))
+                await _retried(partial(_in_thread, partial(self._expire, work)))
             work.count()
-            record.kept = answers.completed > 0, answers.failed > 0
         finally:
             with suppress(OSError):
                 await asyncio.to_thread(answers.close)
@@ -230,6 +234,7 @@ class BatchRunner:
             data, ok = work.line(number, line, response), answer.status == 200
             write = partial(work.answers.write, number, data, ok)
             await _retried(partial(_in_thread, write))
+            self._counted["answered"] += 1
             work.count()
         finally:
             self._seats.give(owner)
@@ -246,6 +251,7 @@ class BatchRunner:
             losses += answer.code == "engine_lost"
             if answer.status not in AGAIN or losses >= MAX_LOSSES:
                 return answer
+            self._counted["again"] += 1
             await asyncio.sleep(wait)
             wait = min(2 * wait, LAST_WAIT)
 

@@ -99,13 +99,18 @@ class BatchService:
         except OSError as error:
             raise _full(error) from error
 
+    def counts(self) -> dict[str, float]:
+        """Numbers for metrics."""
+        open = sum(not record.ended for record in self.records)
+        return {"open": open, "file_bytes": self.files.size, **self._runner.counts()}
+
     def sweep(self) -> None:
         """Remove what has expired."""
         self.files.sweep()
         self.records.sweep(self._now())
 
-    def _used(self, id: str) -> bool:
-        return any(r.order.input_file_id == id and not r.ended for r in self.records)
+    def _used(self) -> set[str]:
+        return {r.order.input_file_id for r in self.records if not r.ended}
 
 
 def _full(error: OSError) -> RequestError:

@@ -9,6 +9,7 @@ left that was cut is removed when the store is opened.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -74,7 +75,7 @@ class FileStore:
 
     Attributes:
         size: bytes of all files, those that are arriving among them.
-        used: tells whether a file is in use by its id; it is not deleted then.
+        used: returns ids of files that are in use; they are not deleted.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class FileStore:
         """Raises OSError."""
         self.file_bytes, self.all_bytes, self._now = file_bytes, all_bytes, now
         self.size, self.used, self._lock = 0, _unused, threading.Lock()
+        self._first_end = 0.0  # when the first file expires, or earlier
         self._directory = directory / "files"
         self._directory.mkdir(parents=True, exist_ok=True)
         self._records = {record.id: record for record in self._read()}
@@ -164,6 +166,7 @@ class FileStore:
         )  # fmt: skip
         save(self._directory / f"{id}.json", record)
         self._records[id] = record
+        self._first_end = min(self._first_end, record.expires_at)
         return record
 
     def take_in(self, working: Path, id: str, owner: str, name: str, seconds: int) -> None:
@@ -183,7 +186,7 @@ class FileStore:
 
     def delete(self, record: FileRecord) -> None:
         """Raises RequestError ``conflict`` for one that is in use."""
-        if self.used(record.id):
+        if record.id in self.used():
             raise RequestError(
                 f"{record.id} is the input of a batch that has not ended; cancel that batch first.",
                 "id",
@@ -194,9 +197,13 @@ class FileStore:
     def sweep(self) -> None:
         """Remove what has expired and is not in use."""
         now = self._now()
+        if now < self._first_end:
+            return
+        used = self.used()
         for record in [r for r in self._records.values() if r.expires_at <= now]:
-            if not self.used(record.id):
+            if record.id not in used:
                 self._remove(record)
+        self._first_end = min((r.expires_at for r in self._records.values()), default=math.inf)
 
     def _remove(self, record: FileRecord) -> None:
         del self._records[record.id]
@@ -206,8 +213,8 @@ class FileStore:
                 (self._directory / name).unlink()
 
 
-def _unused(id: str) -> bool:
-    return False
+def _unused() -> Collection[str]:
+    return ()
 
 
 class Upload:
@@ -215,7 +222,7 @@ class Upload:
 
     def __init__(self, store: FileStore, owner: str) -> None:
         self._store, self._owner, self._id = store, owner, new_file_id()
-        self.size = 0
+        self.size, self.most = 0, store.file_bytes
         self._part = store.path(self._id).with_suffix(".part")
         self._file = None
         with _disk():

@@ -42,6 +42,8 @@ class LineSeats:
     def give(self, owner: str) -> None:
         """Give a seat back."""
         self._running[owner] -= 1
+        if not self._running[owner]:
+            del self._running[owner]
         self._offer()
 
     def close(self) -> None:

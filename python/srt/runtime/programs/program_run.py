@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from sglang.semantics.choice_requests import NoChoice
 from sglang.semantics.transforms import TransformError
 from sglang.srt.core.call_hints import CallHint
 from sglang.srt.programs.call_graph import CallGraph
@@ -337,7 +338,7 @@ def failure_of(step: AnyStep, error: Exception) -> StepFailure:
     """Reason that a step has failed."""
     if isinstance(error, StepFailed):
         return error.failure.of(step.number, str(step))
-    if isinstance(error, (RequestError, TransformError)):
+    if isinstance(error, (RequestError, TransformError, NoChoice)):
         code = error.code if isinstance(error, RequestError) else "invalid_value"
         return StepFailure(step.number, str(step), str(error), code)
     if isinstance(error, EngineLost):

@@ -96,12 +96,13 @@ async def metrics(state: ServerState, request: Request) -> Response:
         log.warning("metrics: %s", error.message)
     info, loaded = state.runtime.info, state.runtime.adapters.known
     state.metrics.gateway.read(info.page_size, info.capacity, info.max_loras_per_batch, loaded)
-    programs, inferlets = state.runtime.programs, state.inferlets
+    programs, inferlets, batches = state.runtime.programs, state.inferlets, state.batches
     state.metrics.set_counts(
         state.runtime.parked.counts(),
         {} if programs is None else programs.counts(),
         state.programs.counts(),
         {} if inferlets is None else inferlets.counts(),
+        {} if batches is None else batches.counts(),
     )
     return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

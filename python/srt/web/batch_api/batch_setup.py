@@ -13,11 +13,13 @@ from typing import Any
 
 import msgspec
 from sglang.srt.config import BatchesConfig
+from sglang.srt.requests.completion.readout import ABORTED
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.batches.batch_input import ENDPOINTS, InputLimits
 from sglang.srt.runtime.batches.batch_runner import LineAnswer
 from sglang.srt.runtime.batches.batch_service import BatchService, StorageLimits
 from sglang.srt.runtime.batches.line_seats import LineSeats
+from sglang.srt.runtime.caller import Caller
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import error_response
 from sglang.srt.web.openai import completions, embeddings
@@ -100,25 +102,33 @@ def answering(state: ServerState) -> Callable[[str, bytes, str], Awaitable[LineA
     """A function of URL, body and owner that answers one request."""
 
     async def answer(url: str, body: bytes, owner: str) -> LineAnswer:
-        number = uuid.uuid4().hex
-        caller = state.tenants.caller_of(owner, number)
-        if caller is None:
-            error = RequestError(
-                f"The key {owner!r:.80} that this batch belongs to is gone.", code="invalid_api_key"
-            )
+        number, aborted = uuid.uuid4().hex, False
+        record = request_record.RequestRecord("POST", url, number)
+        # A task has a context of its own, so that what is set here reaches no other request.
+        request_record.current.set(record)
+        try:
+            CALLER.set(_caller(state, owner, number))
+            reply = await _HANDLERS[url](state, _request(url, body))
+        except Exception as error:
             reply = error_response(error)
-        else:
-            # A task has a context of its own, so that what is set here reaches no other request.
-            CALLER.set(replace(caller, priority=caller.priority - LOW))
-            request_record.current.set(request_record.RequestRecord("POST", url, number))
-            try:
-                reply = await _HANDLERS[url](state, _request(url, body))
-            except Exception as error:
-                reply = error_response(error)
+            aborted = isinstance(error, RequestError) and error.message == ABORTED
+        if aborted or record.finishes["abort"]:  # by a drain, or a pause: it is run again
+            return LineAnswer(503, b"", number, "aborted")
         data = bytes(reply.body)
         return LineAnswer(reply.status_code, data, number, _code(reply.status_code, data))
 
     return answer
+
+
+def _caller(state: ServerState, owner: str, number: str) -> Caller:
+    """The owner of a batch as the caller of one of its requests, behind all others. Raises
+    RequestError."""
+    caller = state.tenants.caller_of(owner, number)
+    if caller is None:
+        raise RequestError(
+            f"The key {owner!r:.80} that this batch belongs to is gone.", code="invalid_api_key"
+        )
+    return replace(caller, priority=caller.priority - LOW)
 
 
 def _code(status: int, body: bytes) -> str:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 MAX_FIELD = 4096  # bytes of a field besides the file
-MAX_FIELDS = 32
+MAX_FIELDS = 32  # parts of a form
+REST = 1 << 18  # bytes of a form besides the file
 BUFFER = 1 << 20  # bytes of the file that are written at once
 
 
@@ -38,10 +39,17 @@ async def read_form(request: Request, upload: Upload) -> UploadForm:
             "unsupported_media_type",
             f"Content-Type is {shown:.80}; send multipart/form-data with a boundary.",
         )
-    reader = _FormReader()
+    reader, size = _FormReader(), 0
     try:
         parser = MultipartParser(options[b"boundary"], reader.callbacks())
         async for part in request.stream():
+            size += len(part)
+            if size > upload.most + REST:
+                raise RequestError(
+                    f"The form has more than {upload.most} bytes (--batch-max-file-bytes) and "
+                    f"{REST} for the fields; send less.",
+                    "file",
+                )
             parser.write(part)
             if len(reader.file) >= BUFFER:
                 await asyncio.to_thread(upload.write, reader.taken())
@@ -62,7 +70,7 @@ class _FormReader:
         self._headers: dict[bytes, bytes] = {}
         self._name, self._value = bytearray(), bytearray()
         self._field, self._text = "", bytearray()
-        self._in_file = False
+        self._in_file, self._parts = False, 0
 
     def callbacks(self) -> MultipartCallbacks:
         return {
@@ -83,7 +91,8 @@ class _FormReader:
     def part_begin(self) -> None:
         self._headers, self._text = {}, bytearray()
         self._field, self._in_file = "", False
-        if len(self.form.fields) >= MAX_FIELDS:
+        self._parts += 1
+        if self._parts > MAX_FIELDS:
             raise RequestError(f"The form has more than {MAX_FIELDS} fields; send fewer.")
 
     def header_field(self, data: bytes, start: int, end: int) -> None:

@@ -56,6 +56,15 @@ _INFERLETS = {
 }
 
 
+# The same of files and batches, by the name in ``BatchService.counts``.
+_BATCHES = {
+    "open": ("num_batches", "batches that have not ended"),
+    "running": ("num_batch_requests", "requests of batches that run"),
+    "file_bytes": ("batch_file_bytes", "bytes of all files in --batch-dir"),
+    "answered": ("batch_requests_total", "requests of batches that were answered"),
+    "again": ("batch_retries_total", "tries of them that were repeated"),
+}
+
 # The same of programs sent whole, by the name in ``ProgramService.counts``.
 _SUBMITTED = {
     "sessions": ("num_program_sessions", "open sessions of programs"),
@@ -140,6 +149,7 @@ class Metrics:
         self._parked = ReadCounts(families, _PARKED)
         self._programs = ReadCounts(families, _PROGRAMS)
         self._inferlets = ReadCounts(families, _INFERLETS)
+        self._batches = ReadCounts(families, _BATCHES)
         self._submitted = ReadCounts(families, _SUBMITTED)
 
     @contextmanager
@@ -217,13 +227,15 @@ class Metrics:
         programs: Mapping[str, float],
         submitted: Mapping[str, float],
         inferlets: Mapping[str, float],
+        batches: Mapping[str, float],
     ) -> None:
-        """Take the counts of parked contexts, of the gate, of programs sent whole and of the
-        sandbox; {} where there is no gate or sandbox. All outlive the engine."""
+        """Take the counts of parked contexts, of the gate, of programs sent whole, of the sandbox
+        and of batches; {} for what the server does not have. All outlive the engine."""
         self._parked.set(parked)
         self._programs.set(programs)
         self._submitted.set(submitted)
         self._inferlets.set(inferlets)
+        self._batches.set(batches)
 
     def render(self) -> bytes:
         """Prometheus text format."""

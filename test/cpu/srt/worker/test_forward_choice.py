@@ -20,7 +20,7 @@ from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.attention.backend_choice import BackendChoice, build
 from sglang.srt.config import Config
 from sglang.srt.core.device_errors import DeviceLost
-from sglang.srt.worker import model_worker
+from sglang.srt.worker import torch_passes
 from sglang.srt.worker.forward import Eager, Forward, ForwardChoice
 from sglang.srt.worker.forward_choice import (
     ForwardSettings,
@@ -296,7 +296,7 @@ def test_flash_attention_3_is_checked_before_it_is_used(
     broken: Broken, wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = [BackendChoice("flashinfer-fa3", "compiled"), BackendChoice("native", "it failed")]
-    monkeypatch.setattr(model_worker, "candidates", lambda *_: chosen)
+    monkeypatch.setattr(torch_passes, "candidates", lambda *_: chosen)
     row = fake_flashinfer._Wrapper._row
 
     def mistaken(self: Any, q: Tensor, *arguments: Any) -> Any:
@@ -307,7 +307,7 @@ def test_flash_attention_3_is_checked_before_it_is_used(
     worker = broken.worker.worker
     plan = plan_of(broken.config)
     settings, pool = broken.config.model, worker.runner.pool
-    found = model_worker.forward_of(plan, settings, worker.model, pool, 1, no_warm_up)
+    found = torch_passes.by_torch(plan, settings, worker.model, pool, no_warm_up)
     assert found.attention == ("native" if wrong else "flashinfer-fa3")
     assert len(found.fallbacks) == wrong
     assert all("differ from the reference" in line for line in found.fallbacks)

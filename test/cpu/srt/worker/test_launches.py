@@ -174,7 +174,8 @@ def step(paged: Paged, found: Launches, sample: Sample) -> Counter[str]:
     pool, attention = runner.pool, runner.forward.attention  # type: ignore[attr-defined]
     graphs = Graphs(model, attention, Recorder(found), pool, 2, 256)
     graphs.eager.draw = gpu_draw.draw  # type: ignore[method-assign]
-    runner.forward, runner.readback = graphs, Readback(Lane(found))
+    results: Any = runner.results
+    runner.forward, results.readback = graphs, Readback(Lane(found))
     texts = [Text([5] * 4), Text([6] * 4)]
     for number, count in enumerate((2, 1, 1)):
         rows = [paged.row(text, count, sample=sample) for text in texts]

@@ -25,7 +25,7 @@ from sglang.srt.engine.engine_stats import EngineStats
 from sglang.srt.layers.experts import Experts
 from sglang.srt.logits import gpu_draw
 from sglang.srt.logits.drawing import Drawing
-from sglang.srt.worker import model_worker
+from sglang.srt.worker import torch_passes
 from sglang.srt.worker.forward import Eager
 from sglang.srt.worker.graphs import Again, Graphs
 from sglang.srt.worker.model_worker import ModelWorker
@@ -175,20 +175,21 @@ def test_a_worker_warms_up_what_it_uses(
     skip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The worker computes the warm-up, or skips it with ``--skip-server-warmup``."""
-    chosen = model_worker.forward_of
+    chosen = torch_passes.by_torch
 
     def as_on_a_gpu(*arguments: Any) -> Any:
         found, prepare = chosen(*arguments), arguments[-1]
         prepare(found.forward)
         return found
 
-    monkeypatch.setattr(model_worker, "forward_of", as_on_a_gpu)
+    monkeypatch.setattr(torch_passes, "by_torch", as_on_a_gpu)
     path = write_config(tmp_path, head_dim=16, max_position_embeddings=64)
     with caplog.at_level("INFO"):
         worker = ModelWorker(
             Config.of(
                 model_path=path, load_format="dummy", device="cpu", max_running_requests=4,
                 chunked_prefill_size=32, max_total_tokens=128, skip_server_warmup=skip,
+                cpu_kernels="torch",
             )
         )  # fmt: skip
     assert ("warmed up by" in caplog.text) != skip

@@ -50,6 +50,7 @@ def made(**params: Any) -> OutputConstraint:
         ({"json_schema": bool, "whitespace_pattern": " ?"}, "json_schema",
          {"json_schema": {"type": "boolean"}, "whitespace_pattern": " ?", "stop": ["!"]}),
         ({"regex": "a+", "whitespace_pattern": " ?"}, "regex", {"regex": "a+", "stop": ["!"]}),
+        ({"one_of": ("a", "b", "a")}, "choices", {"choices": ["a", "b"], "stop": ["!"]}),
     ],
 )  # fmt: skip
 def test_what_the_backend_is_sent(params: Any, kind: str, sent: dict[str, Any]) -> None:
@@ -343,3 +344,27 @@ def test_media_of_the_assistant_s_turn_are_shown_once() -> None:
     assert again.messages[0] == {"role": "assistant", "content": ["See ", picture, "old"]}
     assert [message["role"] for message in again.messages] == ["assistant", "user"]
     assert again.text.count("<image>") == len(again.media) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [("red", "red"), (" red\n", "red"), ("It is red.", "red"), ("dark blue", " dark blue")],
+)
+def test_one_of_some_texts_is_found_in_a_reply(reply: str, value: str) -> None:
+    constraint = made(one_of=["red", " dark blue", "blue"])
+    assert constraint.parse(constraint.extract(reply)) == value
+    assert constraint.free(GenParams(one_of=["red"])) == GenParams()
+    assert '["red", " dark blue", "blue"]' in constraint.instruction()
+
+
+def test_what_is_none_of_the_texts() -> None:
+    constraint = made(one_of=list("abcdefgh"))
+    with pytest.raises(InvalidOutput, match=r"'x' is none of 'a', 'b', 'c', 'd', 'e', \.\.\."):
+        constraint.parse("x")
+    assert constraint.extract("a or b") == "a or b"
+    assert constraint.extract("b, I think", continues=True) == "b"
+    for wrong, error in (("ab", TypeError), ([1], TypeError), ([], ValueError), ([""], ValueError)):
+        with pytest.raises(error, match="one_of is"):
+            constraint_of(GenParams(one_of=wrong))
+    with pytest.raises(ValueError, match="exclude one another"):
+        constraint_of(GenParams(one_of=["a"], regex="a"))

@@ -62,6 +62,8 @@ class Lettered(NativeBackend):
     log P of the token at position i is -(id + i), so that every score is known.
     """
 
+    scores_options = False
+
     def __init__(self, *merges: str) -> None:
         self.vocabulary = [chr(c) for c in range(128)] + list(merges)
         self.bodies: list[dict[str, Any]] = []

@@ -269,6 +269,23 @@ def test_forks_and_batches_run_their_tools() -> None:
     assert states[0]["x_calls"][1][0]["result"] == "3"
 
 
+def test_a_results_file_keeps_the_calls_as_data(tmp_path: Any) -> None:
+    @sgl.function
+    def program(s: Any, n: int) -> str:
+        s += sgl.user(f"What of {n}?") + sgl.assistant(sgl.gen("x", tools=[add]))
+        return str(s["x"])
+
+    def script(prompt: Any, params: Any) -> str:
+        return "done" if "<tool_response>" in prompt.text else calls(("add", {"a": 1}))
+
+    items, file = [{"n": 1}, {"n": 2}], tmp_path / "results.jsonl"
+    first = program.run_batch(items, backend=sgl.Mock(script), results_file=file)
+    again = program.run_batch(items, backend=sgl.Mock([]), results_file=file)
+    assert [s["x_calls"] for s in again] == [s["x_calls"] for s in first]
+    assert again[0].value("x_calls") == again[0]["x_calls"]
+    assert again[0].messages() == first[0].messages()
+
+
 def test_reasoning_is_kept_apart() -> None:
     @sgl.function
     def program(s: Any) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import threading
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 import sglang as sgl
@@ -251,3 +253,108 @@ def test_a_large_image_is_named_instead_of_shown() -> None:
     page = Page(program.run(backend=sgl.Mock())._repr_html_())
     assert page.named("img") == []
     assert "[image: image/png, 2000070 bytes][video: video/mp4, 6 bytes]" in page.text
+
+
+def test_a_state_is_a_mapping_of_its_variables() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s["given"] = 3
+        s += "x" + sgl.gen("y")
+        assert list(s) == ["given", "y"]
+
+    state = program.run(backend=sgl.Mock(["z"]))
+    assert state.keys() == ["given", "y"]
+    assert dict(state) == {"given": 3, "y": "z"}
+    assert repr(state) == "ProgramState('xz', given, y)"
+
+
+def test_forks_are_shown_as_a_tree_with_each_text_once() -> None:
+    shown = io.StringIO()
+
+    @sgl.function
+    def program(s: Any) -> Any:
+        s += "Two tips.\n"
+        forks = s.fork(2)
+        forks += lambda i: f"Tip {i}: " + sgl.gen("tip")
+        inner = forks[1].fork(1)
+        inner += " (" + sgl.gen("why")
+        forks.join()
+        s += "Done."
+        inner[0].sync()
+        forks.show(shown)
+        return s._repr_html_(), repr(forks)
+
+    state = program.run(backend=sgl.Mock({"Tip 0": "sleep", "Tip 1": "walk", "(": "air"}))
+    lines = shown.getvalue().splitlines()
+    assert lines[:2] == ["Two tips.", "Done."]
+    assert "├─ fork 0, from character 10 on" in lines
+    assert "│  Tip 0: [gen tip: sleep]" in lines
+    assert "└─ fork 1, from character 10 on" in lines
+    assert "   └─ fork 0, from character 21 on" in lines
+    assert "       ([gen why: air]" in lines
+    assert shown.getvalue().count("Two tips.") == 1
+    page, group = state.ret_value
+    assert page.count("Two tips.") == 1
+    assert page.count("<details open") == 3
+    assert group.startswith("ForkGroup(2 of ProgramState(")
+    again = io.StringIO()
+    state.show(again)
+    assert "fork" not in again.getvalue()  # a fork is forgotten once nothing holds it
+
+
+def test_tokens_show_their_probability_and_the_others_on_hover() -> None:
+    class Sure(sgl.Mock):
+        def complete(self, prompt: Any, params: Any) -> Any:
+            rows = {"output_token_logprobs": [[-0.1, 5, "a"], [-0.7, 6, "b"]],
+                    "output_top_logprobs": [[[-0.1, 5, "a"], [-2.3, 7, "c"]]]}  # fmt: skip
+            return [Completion("ab", rows)]
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "x" + sgl.gen("y", return_logprob=True, top_logprobs_num=2)
+
+    page = program.run(backend=Sure())._repr_html_()
+    assert "logprob -0.1, probability 90.5%\n90.5% &#x27;a&#x27;\n10.0% &#x27;c&#x27;" in page
+    assert "logprob -0.7, probability 49.7%" in page
+
+
+def test_programs_and_backends_say_what_they_are() -> None:
+    @sgl.function
+    def ask(s: Any, question: str, n: int = 3) -> None: ...
+
+    assert repr(ask) == "SglFunction(ask(question, n))"
+    assert repr(ask.bind(n=4)) == "SglFunction(ask(question, n=4))"
+    assert repr(ask.compile()) == "CompiledProgram(ask(question, n))"
+    assert repr(sgl.Mock()) == "Mock()"
+    assert repr(sgl.OpenAI("gpt-4o", api_key="k")) == "OpenAI(gpt-4o)"
+
+
+@sgl.function
+def told(s: Any) -> None:
+    s += "Q: " + sgl.gen("x", max_tokens=8)
+
+
+def test_a_running_program_is_watched_in_a_terminal() -> None:
+    shown = io.StringIO()
+    told.run(stream=True, backend=sgl.Mock(["one two three"])).watch(shown)
+    assert shown.getvalue().startswith("Q: one two three\n")
+    assert "gen x" in shown.getvalue()
+    failed = io.StringIO()
+    told.run(stream=True, backend=sgl.Mock([OSError("lost")])).watch(failed)
+    assert "failed: OSError: lost" in failed.getvalue()
+
+
+def test_a_notebook_shows_it_as_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[str] = []
+
+    class Handle:
+        def update(self, page: Any) -> None:
+            pages.append(page._repr_html_())
+
+    monkeypatch.setattr("sglang.views.watched_state._display", lambda state: Handle())
+    told.run(stream=True, backend=sgl.Mock(["one two three"])).watch(seconds=0)
+    assert "one two three" in pages[-1]
+    assert "not finished" not in pages[-1]
+    assert all(len(a) <= len(b) + 200 for a, b in itertools.pairwise(pages))
+    with pytest.raises(ValueError, match="seconds is -1; give 0 to 86400"):
+        told.run(backend=sgl.Mock(["x"])).watch(seconds=-1)

@@ -16,7 +16,7 @@ from helpers.http_server import GOLDEN, Served, is_error, serve_text
 from sglang.srt.config import Config
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.fair_queue import FairQueue
-from sglang.srt.runtime.tenants import Key, Tenant
+from sglang.srt.runtime.tenants import Key, Tenant, Tenants
 
 LONG = {"max_new_tokens": 900, "ignore_eos": True}
 
@@ -76,6 +76,27 @@ def test_tokens_a_minute_are_a_debt_where_more_came() -> None:
     assert error.retry == 41
     clock.now += 41
     tenant.enter()
+
+
+def test_requests_of_batches_are_their_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps([{"name": "a", "key": "k", "tokens_per_minute": 60, "priority": 5}]))
+    tenants = Tenants(Config.of(api_keys_file=str(file)))
+    caller = tenants.caller_of("a", "r")
+    assert caller is not None
+    assert (caller.tenant, caller.priority, caller.admin) == ("a", 5, False)
+    assert caller.charge is not None
+    caller.charge(100)
+    with pytest.raises(RequestError, match="60 tokens a minute"):
+        tenants.caller_of("a", "r")
+    assert tenants.caller_of("gone", "r") is None
+    assert tenants.caller_of("", "r") is None
+    alone = Tenants(Config.of(admin_api_key="k")).caller_of("", "r")
+    assert alone is not None
+    assert not alone.admin
+    everybody = Tenants(Config.of()).caller_of("", "r")
+    assert everybody is not None
+    assert everybody.admin
 
 
 def test_a_change_of_limits_forgives_nothing() -> None:

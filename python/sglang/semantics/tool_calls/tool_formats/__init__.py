@@ -52,8 +52,12 @@ def format_for(name: str, template: str, *models: str) -> ToolFormat:
 
 
 def format_named(name: str) -> ToolFormat:
-    """The format whose ``name`` this is. Raise KeyError for an unknown one."""
-    return Mistral(by_name=True) if name == BY_NAME else FORMATS[name]()
+    """The format whose ``name`` this is. Raise ValueError for an unknown one."""
+    if name == BY_NAME:
+        return Mistral(by_name=True)
+    if name not in FORMATS:
+        raise ValueError(f"no format of calls is named {name!r:.60}; use one of {sorted(FORMATS)}")
+    return FORMATS[name]()
 
 
 def with_tool_turns(template: ChatTemplate, name: str) -> ChatTemplate:

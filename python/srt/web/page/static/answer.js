@@ -31,5 +31,6 @@ export async function answer(path, message, settings, signal, grown) {
     if (error.status === 401) askKey("The server wants an API key.");
   }
   message.finish ||= "stop";
+  if (message.finish === "error") message.error ||= message.note || "The server failed.";
   message.seconds = elapsed();
 }

@@ -17,13 +17,14 @@ import { answer } from "./answer.js";
 
 let shown = newConversation(); // the conversation on the page
 let views = new Map(); // by the id of its message
+let opened = 0; // how often a conversation was chosen
 const running = new Map(); // by conversation id: {conversation, control} of its answer
 
 export function startChat() {
   startComposer({ send, stop, editLast });
   startSettings(() => {
     shown.settings = readSettings();
-    if (shown.leaf) store.save(shown);
+    if (shown.leaf) save(shown);
   });
   startHistory({ begin, removed, current: (id) => (id === shown.id ? shown : running.get(id)?.conversation) });
   startScroll();
@@ -45,8 +46,11 @@ export function startChat() {
 // -- which conversation ---------------------------------------------------------------------------
 
 async function open(id) {
-  if (id === shown.id || (!id && !shown.leaf)) return refresh(shown.id);
+  if (id === undefined && shown.leaf) history.replaceState(null, "", `#chat/${shown.id}`);
+  if (id === undefined || id === shown.id || (!id && !shown.leaf)) return refresh(shown.id);
+  const turn = (opened += 1);
   const found = running.get(id)?.conversation ?? (id ? await store.load(id) : null);
+  if (turn !== opened) return; // another one was chosen meanwhile
   if (id && !found) complain(new Error("This conversation is not in this browser."));
   for (const node of Object.values(found?.nodes ?? {})) {
     // The page was closed while the model wrote it.
@@ -61,6 +65,7 @@ async function open(id) {
 
 function begin() {
   location.hash = "#chat/";
+  opened += 1;
   shown = newConversation(lastSettings());
   views = new Map();
   draw();
@@ -74,13 +79,22 @@ function removed(id) {
   if (id === shown.id) begin();
 }
 
+// A conversation that cannot be stored (the disk is full, say) goes on without.
+async function save(conversation) {
+  try {
+    await store.save(conversation);
+  } catch (error) {
+    complain(new Error(`This conversation was not saved: ${error?.message ?? error}. Export or delete others.`));
+  }
+}
+
 // Keeps the address in step, so that a reload shows the same conversation.
 async function keep(conversation) {
-  await store.save(touched(conversation));
+  await save(touched(conversation));
   if (conversation === shown && location.hash !== `#chat/${shown.id}`) {
     history.replaceState(null, "", `#chat/${shown.id}`);
   }
-  if (conversation === shown) await refresh(shown.id);
+  await refresh(shown.id);
 }
 
 // -- what is shown --------------------------------------------------------------------------------
@@ -154,7 +168,7 @@ const actions = {
   },
   async branch(node) {
     const copy = branchOf(shown, node);
-    await store.save(copy);
+    await save(copy);
     location.hash = `#chat/${copy.id}`;
     $("say").focus();
   },
@@ -196,7 +210,7 @@ async function reply(conversation, parent, begun = "") {
     }
     if (performance.now() - saved > 2000) {
       saved = performance.now();
-      store.save(conversation);
+      save(conversation);
     }
   });
   if (!running.delete(conversation.id)) return; // it was deleted

@@ -4,6 +4,7 @@ import { $, button, el, icon, problem } from "./dom.js";
 import { withAttached } from "./attachments.js";
 
 let files = [];
+let attaching = Promise.resolve();
 let busy = false;
 
 // `actions` has send(text, files), stop() and editLast().
@@ -60,15 +61,18 @@ function takeDrops(area) {
   });
 }
 
-async function attach(given) {
+// One after the other: reading an image takes longer than the next paste.
+function attach(given) {
   complain(null);
-  try {
-    files = await withAttached(files, given);
-  } catch (error) {
-    complain(error);
-  }
-  showFiles();
-  $("say").focus();
+  attaching = attaching.then(async () => {
+    try {
+      files = await withAttached(files, given);
+    } catch (error) {
+      complain(error);
+    }
+    showFiles();
+    $("say").focus();
+  });
 }
 
 function showFiles() {

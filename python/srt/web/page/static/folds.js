@@ -44,9 +44,12 @@ export class CallFold {
     if (result && this.shown !== result.content) {
       this.shown = result.content;
       const lines = count(result.content.split("\n").length, "line");
+      this.node.open &&= !this.waiting; // it was open for the result
+      this.waiting = false;
       this.result.replaceChildren(el("h4", {}, `Result, ${lines}`), el("pre", {}, result.content));
     } else if (!result && finish && !this.result.children.length) {
       this.result.append(this.form());
+      this.waiting = true;
       this.node.open = true;
     }
   }

@@ -9,9 +9,10 @@ import { startProgram } from "./program.js";
 
 const VIEWS = ["chat", "program", "live"];
 
-// The address is #view, or #view/rest: #chat/ID is one conversation.
+// The address is #view, or #view/rest: #chat/ID is one conversation, #chat/ a new one, and #chat the one
+// that was on the page.
 function showView() {
-  const [wanted, rest = ""] = location.hash.slice(1).split("/");
+  const [wanted, rest] = location.hash.slice(1).split("/");
   const view = VIEWS.includes(wanted) ? wanted : VIEWS[0];
   for (const name of VIEWS) $(name).hidden = name !== view;
   document.body.dataset.view = view;

@@ -136,7 +136,7 @@ function fileView({ kind, name, data, text }) {
 
 function facts({ usage, finish, note, seconds, first }) {
   const found = [];
-  if (finish && !["stop", "tool_calls"].includes(finish)) found.push(note ? `${finish}: ${note}` : finish);
+  if (finish && !["stop", "tool_calls", "error", "failed"].includes(finish)) found.push(note ? `${finish}: ${note}` : finish);
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     const speed = rate(usage.completion_tokens, first, seconds);

@@ -59,17 +59,30 @@ export async function save(conversation) {
   if (await trouble()) {
     memory.set(conversation.id, structuredClone(conversation));
   } else {
-    await within("readwrite", (whole, some) => {
-      const stored = whole.get(conversation.id);
-      stored.onsuccess = () => {
+    await merge(conversation);
+  }
+  others.postMessage("changed");
+}
+
+async function merge(conversation) {
+  let wrong = null;
+  const work = (whole, some) => {
+    const stored = whole.get(conversation.id);
+    stored.onsuccess = () => {
+      try {
         const nodes = { ...stored.result?.nodes, ...conversation.nodes };
         const merged = { ...conversation, nodes };
         whole.put(merged);
         some.put(summaryOf(merged));
-      };
-    });
-  }
-  others.postMessage("changed");
+      } catch (error) {
+        wrong = error;
+        stored.transaction.abort();
+      }
+    };
+  };
+  await within("readwrite", work).catch((error) => {
+    throw wrong ?? error;
+  });
 }
 
 export async function remove(id) {

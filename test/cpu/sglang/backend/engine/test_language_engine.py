@@ -21,6 +21,8 @@ import pytest
 import sglang as sgl
 from helpers.tiny_model import write_config
 from helpers.toy_tokenizer import byte_level
+from sglang.backend.base import Prompt
+from sglang.ir.choices import METHODS
 from sglang.utils import http_request
 
 pytest.importorskip("torch")
@@ -252,9 +254,6 @@ def direct(engine: sgl.Engine, prompt: str, option: str) -> tuple[list[int], lis
 )
 def test_select_against_direct_computation(backend: Any, engine: Any, prompt, options) -> None:
     target = getattr(backend, "endpoint", backend)
-    from sglang.backend.base import Prompt
-    from sglang.ir.choices import METHODS
-
     own = list(engine.tokenizer.encode(prompt))
     scored = [direct(engine, prompt, option) for option in options]
     first = min(
@@ -284,6 +283,41 @@ def test_select_against_direct_computation(backend: Any, engine: Any, prompt, op
     )
     # The random model may score two options alike; rounding then decides.
     assert gains[options.index(decision.text)] == pytest.approx(max(gains), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("prompt", ["The quick brown fo", "", "The fox\n" * 20])
+def test_a_tree_of_options_has_the_numbers_of_rows(
+    engine: Any, name: str, prompt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit: what is computed of a token depends on no other row."""
+    if METHODS[name].generates:
+        pytest.skip("no option is scored")
+    options = [*WORDS, *(f"x {i} {i % 7}" for i in range(40))]
+    tree = engine.choose(Prompt(prompt), options, METHODS[name])
+    monkeypatch.setattr(engine, "scores_options", False)
+    rows = engine.choose(Prompt(prompt), options, METHODS[name])
+    usage, other = tree.meta.pop("usage"), rows.meta.pop("usage")
+    assert (tree.text, tree.meta) == (rows.text, json.loads(json.dumps(rows.meta)))
+    assert 2 * (usage["prompt_tokens"] - usage["cached_tokens"]) < other["prompt_tokens"]
+
+
+def test_one_of_many_texts_is_written(backend: Any, engine: Any) -> None:
+    """Select writes it without scores, and gen samples it."""
+    options = [f"{first} {second}" for first in WORDS for second in range(200)]
+
+    @sgl.function
+    def program(s):
+        s += "The " + sgl.select("x", options, choices_method=sgl.constrained_decoding)
+        s += " and " + sgl.gen("y", 40, one_of=WORDS, temperature=1.5, seed=3)
+
+    state = program.run(backend=backend)
+    assert state["x"] in options
+    assert state["y"] in WORDS
+    assert state.value("y") == state["y"]
+    assert "normalized_prompt_logprobs" not in state.get_meta_info("x")
+    parameters = {"choices": options, "temperature": 0, "max_new_tokens": 40}
+    assert state["x"] == engine.generate("The ", parameters)["text"]
 
 
 def test_the_boundary_cases_really_cross_it(engine: sgl.Engine) -> None:

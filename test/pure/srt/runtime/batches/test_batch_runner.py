@@ -219,6 +219,10 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monkey
         record = await ended(await service.create(order(world.upload(service, lines_of(4)))))
         assert record.public()["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
         assert world.count == 6 + 3 * batch_runner.MAX_LOSSES
+        counts = service.counts()
+        assert (counts["open"], counts["running"], counts["answered"]) == (0, 0, 4)
+        assert counts["again"] == world.count - 4
+        assert counts["file_bytes"] == service.files.size > 0
         await service.close()
 
     asyncio.run(main())
@@ -239,6 +243,26 @@ def test_a_cancelled_batch_keeps_its_answers(tmp_path: Path) -> None:
         assert 1 <= counts["completed"] == len(rows_of(service, record, 0)) < 50
         with pytest.raises(RequestError, match="is cancelled; only one that has not ended"):
             await service.cancel(record)
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_a_batch_cancelled_before_it_was_checked_is_cancelled(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        service = world.service()
+        file = world.upload(service, lines_of(5))
+        record = await service.create(order(file))
+        record.enter("cancelling", world.clock)  # the server ended before the check
+        await service.close()
+        record.total = 0
+        service.records.save(record)
+        service = world.service()
+        service.start()
+        record = await ended(service.records.find(record.id, ""))
+        assert (record.status, world.count) == ("cancelled", 0)
+        assert record.public()["output_file_id"] is None
         await service.close()
 
     asyncio.run(main())

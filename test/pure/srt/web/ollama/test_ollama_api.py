@@ -12,6 +12,7 @@ import ollama
 import pytest
 from helpers.scripted_server import Paced, serve_scripted
 from helpers.toy_tokenizer import byte_level
+from sglang.srt.config import Config
 from sglang.srt.requests.completion.output import Finish
 from sglang.srt.requests.media_input.sources import source_of
 from sglang.srt.tokenizer import Tokenizer
@@ -188,6 +189,19 @@ def test_without_a_prompt_the_model_is_said_to_be_loaded(client: ollama.Client) 
     assert client.chat(MODEL).done_reason == "load"
 
 
+def test_thoughts_are_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = Paced(Tokenizer(byte_level(tmp_path_factory.mktemp("thinking"))))
+    model.text = "<think>\nhm\n</think>\n\n42"
+    with serve_scripted(model, Config.of(reasoning_parser="qwen3")) as url:
+        client = ollama.Client(host=url, timeout=60)
+        assert "thinking" in (client.show(MODEL).capabilities or ())
+        reply = client.chat(MODEL, [HI], think=True)
+        assert (reply.message.thinking, reply.message.content) == ("hm", "42")
+        parts = list(client.generate(MODEL, "Hi", think="high", stream=True))
+        assert "".join(part.thinking or "" for part in parts) == "hm"
+        assert "".join(part.response for part in parts) == "42"
+
+
 # -- models ---------------------------------------------------------------------------------------
 
 
@@ -216,6 +230,13 @@ def test_a_served_model_is_pulled_and_nothing_else_changes(client: ollama.Client
     ):
         with pytest.raises(ollama.ResponseError, match="not available: this server keeps"):
             refused()
+
+
+def test_ollamas_command_finds_the_server(served: tuple[str, Paced]) -> None:
+    reply = httpx.head(served[0])
+    assert reply.status_code == 200
+    assert reply.content == b""
+    assert httpx.head(f"{served[0]}/v1/models").status_code == 405
 
 
 def test_version(served: tuple[str, Paced]) -> None:

@@ -123,7 +123,7 @@ def test_a_look_at_the_next_token_appends_nothing(served: Served) -> None:
 
 def test_a_choose_decides_as_the_client_does(served: Served) -> None:
     options = [" red", " green", " blue one"]
-    for method in METHODS:
+    for method in [name for name, m in METHODS.items() if not m.generates]:  # no grammars here
         step = {"op": "choose", "name": "c", "options": options, "method": method}
         _, events = followed(served, graph(stream(0, text("The lamp is"), step, gen("y"))))
         requests = choice_requests("The lamp is", {}, {}, options, METHODS[method])

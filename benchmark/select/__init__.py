@@ -1,0 +1,1 @@
+"""Select: one of many options, by tree, by rows and by constrained decoding."""

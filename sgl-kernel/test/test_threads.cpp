@@ -1,0 +1,155 @@
+// Tests of the threads below the kernels (csrc/team.*) and of sums over processes (csrc/meeting.*),
+// without Python: `make kernels-threads` builds them plainly and with each sanitizer.
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "../csrc/meeting.h"
+#include "../csrc/team.h"
+
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      std::fprintf(stderr, "%s:%d: %s is false\n", __FILE__, __LINE__, #condition); \
+      std::exit(1);                                                                 \
+    }                                                                               \
+  } while (0)
+
+namespace {
+
+using sgl::Range;
+using sgl::Team;
+
+// Shares of members lie side by side, cover everything, and begin at multiples of the grain.
+void part_covers_everything_once() {
+  for (int size = 1; size <= 9; size++)
+    for (int64_t count : {0, 1, 7, 64, 1000})
+      for (int64_t grain : {1, 16}) {
+        int64_t end = 0;
+        for (int rank = 0; rank < size; rank++) {
+          Range mine = Team(nullptr, rank, size).part(count, grain);
+          CHECK(mine.begin % grain == 0);
+          if (mine.empty()) continue;
+          CHECK(mine.begin == end);
+          end = mine.end;
+        }
+        CHECK(end == count);
+      }
+}
+
+// Teams of any size after one another: every member runs once a call.
+void run_starts_every_member_once() {
+  for (int threads : {1, 4, 2, 7, 3, 7, 1, 5}) {
+    std::vector<int> ran(static_cast<size_t>(threads), 0);
+    auto body = [&](Team& team) {
+      CHECK(team.size == threads);
+      ran[static_cast<size_t>(team.rank)]++;
+    };
+    sgl::parallel(threads, body);
+    for (int count : ran) CHECK(count == 1);
+  }
+}
+
+// What members wrote before a barrier, plainly, is read by all behind it.
+void barrier_publishes_what_was_written() {
+  constexpr int kThreads = 4, kRounds = 300;
+  int64_t values[kThreads] = {};
+  auto body = [&](Team& team) {
+    for (int64_t round = 1; round <= kRounds; round++) {
+      values[team.rank] = round * (team.rank + 1);
+      team.barrier();
+      for (int other = 0; other < team.size; other++) CHECK(values[other] == round * (other + 1));
+      team.barrier();
+    }
+  };
+  sgl::parallel(kThreads, body);
+}
+
+// Tasks are done once each, in several loops without a barrier of the caller's between them.
+void each_does_every_task_once() {
+  std::vector<int> first(1000, 0), second(37, 0), third(64, 0);
+  for (int threads : {1, 3, 6}) {
+    auto count_in = [](std::vector<int>& tasks) {
+      return [&tasks](int64_t i) { tasks[static_cast<size_t>(i)]++; };
+    };
+    auto body = [&](Team& team) {
+      for (int turn = 0; turn < 5; turn++) {
+        team.each(1000, count_in(first));
+        team.each(37, count_in(second));
+        team.each(0, count_in(third));
+        team.each(64, count_in(third));
+      }
+    };
+    sgl::parallel(threads, body);
+  }
+  for (auto* tasks : {&first, &second, &third})
+    for (int count : *tasks) CHECK(count == 15);
+}
+
+// Calls from several threads take turns and do not mix.
+void calls_of_several_threads_take_turns() {
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; caller++)
+    callers.emplace_back([caller] {
+      for (int call = 0; call < 50; call++) {
+        std::vector<int64_t> sums(4, 0);
+        auto body = [&](Team& team) {
+          for (int64_t i = 0; i <= caller + call; i++) sums[static_cast<size_t>(team.rank)] += i;
+        };
+        sgl::parallel(4, body);
+        int64_t last = caller + call;
+        for (int64_t sum : sums) CHECK(sum == last * (last + 1) / 2);
+      }
+    });
+  for (std::thread& caller : callers) caller.join();
+}
+
+// Ranks are threads here, each a team of one, with shared memory: equal sums, in the ranks' order, of
+// more floats than a slot holds.
+void ranks_meet_with_equal_sums() {
+  constexpr int kRanks = 3;
+  const int64_t kCount = sgl::Meeting::kSlot + 1000;
+  std::vector<char> memory(sgl::Meeting::bytes(kRanks) + 64, 0);
+  void* aligned =
+      reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~63ul);
+  std::vector<std::vector<float>> sums(kRanks), gathered(kRanks);
+  auto rank_of = [&](int rank) {
+    sgl::Meeting meeting(aligned, rank, kRanks);
+    Team alone(nullptr, 0, 1);
+    std::vector<float> x(static_cast<size_t>(kCount));
+    for (int64_t i = 0; i < kCount; i++)
+      x[static_cast<size_t>(i)] = .1f * static_cast<float>(i % 97 + rank);
+    auto& sum = sums[static_cast<size_t>(rank)];
+    sum.assign(x.size(), 1);
+    for (int turn = 0; turn < 3; turn++) meeting.sum(alone, x.data(), sum.data(), kCount, turn > 0);
+    auto& all = gathered[static_cast<size_t>(rank)];
+    all.resize(6 * kRanks);
+    meeting.gather(alone, x.data(), all.data(), 2, 3);
+  };
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; rank++) ranks.emplace_back(rank_of, rank);
+  for (std::thread& rank : ranks) rank.join();
+  for (int rank = 1; rank < kRanks; rank++) {
+    CHECK(sums[static_cast<size_t>(rank)] == sums[0]);
+    CHECK(gathered[static_cast<size_t>(rank)] == gathered[0]);
+  }
+  CHECK(sums[0][0] > .89f && sums[0][0] < .91f);  // three turns of 0 + .1 + .2
+  for (int row = 0; row < 2; row++)
+    for (int rank = 0; rank < kRanks; rank++)
+      for (int i = 0; i < 3; i++)
+        CHECK(gathered[0][static_cast<size_t>((row * kRanks + rank) * 3 + i)] ==
+              .1f * static_cast<float>(row * 3 + i + rank));
+}
+
+}  // namespace
+
+int main() {
+  part_covers_everything_once();
+  run_starts_every_member_once();
+  barrier_publishes_what_was_written();
+  each_does_every_task_once();
+  calls_of_several_threads_take_turns();
+  ranks_meet_with_equal_sums();
+  std::puts("6 tests passed");
+}
