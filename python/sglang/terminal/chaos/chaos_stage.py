@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +20,16 @@ RESUME_SECONDS = 120.0  # clients wait so long for a server that is lost
 ENGINE_SECONDS = 20.0  # that a fault waits for an engine which is being started again
 OF_PROCESSES = ("kill", "stop")
 FILLER = {"temperature": 1.0, "ignore_eos": True, "max_new_tokens": 1 << 20}
+MOST_FILLER = 4096  # tokens of a filler's prompt: it is to hold memory, not to compute for minutes
+LEAST_FILLER = 16
+
+
+def filler_length(info: Mapping[str, Any], requests: int) -> int:
+    """Tokens of each prompt with which so many requests fill a server's KV cache, as far as its
+    context allows. ``info``: the answer of /get_model_info."""
+    cache = int(info.get("max_total_num_tokens") or info.get("capacity") or MOST_FILLER)
+    context = int(info.get("context_length") or MOST_FILLER)
+    return max(LEAST_FILLER, min(cache // requests, context // 2, MOST_FILLER))
 
 
 class ChaosStage:
@@ -54,8 +66,11 @@ class ChaosStage:
         if fault.kind == "cut":
             self._proxy.cut()
         elif fault.kind == "squeeze":
-            for _ in range(fault.requests):
-                threading.Thread(target=self._fill, args=(fault.seconds,), daemon=True).start()
+            length = filler_length(self._direct.model_info, fault.requests)
+            for number in range(fault.requests):
+                seed = f"{fault.at}/{number}"  # no two have a beginning in common
+                arguments = (fault.seconds, length, random.Random(seed))
+                threading.Thread(target=self._fill, args=arguments, daemon=True).start()
         elif not self._signal(fault):
             return
         self.made[fault.kind] = self.made.get(fault.kind, 0) + 1
@@ -80,10 +95,12 @@ class ChaosStage:
             time.sleep(0.1)
         return False
 
-    def _fill(self, seconds: float) -> None:
+    def _fill(self, seconds: float, length: int, chance: random.Random) -> None:
         """Hold KV with one long request, and let go of it."""
         until = time.monotonic() + seconds
-        body = {"text": "Tell me everything.", "sampling_params": FILLER, "stream": True}
+        vocabulary = int(self._direct.model_info.get("vocab_size") or 256)
+        ids = [chance.randrange(vocabulary) for _ in range(length)]
+        body = {"input_ids": ids, "sampling_params": FILLER, "stream": True}
         with suppress(SglangError):
             for _ in self._direct.call_stream(body):
                 if time.monotonic() > until:

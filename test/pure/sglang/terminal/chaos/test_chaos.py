@@ -20,6 +20,7 @@ from sglang.terminal import run_command
 from sglang.terminal.chaos import chaos_run
 from sglang.terminal.chaos.chaos_command import report
 from sglang.terminal.chaos.chaos_run import FAILED, NEVER, OTHER, RIGHT, ChaosRun, Tally
+from sglang.terminal.chaos.chaos_stage import filler_length
 from sglang.terminal.chaos.chaos_work import ProgramWork, RequestWork, read_requests, work_of
 from sglang.terminal.chaos.crash_bundle import CrashBundle, load_bundle
 from sglang.terminal.chaos.cut_proxy import CutProxy
@@ -312,3 +313,17 @@ def test_failures_that_are_kept_are_few() -> None:
     for number in range(100):
         tally.add(number, FAILED, "")
     assert (tally.lost, len(tally.failures)) == (100, chaos_run.KEPT)
+
+
+@pytest.mark.parametrize(
+    ("info", "requests", "length"),
+    [
+        ({"max_total_num_tokens": 4096, "context_length": 2048}, 8, 512),
+        ({"max_total_num_tokens": 4096, "context_length": 512}, 2, 256),
+        ({"max_total_num_tokens": 10**6, "context_length": 10**6}, 2, 4096),
+        ({"max_total_num_tokens": 64, "context_length": 64}, 8, 16),
+        ({}, 2, 2048),
+    ],
+)
+def test_fillers_fit_cache_and_context(info: Any, requests: int, length: int) -> None:
+    assert filler_length(info, requests) == length
