@@ -32,7 +32,7 @@ class Device(str):
     @property
     def type(self) -> str:
         """``cpu`` or ``cuda``."""
-        return self.partition(":")[0]
+        return str(self).partition(":")[0]
 
 
 class HostDevice(Device):
