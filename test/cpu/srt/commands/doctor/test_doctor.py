@@ -55,7 +55,7 @@ def test_a_machine_that_is_well(capsys: pytest.CaptureFixture[str]) -> None:
                   "tokenizer", "chat template", "port", "temporary files"):  # fmt: skip
         assert found[check]["state"] == OK, found[check]
     assert "3.1 M parameters" in found["memory"]["found"]
-    assert "torch" in found["device"]["found"]
+    assert "kernels: " in found["device"]["found"]
     assert cli.main(["doctor", "--port", "0"]) == 0
     table = capsys.readouterr().out
     assert table.splitlines()[-1].endswith("0 fail")
