@@ -159,7 +159,7 @@ def _main(argv: list[str]) -> int:
             except ModuleNotFoundError as error:
                 sys.exit(
                     f"sglang {name} needs more: "
-                    f"pip install -e '.[srt]' in the project's folder ({error})"
+                    f"pip install -e '.[cpu]' in the project's folder ({error})"
                 )
             own = Parser(prog=f"sglang {name}", description=more)
             command.add_parser_arguments(own)

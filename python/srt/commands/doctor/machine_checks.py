@@ -57,7 +57,7 @@ def python() -> Iterator[CheckFinding]:
 def packages() -> Iterator[CheckFinding]:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        fix = "pip install -e '.[srt]' in the project's folder"
+        fix = "pip install -e '.[cpu]' in the project's folder"
         yield CheckFinding("packages", FAIL, f"missing: {', '.join(missing)}", fix)
     else:
         yield CheckFinding("packages", OK, f"all {len(NEEDED)} of the server's are installed")
