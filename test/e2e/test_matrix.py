@@ -158,7 +158,8 @@ def test_the_page_tells_every_row() -> None:
 
 @pytest.fixture(scope="module")
 def main(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with launched([*best_model(tmp_path_factory.mktemp("model")), *FLAGS]) as server:
+    batches = ["--batch-dir", str(tmp_path_factory.mktemp("batches"))]
+    with launched([*best_model(tmp_path_factory.mktemp("model")), *FLAGS, *batches]) as server:
         bench = Bench(server)
         warm(bench)
         bench.settle()
