@@ -38,7 +38,8 @@ static void tiles_product(const uint32_t* a, int64_t lda, const uint32_t* b, int
     strip<1>(a, lda, b, ldb, steps, c, ldc, fresh);
 }
 
-// 2^x within 4e-6 for x <= 0, exact at whole numbers; 0 where it would be denormal, under Flushed.
+// 2^x within 4e-6 for x <= kSlack, exact at whole numbers; 0 where it would be denormal, under
+// Flushed.
 static inline F weight_of(F x) {
   constexpr int kDown = 9;  // minus the whole number below
   F r = (F)_mm512_maskz_reduce_ps(0xffff, (__m512)x, kDown);

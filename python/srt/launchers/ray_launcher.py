@@ -185,8 +185,8 @@ class RayLauncher:
         return PlacedEngine(number, found, actor, actor.ended.remote(), group)
 
     def lost(self, seconds: float) -> list[tuple[PlacedEngine, str]]:
-        """Wait so long for an engine that ends. Return those that have, each with the reason; they
-        are no engines of the launcher any more, and their resources are free."""
+        """Wait at most ``seconds`` for an engine that ends. Return it with the reason, in a list
+        that is empty where none has; it leaves ``engines``, and its resources are free."""
         references = {engine.ended: engine for engine in self.engines}
         if not references:
             return []

@@ -95,7 +95,7 @@ class CausalLM:
         return self.local_rotary if self.spec.windows[layer] else self.rotary
 
     def final_norm(self) -> RMSNorm | LayerNorm:
-        """The norm behind the last layer."""
+        """Make the norm that stands behind the last layer."""
         return RMSNorm(self.spec.hidden_size, self.spec.eps, self.place)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -128,8 +128,8 @@ Work: TypeAlias = CopyWork | ExportWork | ForwardWork
 
 
 def next_rows(work: ForwardWork, most: int, adapter: int, page_size: int) -> list[Row]:
-    """Return the rows of the next tokens of a forward, at most ``most``, and note them as begun.
-    The last token's row has what the forward requests."""
+    """Return the rows of the next tokens of a forward, at most ``most`` tokens, and note these as
+    begun. The last token's row has what the forward requests."""
     start = work.state.begun
     end = min(start + most, work.count)
     rows = []

@@ -42,7 +42,7 @@ class NoTree(Exception):
 
 
 def verify_trees(info: EngineInfo) -> None:
-    """Raise NoTree for an engine whose memory or model has no masks."""
+    """Raise NoTree for pages of several tokens, or a model with a sliding window."""
     if info.page_size > 1:
         raise NoTree(f"pages have {info.page_size} tokens")
     if info.windowed:
