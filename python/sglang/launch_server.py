@@ -16,7 +16,7 @@ def main() -> None:
     except ImportError as error:
         sys.exit(
             "the server needs more than the language: "
-            f"pip install -e '.[srt]' in the project's folder ({error})"
+            f"pip install -e '.[cpu]' in the project's folder ({error})"
         )
 
 

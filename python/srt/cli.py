@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -135,13 +137,41 @@ ELSEWHERE: dict[tuple[str, ...], str] = {
     for action in ("put", "list", "launch", "logs", "kill", "runner", "build")
 }
 
+# Errors of a write to standard output: the reader is gone, or the disk is full or broken.
+UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit code."""
+    """Run one subcommand; the exit code, as shells have it where a signal or a closed pipe ends
+    the command."""
     try:
-        return _main(list(sys.argv[1:] if argv is None else argv))
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            _flush()
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.errno not in UNWRITTEN or error.filename is not None:
+            raise
+        return _unprinted(error)
+
+
+def _flush() -> None:
+    """Write what is printed so far. Raises OSError."""
+    if sys.stdout is not None:  # it is None where the descriptor was closed
+        sys.stdout.flush()
+
+
+def _unprinted(error: OSError) -> int:
+    """The exit code where standard output takes no more; says why unless its reader is gone."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())  # or the flush at the interpreter's end fails too
+    os.close(null)
+    if error.errno == errno.EPIPE:  # as of "sglang models | head"
+        return 141
+    print(f"sglang: the output cannot be written: {error.strerror}", file=sys.stderr)
+    return 1
 
 
 def _main(argv: list[str]) -> int:
@@ -159,12 +189,15 @@ def _main(argv: list[str]) -> int:
             except ModuleNotFoundError as error:
                 sys.exit(
                     f"sglang {name} needs more: "
-                    f"pip install -e '.[srt]' in the project's folder ({error})"
+                    f"pip install -e '.[cpu]' in the project's folder ({error})"
                 )
             own = Parser(prog=f"sglang {name}", description=more)
             command.add_parser_arguments(own)
             code: int = command.run(own.parse_args(argv[1:]), own)
             return code
+    if not argv:
+        parser.print_help()
+        return 2
     parser.parse_args(argv)
     return 0
 

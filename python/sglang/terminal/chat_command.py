@@ -124,7 +124,7 @@ def _own_server(arguments: argparse.Namespace) -> Iterator[str]:
         nothing = "" if arguments.model else f"no server answers at {DEFAULT_URL}, and "
         raise SglangError(
             f"{nothing}a model here needs the runtime, of which {missing[0]} is missing: give "
-            "--url of a server, or install the extra srt"
+            "--url of a server, or install the extra cpu"
         )
     from sglang.backend.engine.launched_runtime import Runtime
 

@@ -110,7 +110,7 @@ def _engine(arguments: argparse.Namespace) -> Any:
     except ModuleNotFoundError as error:
         raise SglangError(
             f"a model in this process needs the runtime, and {error.name} is missing: install the "
-            "extra srt, or give --url of a server"
+            "extra cpu, or give --url of a server"
         ) from error
     from sglang.srt.commands.named_values import named_values
 

@@ -59,7 +59,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": HelpText, **options})
         self._meant = meant or {}
         text = f"sglang {__version__}"
-        self.add_argument("--version", action="version", version=text, help="print it and exit")
+        self.add_argument(
+            "--version", action="version", version=text, help="print the version and exit"
+        )
 
     def _near(self, flag: str) -> list[str]:
         """The flag that an unknown one stands for: the same in other words, or a slip away."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NEEDED = (
     "numpy", "ml_dtypes", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "zmq",
     "psutil", "re2", "llguidance", "interegular", "outlines_core", "starlette", "uvicorn",
-    "httptools", "prometheus_client", "tqdm",
+    "httptools", "prometheus_client", "tqdm", "python_multipart",
 )  # fmt: skip
 # Clients, by the name of the package, and the major versions that are known to work.
 CLIENTS = {
@@ -57,7 +57,7 @@ def python() -> Iterator[CheckFinding]:
 def packages() -> Iterator[CheckFinding]:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        fix = "pip install -e '.[srt]' in the project's folder"
+        fix = "pip install -e '.[cpu]' in the project's folder"
         yield CheckFinding("packages", FAIL, f"missing: {', '.join(missing)}", fix)
     else:
         yield CheckFinding("packages", OK, f"all {len(NEEDED)} of the server's are installed")

