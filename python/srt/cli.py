@@ -159,14 +159,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _flush() -> None:
     """Write what is printed so far. Raises OSError."""
-    if sys.stdout is not None:  # it is None where the descriptor was closed
+    if sys.stdout is not None:  # None: the descriptor was closed
         sys.stdout.flush()
 
 
 def _unprinted(error: OSError) -> int:
     """The exit code where standard output takes no more; says why unless its reader is gone."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())  # or the flush at the interpreter's end fails too
+    os.dup2(null, sys.stdout.fileno())  # for the flush at the end of the interpreter
     os.close(null)
     if error.errno == errno.EPIPE:  # as of "sglang models | head"
         return 141

@@ -274,6 +274,8 @@ def test_piped_input_is_one_message(
         (["--url", "http://h", "--setting", "a=1"], "--setting is of a server"),
         (["--set", "temperature"], "write temperature=VALUE"),
         (["--load", "/nowhere"], "No such file"),
+        (["--load", __file__], f"{__file__} is no chat: "),
+        (["--set", "seed=1", "--set", "seed=2"], "--set seed is given twice"),
         (["--url", "http://127.0.0.1:9"], "standard input is empty"),
     ],
 )
