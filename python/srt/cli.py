@@ -110,13 +110,13 @@ COMMANDS = {
         "where the prompt left the nearest cached text, and why the rest was not there.",
     ),
     "trace": (
-        "sglang.views.timeline.command",  # the frontend's; nothing else here knows of it
+        "sglang.views.timeline.command",  # the language's, as "chat" is
         "show what programs did, when, and what it took",
         "Render a recorded trace of programs as a page, or run a Python script and record every "
         "program in it. Options stand before the file; what follows a script is the script's.",
     ),
     "inferlet": (
-        "sglang.backend.engine.inferlet_command",  # the frontend's, as "trace" is
+        "sglang.backend.engine.inferlet_command",  # the language's, as "chat" is
         "run a program that holds the pages of its generation",
         "Run a Python file with `async def main(ctx)`: a program that holds pages, forward passes "
         "and distributions itself. Its messages and result are printed; exit code 1 if it fails. "
@@ -180,7 +180,7 @@ def _main(argv: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may have ASCII alone
         sys.stdout.reconfigure(errors="backslashreplace")
     parser = Parser(prog="sglang", description="Run and serve LM programs.", meant=MEANT)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module, help, more) in COMMANDS.items():
         commands.add_parser(name, help=help, description=more)
         if argv[:1] == [name]:
@@ -195,11 +195,9 @@ def _main(argv: list[str]) -> int:
             command.add_parser_arguments(own)
             code: int = command.run(own.parse_args(argv[1:]), own)
             return code
-    if not argv:
-        parser.print_help()
-        return 2
     parser.parse_args(argv)
-    return 0
+    parser.print_help()  # no command is given
+    return 2
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Engine(EnginePrograms):
     """A backend for programs, and a runtime of its own: ``generate``, ``async_generate``.
 
     Keyword arguments are the server's settings (``model_path=``, ``max_total_tokens=``, ...);
-    without ``model_path`` it is the embedded model. Thread-safe. Needs the extra ``srt``.
+    without ``model_path`` it is the embedded model. Thread-safe. Needs the extra ``cpu``.
 
     Raises:
         TypeError, ValueError: an unknown setting, or a value out of range.

@@ -88,6 +88,23 @@ def test_no_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> No
     assert [name for name in COMMANDS if f"\n    {name}" not in shown] == []
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (["lanch"], "usage: sglang [--help] [flags] COMMAND\n"),
+        (["run"], "usage: sglang run [--help] [flags] FILE.py:NAME [NAME=VALUE ...]\n"),
+        (["ps", "x"], "usage: sglang ps [--help] [flags]\n"),
+        (["chat", "a", "b"], "usage: sglang chat [--help] [flags] [MODEL]\n"),
+    ],
+)
+def test_a_wrong_line_is_answered_with_its_arguments(
+    words: list[str], usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert capsys.readouterr().err.startswith(usage)
+
+
 def sglang(*words: str, to: IO[bytes] | int) -> tuple[int, str]:
     """The exit code and the messages of a command whose output goes to a file."""
     done = subprocess.run(
