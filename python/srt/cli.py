@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -108,13 +110,13 @@ COMMANDS = {
         "where the prompt left the nearest cached text, and why the rest was not there.",
     ),
     "trace": (
-        "sglang.views.timeline.command",  # the frontend's; nothing else here knows of it
+        "sglang.views.timeline.command",  # the language's, as "chat" is
         "show what programs did, when, and what it took",
         "Render a recorded trace of programs as a page, or run a Python script and record every "
         "program in it. Options stand before the file; what follows a script is the script's.",
     ),
     "inferlet": (
-        "sglang.backend.engine.inferlet_command",  # the frontend's, as "trace" is
+        "sglang.backend.engine.inferlet_command",  # the language's, as "chat" is
         "run a program that holds the pages of its generation",
         "Run a Python file with `async def main(ctx)`: a program that holds pages, forward passes "
         "and distributions itself. Its messages and result are printed; exit code 1 if it fails. "
@@ -135,13 +137,41 @@ ELSEWHERE: dict[tuple[str, ...], str] = {
     for action in ("put", "list", "launch", "logs", "kill", "runner", "build")
 }
 
+# Errors of a write to standard output: the reader is gone, or the disk is full or broken.
+UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit code."""
+    """Run one subcommand; the exit code, as shells have it where a signal or a closed pipe ends
+    the command."""
     try:
-        return _main(list(sys.argv[1:] if argv is None else argv))
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            _flush()
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.errno not in UNWRITTEN or error.filename is not None:
+            raise
+        return _unprinted(error)
+
+
+def _flush() -> None:
+    """Write what is printed so far. Raises OSError."""
+    if sys.stdout is not None:  # None: the descriptor was closed
+        sys.stdout.flush()
+
+
+def _unprinted(error: OSError) -> int:
+    """The exit code where standard output takes no more; says why unless its reader is gone."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())  # for the flush at the end of the interpreter
+    os.close(null)
+    if error.errno == errno.EPIPE:  # as of "sglang models | head"
+        return 141
+    print(f"sglang: the output cannot be written: {error.strerror}", file=sys.stderr)
+    return 1
 
 
 def _main(argv: list[str]) -> int:
@@ -150,7 +180,7 @@ def _main(argv: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may have ASCII alone
         sys.stdout.reconfigure(errors="backslashreplace")
     parser = Parser(prog="sglang", description="Run and serve LM programs.", meant=MEANT)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module, help, more) in COMMANDS.items():
         commands.add_parser(name, help=help, description=more)
         if argv[:1] == [name]:
@@ -166,7 +196,8 @@ def _main(argv: list[str]) -> int:
             code: int = command.run(own.parse_args(argv[1:]), own)
             return code
     parser.parse_args(argv)
-    return 0
+    parser.print_help()  # no command is given
+    return 2
 
 
 if __name__ == "__main__":

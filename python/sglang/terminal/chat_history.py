@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import mimetypes
-import os
 from pathlib import Path
 from typing import Any
 
+from sglang.terminal.bounded_file import read_bounded, read_bounded_text
+
 FORMAT = 1
 MAX_IMAGE_BYTES = 32 << 20
+MAX_CHAT_BYTES = 256 << 20
 ROLES = ("system", "user", "assistant")
 
 
@@ -61,9 +63,7 @@ class ChatHistory:
         if not kind.startswith("image/"):
             raise ValueError(f"{path} is no image by its name; give a .png, .jpg or .webp file")
         try:
-            if (size := os.stat(path).st_size) > MAX_IMAGE_BYTES:
-                raise ValueError(f"{path} has {size} bytes; an image has at most {MAX_IMAGE_BYTES}")
-            data = base64.b64encode(Path(path).read_bytes()).decode()
+            data = base64.b64encode(read_bounded(path, MAX_IMAGE_BYTES)).decode()
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
         self._images.append(f"data:{kind};base64,{data}")
@@ -89,7 +89,10 @@ class ChatHistory:
 
     def load(self, path: str) -> None:
         """Take the conversation of a file in place of this one. Raises ValueError and OSError."""
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        try:
+            found = json.loads(read_bounded_text(path, MAX_CHAT_BYTES))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{path} is no chat: {error}; give a file that /save wrote") from error
         if not isinstance(found, dict) or found.get("sglang_chat") != FORMAT:
             raise ValueError(f"{path} is no chat of format {FORMAT}; give a file that /save wrote")
         messages: Any = found.get("messages")

@@ -62,8 +62,12 @@ class ChatSession:
         return True
 
     def answer(self) -> bool:
-        """Answer the last question. A failed answer takes the question away, and is raised; one
-        that Ctrl-C stopped stays as far as it came. Return whether it came to its end."""
+        """Answer the last question. Return whether the answer came to its end, and was not stopped
+        by Ctrl-C. Raises what failed.
+
+        The text so far of an answer that failed or was stopped stays in the chat; one without
+        text takes the question away.
+        """
         body = {
             **self.history.settings,
             "model": self.model,

@@ -8,13 +8,17 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sglang.errors import ProgramError
+from sglang.ir.source_location import Location
 from sglang.program import SglFunction
+from sglang.srt.commands.named_values import named_values
 from sglang.srt.core.nearest import nearest
+from sglang.terminal.bounded_file import read_bounded_text
 
 MAX_FILE_BYTES = 64 << 20  # for an argument that is read from a file
 
@@ -84,6 +88,27 @@ def _run(home: str, load: Callable[[], Any]) -> Any:
         raise ProgramFileError(f"{home} cannot be imported:\n{traceback.format_exc()}") from error
 
 
+def program_arguments(program: SglFunction, pairs: Sequence[str]) -> dict[str, Any]:
+    """Arguments of NAME=VALUE words. Raises ValueError."""
+    texts = dict(pair.partition("=")[::2] for pair in pairs)
+    return fitting(program, named_values("argument", pairs), texts)
+
+
+def failure_of(program: SglFunction, error: BaseException) -> ProgramError | None:
+    """The error that names class and line of what the program's own code raised. None where no
+    line of the program's file raised it."""
+    if isinstance(error, ProgramError):
+        return error
+    file = program.func.__code__.co_filename
+    lines = [
+        one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file
+    ]
+    if not lines:
+        return None
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return ProgramError(said, Location(file, lines[-1] or 0))
+
+
 def fitting(
     program: SglFunction, given: Mapping[str, Any], texts: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -122,13 +147,8 @@ def _read(name: str, value: Any) -> Any:
     if value.startswith("@@"):
         return value[1:]
     try:
-        size = os.stat(value[1:]).st_size
-        if size > MAX_FILE_BYTES:
-            raise ProgramFileError(
-                f"{name}={value} has {size} bytes; at most {MAX_FILE_BYTES} are read"
-            )
-        return Path(value[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_bounded_text(value[1:], MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
         raise ProgramFileError(
             f"{name}={value} cannot be read: {error}; write @@ for a text that begins with @"
         ) from error

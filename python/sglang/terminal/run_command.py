@@ -5,15 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-from sglang.errors import SglangError
+from sglang.errors import SglangError, UnknownVariable
+from sglang.ir.params import ALIASES, NAMES
 from sglang.program import SglFunction
 from sglang.srt.commands.named_values import named_values
+from sglang.srt.core.nearest import nearest
 from sglang.state import ProgramState
 from sglang.terminal.chosen_backend import add_backend_arguments, open_backend
-from sglang.terminal.program_file import ProgramFileError, fitting, load_program
+from sglang.terminal.program_file import (
+    ProgramFileError,
+    failure_of,
+    load_program,
+    program_arguments,
+)
 
 EPILOG = """
 An argument whose parameter is annotated str is taken as it is written; others are JSON where they
@@ -74,12 +80,17 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         backend = recorded(open_backend(arguments), arguments.record)
         try:
             tell(_run(program, values, params, backend, arguments), arguments)
-        except SglangError as error:
-            if arguments.bundle:
-                write_bundle(arguments, values, params, error)
-            raise
+        except Exception as error:
+            failure = failure_of(program, error)
+            if arguments.bundle and (failure or isinstance(error, SglangError)):
+                write_bundle(arguments, values, params, failure or error)
+            if failure is None:
+                raise
+            raise failure from error
         finally:
             backend.shutdown()
+    except BrokenPipeError:  # standard output is closed; sglang.srt.cli ends the command
+        raise
     except (OSError, ValueError, TypeError, SglangError) as error:
         sys.stdout.flush()
         print(f"sglang run: {error}", file=sys.stderr)
@@ -95,12 +106,6 @@ def verify(arguments: argparse.Namespace) -> None:
         raise ValueError("--on server needs a runtime of this project: give --url, or no --backend")
     if arguments.on == "server" and arguments.record:
         raise ValueError("--record writes the calls of this process, and --on server makes none")
-
-
-def program_arguments(program: SglFunction, pairs: Sequence[str]) -> dict[str, Any]:
-    """Arguments of NAME=VALUE words. Raises ValueError."""
-    texts = dict(pair.partition("=")[::2] for pair in pairs)
-    return fitting(program, named_values("argument", pairs), texts)
 
 
 def recorded(backend: Any, path: str | None) -> Any:
@@ -119,12 +124,7 @@ def _run(
     backend: Any,
     arguments: argparse.Namespace,
 ) -> ProgramState:
-    clash = next((name for name in params if name in program.arg_names), None)
-    if clash is not None:
-        raise ProgramFileError(
-            f"--param {clash} is also an argument of {program.func.__name__}; give it "
-            "without --param"
-        )
+    verify_parameters(program, params)
     bound = program.bind(**values)
     on = "server" if arguments.on == "server" else None
     streams = arguments.stream
@@ -138,24 +138,43 @@ def _run(
     return asyncio.run(bound.arun(**options))
 
 
+def verify_parameters(program: SglFunction, params: dict[str, Any]) -> None:
+    """Raise ProgramFileError for a name of --param that is no parameter of every gen."""
+    known = {*NAMES, *ALIASES}
+    for name in params:
+        if name in program.arg_names:
+            raise ProgramFileError(
+                f"--param {name} is also an argument of {program.func.__name__}; give it "
+                "without --param"
+            )
+        if name not in known:
+            near = nearest(name, sorted(known))
+            hint = f"did you mean {near}?" if near else "such as temperature or max_tokens"
+            raise ProgramFileError(f"--param {name} is no parameter of gen; {hint}")
+
+
 def tell(state: ProgramState, arguments: argparse.Namespace) -> None:
     """Print what the flags say of a state; a streamed one as it grows."""
     if arguments.json:
         print(json.dumps(variables(state), indent=2, ensure_ascii=False, default=repr))
         return
-    if arguments.stream:
-        for piece in state.text_iter(arguments.var or None):
-            print(piece, end="", flush=True)
-        print()
-        return
-    found = state[arguments.var] if arguments.var else state.text()
+    try:
+        if arguments.stream:
+            for piece in state.text_iter(arguments.var or None):
+                print(piece, end="", flush=True)
+            print()
+            return
+        found = state[arguments.var] if arguments.var else state.text()
+    except UnknownVariable:
+        print(state.text(), file=sys.stderr)  # standard output is the variable's alone
+        raise
     print(found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=repr))
 
 
 def variables(state: ProgramState) -> dict[str, Any]:
     """The variables of a program that has ended, and its result as ``return`` where it has one."""
     state.text()  # waits, and raises
-    found = dict(state._executor.stream.variables)
+    found = dict(state)
     if state.ret_value is not None:
         found["return"] = state.ret_value
     return found
@@ -165,7 +184,7 @@ def write_bundle(
     arguments: argparse.Namespace,
     values: dict[str, Any],
     params: dict[str, Any],
-    error: SglangError,
+    error: Exception,
 ) -> None:
     """Write what reproduces a failed run, and say so. Raises OSError and ValueError."""
     from sglang.terminal.chaos.chaos_work import ProgramWork

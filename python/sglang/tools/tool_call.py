@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,10 @@ from sglang.errors import Cancelled, InvalidOutput, ToolError
 from sglang.tools.program_tool import ProgramTool, arguments_shown, text_of_result
 
 ERROR_CHARS = 2000
+
+
+class _TooLateError(Exception):
+    """A call has no value in its time. The text says so."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +103,11 @@ async def _answered(
         return replace(call, value=arguments)
     begin = time.monotonic()
     try:
-        value = await asyncio.wait_for(_called(tool, arguments), timeout)
+        value = await _in_time(_called(tool, arguments), timeout)
     except Cancelled:
         raise
-    except asyncio.TimeoutError:
-        return _failed(call, f"it took more than {timeout:g} s", time.monotonic() - begin)
+    except _TooLateError as error:
+        return _failed(call, str(error), time.monotonic() - begin)
     except Exception as error:
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return _failed(call, said, time.monotonic() - begin)
@@ -112,6 +116,21 @@ async def _answered(
         return replace(call, value=value, result=text_of_result(tool.name, value), seconds=seconds)
     except ValueError as error:
         raise ToolError(str(error)) from error
+
+
+async def _in_time(call: Coroutine[Any, Any, Any], timeout: float | None) -> Any:
+    """The value of ``call``. Raises what it raises, a TimeoutError of its own too, and
+    _TooLateError where ``timeout`` seconds pass first."""
+    job = asyncio.ensure_future(call)
+    try:
+        done, _ = await asyncio.wait({job}, timeout=timeout)
+        if not done:
+            raise _TooLateError(f"it took more than {timeout:g} s")
+        return job.result()
+    finally:
+        if not job.done():
+            job.cancel()
+            await asyncio.wait({job})
 
 
 async def _called(tool: ProgramTool, arguments: dict[str, Any]) -> Any:

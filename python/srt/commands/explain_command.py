@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import sys
-import urllib.error
 import urllib.parse
-import urllib.request
 from typing import Any
 
+from sglang.srt.commands.admin_call import DEFAULT_URL, call_server
 from sglang.srt.config.command_line import keys_from_environment
-
-SECONDS = 10.0
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", help="X-Request-Id, rid or the id of the answer")
-    parser.add_argument("--url", default="http://127.0.0.1:30000", help="the server's address")
+    parser.add_argument("--url", default=DEFAULT_URL, help="the server's address")
     parser.add_argument("--api-key", help="its key (default: the environment's SGLANG_API_KEY)")
+    parser.add_argument(
+        "--insecure", action="store_true", help="do not verify the server's certificate"
+    )
     parser.add_argument("--json", action="store_true", help="print what the server answered")
 
 
@@ -44,28 +43,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _fetch(arguments: argparse.Namespace) -> Any:
     """Raises OSError and ValueError, with what to tell."""
     keys_from_environment(arguments, "api_key")
-    name, key = urllib.parse.quote(arguments.id, safe=""), arguments.api_key
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    url = f"{arguments.url.rstrip('/')}/explain/{name}"
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"--url is {arguments.url!r}; it must begin with http:// or https://")
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=SECONDS
-        ) as reply:
-            return json.load(reply)
-    except urllib.error.HTTPError as error:
-        raise OSError(_message(error)) from error
-    except (urllib.error.URLError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise OSError(
-            f"no server answers at {arguments.url}: {reason}; start one with: sglang serve, or "
-            "give another --url"
-        ) from error
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {error.code} {error.reason}"
+    server = argparse.Namespace(
+        url=arguments.url, admin_api_key=arguments.api_key, insecure=arguments.insecure
+    )
+    return call_server(server, "GET", f"/explain/{urllib.parse.quote(arguments.id, safe='')}")

@@ -18,6 +18,7 @@ from sglang.srt.files.location import (
     HUB_ID,
     MODEL_FILES,
     TOKENIZER_FILES,
+    NotFetchedError,
     locate,
 )
 
@@ -67,9 +68,13 @@ def fetch(model: str, revision: str) -> Path:
         raise ValueError(f"{model!r} is no model of the hub; {hint}")
     try:
         return locate(model, revision, (*MODEL_FILES, *TOKENIZER_FILES))
-    except ValueError as error:
+    except NotFetchedError as error:
         near = nearest(model, [name for name, _ in cached()])
-        raise ValueError(f"{error}" + (f" In the cache is {near}." if near else "")) from error
+        raise ValueError(
+            f"{model} could not be fetched from the hub ({error.reason}). Examine the name, the "
+            "network and HF_TOKEN; HF_ENDPOINT names a mirror."
+            + (f" In the cache is {near}." if near else "")
+        ) from error
 
 
 def cached() -> list[tuple[str, int]]:

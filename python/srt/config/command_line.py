@@ -59,7 +59,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": HelpText, **options})
         self._meant = meant or {}
         text = f"sglang {__version__}"
-        self.add_argument("--version", action="version", version=text, help="print it and exit")
+        self.add_argument(
+            "--version", action="version", version=text, help="print the version and exit"
+        )
 
     def _near(self, flag: str) -> list[str]:
         """The flag that an unknown one stands for: the same in other words, or a slip away."""
@@ -86,4 +88,12 @@ class Parser(argparse.ArgumentParser):
 
     def print_usage(self, file: Any = None) -> None:
         """Exit with the message in one line: all flags would bury it."""
-        print(f"usage: {self.prog} [--help] [flags]", file=file)
+        words = [_usage(action) for action in self._get_positional_actions()]
+        print(" ".join([f"usage: {self.prog} [--help] [flags]", *words]), file=file)
+
+
+def _usage(action: argparse.Action) -> str:
+    """The name of a positional argument, in brackets where it may be left out."""
+    name = str(action.metavar or action.dest)
+    more = f"{name} ..." if action.nargs in ("*", "+", argparse.REMAINDER) else name
+    return f"[{more}]" if action.nargs in ("?", "*", argparse.REMAINDER) else more

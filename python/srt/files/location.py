@@ -18,6 +18,22 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
+class NotFetchedError(ValueError):
+    """The hub's model ``name`` could not be fetched.
+
+    Attributes:
+        reason: kind and text of the error.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"model path {name!r} is no directory here, and it could not be fetched from "
+            f"the hub ({reason}). Without a network, "
+            f"give a local directory, or omit the path to use the embedded model."
+        )
+        self.reason = reason
+
+
 def locate(path: str, revision: str = "", patterns: Sequence[str] = MODEL_FILES) -> Path:
     """A directory with ``config.json``, or a GGUF file: a local one, the embedded model's for "" or
     its name, or a hub repository's (``owner/name``, ``owner/name/file.gguf``), of which the files
@@ -52,11 +68,7 @@ def _fetch(name: str, revision: str, patterns: Sequence[str]) -> Path:
         found = snapshot_download(name, revision=revision or None, allow_patterns=list(patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         told = (str(error).splitlines() or [""])[0]
-        raise ValueError(
-            f"model path {name!r} is no directory here, and it could not be fetched from "
-            f"the hub ({type(error).__name__}: {told}). Without a network, "
-            f"give a local directory, or omit the path to use the embedded model."
-        ) from error
+        raise NotFetchedError(name, f"{type(error).__name__}: {told}") from error
     return Path(found)
 
 

@@ -133,7 +133,7 @@ RULES = {
     " sglang.bench_serving sglang.bench_offline_throughput sglang.bench_one_batch"
     " srt.commands.named_values srt.core.nearest",
     "sglang.terminal.chaos": f"{RUNNING} sglang.run sglang.program sglang.version sglang.terminal"
-    " srt.commands.named_values psutil",
+    " srt.commands.named_values psutil pydantic",
     "sglang.launch_server": "sglang srt",
     "sglang.bench_serving": "srt.commands.bench srt.config.command_line",
     "sglang.bench_offline_throughput": "sglang srt.commands.bench srt.config.command_line",

@@ -1,4 +1,4 @@
-"""``sglang chaos`` and ``sglang replay``: work under faults, what was lost, and again the same."""
+"""``sglang chaos``: work under faults, and what was lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang.terminal.chaos.chaos_stage import OF_PROCESSES, ChaosStage
 from sglang.terminal.chaos.chaos_work import ChaosWork, ProgramWork, own_work, read_requests
 from sglang.terminal.chaos.crash_bundle import CrashBundle
 from sglang.terminal.chaos.fault_plan import FAULTS, fault_plan
-from sglang.terminal.program_file import fitting, load_program
+from sglang.terminal.program_file import load_program, program_arguments
 
 MOST_CLIENTS = 256
 SETTINGS = {"log_level": "error", "max_engine_restarts": 100_000, "max_resumes": 1_000}
@@ -125,9 +125,7 @@ def _work(arguments: argparse.Namespace) -> ChaosWork:
         return read_requests(arguments.requests)
     if not arguments.program:
         return own_work()
-    texts = dict(pair.partition("=")[::2] for pair in arguments.values)
-    program = load_program(arguments.program)
-    values = fitting(program, named_values("argument", arguments.values), texts)
+    values = program_arguments(load_program(arguments.program), arguments.values)
     return ProgramWork(arguments.program, values, named_values("--param", arguments.param))
 
 

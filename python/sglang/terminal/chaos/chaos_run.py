@@ -13,7 +13,7 @@ from sglang.errors import BackendError, SglangError
 from sglang.terminal.chaos.chaos_work import ChaosWork
 from sglang.terminal.chaos.fault_plan import PlannedFault
 
-END_SECONDS = 300.0  # after the last fault, until every piece must have ended
+END_SECONDS = 300.0  # after the end of the run, until every piece must have ended
 AGAIN_SECONDS = 0.5
 FOR_THE_MOMENT = (429, 503)  # statuses of a refusal that is no answer
 KEPT = 20  # failures that are kept whole

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sglang.terminal.program_file import ProgramFileError, load_program
+from sglang.errors import SglangError
+from sglang.terminal.bounded_file import read_bounded_text
+from sglang.terminal.program_file import ProgramFileError, failure_of, load_program
 
 MAX_REQUESTS = 10_000
+MAX_REQUEST_BYTES = 256 << 20
 QUESTIONS = ("Repeat: lamp", "Repeat: sea and sky", "List three colours.", "Count to five.")
 
 
@@ -38,6 +41,16 @@ class ProgramWork:
         self._program = load_program(target)
 
     def do(self, backend: Any, number: int) -> str:
+        try:
+            return self._run(backend)
+        except SglangError:
+            raise
+        except Exception as error:
+            if (failure := failure_of(self._program, error)) is None:
+                raise
+            raise failure from error
+
+    def _run(self, backend: Any) -> str:
         if self._program.is_async:
             import asyncio
 
@@ -97,13 +110,12 @@ def own_work() -> RequestWork:
 def read_requests(path: str) -> RequestWork:
     """A file of JSON lines, each a body of ``/generate``. Raises OSError and ValueError."""
     bodies = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    bodies.append(json.loads(line))
-                except ValueError as error:
-                    raise ValueError(f"{path}:{number} is not JSON: {error}") from error
+    for number, line in enumerate(read_bounded_text(path, MAX_REQUEST_BYTES).split("\n"), 1):
+        if line.strip():
+            try:
+                bodies.append(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}:{number} is not JSON: {error}") from error
     return RequestWork(bodies)
 
 

@@ -8,18 +8,23 @@ in it.
 from __future__ import annotations
 
 import json
+import os
 import platform
+import stat
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from sglang.terminal.bounded_file import read_bounded_text
 from sglang.terminal.chaos.fault_plan import FAULTS, PlannedFault
 from sglang.version import __version__
 
 FORMAT = 1
 MAX_BYTES = 256 << 20
 PACKAGES = ("torch", "numpy", "sgl-kernel", "tokenizers", "msgspec", "pydantic", "llguidance")
+FAILURE = ("piece", "way", "error", "expected", "found")
 SECRETS = ("key", "token", "password", "secret")
 
 
@@ -51,8 +56,12 @@ class CrashBundle:
         data = {"sglang_bundle": FORMAT, **asdict(self)}
         for part in ("settings", "server"):
             data[part] = {k: v for k, v in data[part].items() if not _secret(k)}
-        Path(path).touch(mode=0o600)
-        Path(path).write_text(json.dumps(data, indent=1, default=repr), encoding="utf-8")
+        text = json.dumps(data, indent=1, default=repr)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(handle, "w", encoding="utf-8") as file:
+            if stat.S_ISREG(os.fstat(handle).st_mode):  # a device keeps its mode
+                os.fchmod(handle, 0o600)  # of a file that was there too
+            file.write(text)
 
     def differences(self) -> list[str]:
         """Versions here that are not those of the bundle, as sentences."""
@@ -66,21 +75,26 @@ class CrashBundle:
 
 def load_bundle(path: str) -> CrashBundle:
     """Raises OSError, and ValueError for a file that is no bundle."""
-    if (size := Path(path).stat().st_size) > MAX_BYTES:
-        raise ValueError(f"{path} has {size} bytes; a bundle has at most {MAX_BYTES}")
+    text = read_bounded_text(path, MAX_BYTES)
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no bundle: {error}") from error
     if not isinstance(data, dict) or data.pop("sglang_bundle", None) != FORMAT:
         raise ValueError(f"{path} is no bundle of format {FORMAT}; give a file of sglang chaos")
+    if unknown := data.keys() - CrashBundle.__dataclass_fields__:
+        raise ValueError(f"{path} is damaged: {sorted(unknown)[0]!r} is no part of a bundle")
     try:
-        data["faults"] = [PlannedFault(**one) for one in data.get("faults", [])]
-        found = CrashBundle(**data)
-    except TypeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if unknown := [one.kind for one in found.faults if one.kind not in FAULTS]:
-        raise ValueError(f"{path} has a fault {unknown[0]!r}; there are {', '.join(FAULTS)}")
+        found = TypeAdapter(CrashBundle).validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path} is damaged: {where}: {first['msg']}") from error
+    for number, failure in enumerate(found.failures):
+        if missing := [name for name in FAILURE if name not in failure]:
+            raise ValueError(f"{path} is damaged: failures.{number} has no {missing[0]!r}")
+    if kinds := [one.kind for one in found.faults if one.kind not in FAULTS]:
+        raise ValueError(f"{path} has a fault {kinds[0]!r}; there are {', '.join(FAULTS)}")
     return found
 
 

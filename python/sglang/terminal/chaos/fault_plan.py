@@ -1,4 +1,4 @@
-"""PlannedFault plan: which fault is made when, from a seed alone."""
+"""Fault plan: which fault is made when, from a seed alone."""
 
 from __future__ import annotations
 

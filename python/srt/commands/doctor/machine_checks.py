@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NEEDED = (
     "numpy", "ml_dtypes", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "zmq",
     "psutil", "re2", "llguidance", "interegular", "outlines_core", "starlette", "uvicorn",
-    "httptools", "prometheus_client", "tqdm",
+    "httptools", "prometheus_client", "tqdm", "python_multipart",
 )  # fmt: skip
 # Clients, by the name of the package, and the major versions that are known to work.
 CLIENTS = {

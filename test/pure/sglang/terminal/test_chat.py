@@ -274,6 +274,8 @@ def test_piped_input_is_one_message(
         (["--url", "http://h", "--setting", "a=1"], "--setting is of a server"),
         (["--set", "temperature"], "write temperature=VALUE"),
         (["--load", "/nowhere"], "No such file"),
+        (["--load", __file__], f"{__file__} is no chat: "),
+        (["--set", "seed=1", "--set", "seed=2"], "--set seed is given twice"),
         (["--url", "http://127.0.0.1:9"], "standard input is empty"),
     ],
 )
@@ -290,7 +292,7 @@ def test_chat_without_a_runtime_names_the_way_out(
 ) -> None:
     monkeypatch.setattr(chat_command, "RUNTIME", ("no_such_package",))
     assert piped(monkeypatch, "x", ["./model"])() == 1
-    assert "give --url of a server, or install the extra srt" in capsys.readouterr().err
+    assert "give --url of a server, or install the extra cpu" in capsys.readouterr().err
 
 
 def test_completions_are_of_commands() -> None:

@@ -11,7 +11,7 @@ from sglang.backend.mock import Mock
 from sglang.backend.record.call_recorder import Replay
 from sglang.errors import BackendError
 from sglang.srt.cli import main
-from sglang.terminal import run_command
+from sglang.terminal import program_file, run_command
 from sglang.terminal.program_file import ProgramFileError, fitting, load_program
 
 SOURCE = '''
@@ -30,6 +30,13 @@ def answer(s, question: str, count: int = 1, tags=()):
 @sgl.function
 async def later(s, question):
     s += question + sgl.gen("text")
+
+@sgl.function
+def failing(s, kind):
+    s += "x"
+    if kind == "key":
+        return {}["missing"]
+    raise OSError("boom")
 
 @sgl.function
 def anything(s, **more):
@@ -112,9 +119,9 @@ def test_run_reads_an_argument_from_a_file(
     ("target", "message"),
     [
         ("{file}:anser", "did you mean answer?"),
-        ("{file}:xyzzy", "it has answer, later, anything"),
+        ("{file}:xyzzy", "it has answer, later, failing, anything"),
         ("{file}:other", "is 3, no program: put @sglang.function before it"),
-        ("{file}", "has 3 programs: write"),
+        ("{file}", "has 4 programs: write"),
         ("nothing.py:f", "there is no file 'nothing.py'"),
         ("no_such_module_here:f", "no module 'no_such_module_here'"),
         (":f", "write FILE.py:NAME"),
@@ -172,14 +179,17 @@ def test_any_name_fits_a_program_that_takes_any(file: str) -> None:
         (["--url", "http://h", "--setting", "a=1"], "the backend is server"),
         (["--param", "question=1"], "give it without --param"),
         (["--param", "temperature"], "write temperature=VALUE"),
-        (["--param", "temprature=0"], "temprature"),
+        (["--param", "temprature=0"], "no parameter of gen; did you mean temperature?"),
+        (["--param", "zz=1"], "--param zz is no parameter of gen; such as temperature"),
+        (["--param", "top_p=1", "--param", "top_p=0.5"], "--param top_p is given twice"),
+        (["question=y"], "argument question is given twice; give it once"),
     ],
 )
 def test_flags_that_exclude_each_other(
     flags: list[str], message: str, file: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    if "--param" in flags:
+    if "--param" in flags or "question=y" in flags:
         monkeypatch.setattr(run_command, "open_backend", lambda arguments: Mock())
     assert main(["run", f"{file}:answer", "question=x", *flags]) == 1
     assert message in capsys.readouterr().err
@@ -195,3 +205,52 @@ def test_a_failed_program_is_an_exit_code(
     for flags in ([], ["--stream"], ["--json"]):
         assert main(["run", f"{file}:answer", "question=x", *flags]) == 1
         assert "no luck" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("key", "KeyError: 'missing'"), ("os", "OSError: boom")]
+)
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_an_exception_of_the_program_has_its_line(
+    kind: str, said: str, flags: list[str], file: str, mock: Mock, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    bundle = tmp_path / "bundle.json"
+    words = ["run", f"{file}:failing", f"kind={kind}", "--bundle", str(bundle), *flags]
+    assert main(words) == 1
+    before = SOURCE[: SOURCE.index('return {}["missing"]' if kind == "key" else "raise OSError")]
+    number = before.count("\n") + 1
+    assert f"sglang run: {said} at {file}:{number}\n" in capsys.readouterr().err
+    (failure,) = json.loads(bundle.read_text())["failures"]
+    assert said in failure["error"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_an_unknown_variable_loses_no_text(
+    flags: list[str], file: str, mock: Mock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", f"{file}:answer", "question=x", "--var", "zz", *flags]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("x: Rome\n")
+    assert "no variable 'zz'" in shown.err
+
+
+def test_an_argument_is_read_no_further_than_the_limit(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_file, "MAX_FILE_BYTES", 4)
+    program, path = load_program(f"{file}:answer"), tmp_path / "text"
+    for name, size in ((str(path), 5), ("/dev/zero", None), ("/proc/self/status", None)):
+        if size is not None:
+            path.write_text("x" * size)
+        elif not Path(name).exists():
+            continue
+        with pytest.raises(ProgramFileError, match=f"{name} has more than 4 bytes"):
+            fitting(program, {"question": f"@{name}"}, {"question": f"@{name}"})
+    path.write_bytes(b"a\r\nb")
+    given = {"question": f"@{path}"}
+    assert fitting(program, given, given) == {"question": "a\nb"}
+    path.write_bytes(b"\xff")
+    with pytest.raises(ProgramFileError, match="is no text in UTF-8"):
+        fitting(program, given, given)

@@ -164,6 +164,35 @@ def test_a_call_that_is_late_is_told() -> None:
     assert state["x_calls"][0]["error"] == "it took more than 0.05 s"
 
 
+@pytest.mark.parametrize("timeout", [None, 5])
+def test_a_timeout_of_the_function_is_its_error(timeout: float | None) -> None:
+    def socket_read(n: int) -> None:
+        raise TimeoutError("timed out")
+
+    async def http_read(n: int) -> None:
+        raise asyncio.TimeoutError
+
+    mock = sgl.Mock([calls(("socket_read", {"n": 1}), ("http_read", {"n": 1})), "Late"])
+    state = ask.run("?", tools=[socket_read, http_read], tool_timeout=timeout, backend=mock)
+    errors = [call["error"] for call in state["x_calls"]]
+    assert errors == ["TimeoutError: timed out", "TimeoutError"]
+
+
+def test_a_late_call_is_ended() -> None:
+    ended = []
+
+    async def wait(n: int) -> None:
+        try:
+            await asyncio.sleep(20)
+        finally:
+            ended.append(n)
+
+    mock = sgl.Mock([calls(("wait", {"n": 1})), "Late"])
+    state = ask.run("?", tools=[wait], tool_timeout=0.05, backend=mock)
+    assert state["x_calls"][0]["error"] == "it took more than 0.05 s"
+    assert ended == [1]
+
+
 def test_the_limit_of_rounds_is_an_error() -> None:
     mock = sgl.Mock(lambda prompt, params: calls(("add", {"a": 1})))
     with pytest.raises(sgl.ProgramError, match="in 3 turns and calls 'add' again; max_tool_rounds"):

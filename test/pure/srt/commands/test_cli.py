@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
 
 import pytest
-from helpers.paths import ROOT
+from helpers.paths import PYTHON, ROOT
+from sglang.srt import cli
 from sglang.srt.cli import COMMANDS, MEANT, main
 from sglang.srt.config.command_line import Parser
 
@@ -74,3 +80,63 @@ def test_bench_hands_its_flags_on(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "serving", "--request-rte", "3"])
     assert "did you mean --request-rate?" in capsys.readouterr().err
+
+
+def test_no_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr().out
+    assert [name for name in COMMANDS if f"\n    {name}" not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (["lanch"], "usage: sglang [--help] [flags] COMMAND\n"),
+        (["run"], "usage: sglang run [--help] [flags] FILE.py:NAME [NAME=VALUE ...]\n"),
+        (["ps", "x"], "usage: sglang ps [--help] [flags]\n"),
+        (["chat", "a", "b"], "usage: sglang chat [--help] [flags] [MODEL]\n"),
+    ],
+)
+def test_a_wrong_line_is_answered_with_its_arguments(
+    words: list[str], usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert capsys.readouterr().err.startswith(usage)
+
+
+def sglang(*words: str, to: IO[bytes] | int) -> tuple[int, str]:
+    """The exit code and the messages of a command whose output goes to a file."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang.srt.cli", *words], stdout=to, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(PYTHON)}, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.mark.parametrize(("words", "code"), [(["models"], 141), (["ps", "--help"], 0), ([], 2)])
+def test_a_closed_pipe_ends_a_command_quietly(words: list[str], code: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert sglang(*words, to=writer) == (code, "")
+    finally:
+        os.close(writer)
+
+
+def test_a_full_disk_is_named() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "wb") as full:
+        code, said = sglang("models", to=full)
+    assert code == 1
+    assert said == "sglang: the output cannot be written: No space left on device\n"
+
+
+def test_an_error_of_a_command_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(argv: list[str]) -> int:
+        raise ConnectionResetError("not of the output")
+
+    monkeypatch.setattr(cli, "_main", failing)
+    with pytest.raises(ConnectionResetError, match="not of the output"):
+        main(["ps"])

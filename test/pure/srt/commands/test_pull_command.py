@@ -78,7 +78,9 @@ def test_pull_without_a_network_says_so(
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     assert main(["pull", "acme/tinny"]) == 1
     told = capsys.readouterr().err
-    assert "could not be fetched from the hub" in told
+    assert "sglang pull: acme/tinny could not be fetched from the hub" in told
+    assert "HF_ENDPOINT names a mirror. In the cache is acme/tiny." in told
+    assert "embedded" not in told  # advice for a server
     assert "Traceback" not in told
 
 

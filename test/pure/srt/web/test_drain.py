@@ -169,7 +169,7 @@ def test_the_command_waits_for_open_requests(
 
 @pytest.mark.parametrize(
     ("url", "told"),
-    [("127.0.0.1:1", "URL is '127.0.0.1:1'; it must begin with http:// or https://"),
+    [("ftp://127.0.0.1:1", "URL is 'ftp://127.0.0.1:1'; it must begin with http:// or https://"),
      ("http://127.0.0.1:1", "no server answers at http://127.0.0.1:1")],
 )  # fmt: skip
 def test_the_command_names_a_wrong_address(

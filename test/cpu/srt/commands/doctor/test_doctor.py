@@ -12,13 +12,14 @@ import socket
 import subprocess
 import sys
 import threading
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.http_server import serve_text
-from helpers.paths import PYTHON
+from helpers.paths import PYTHON, ROOT
 from helpers.tiny_model import write_config
 from helpers.toy_tokenizer import byte_level
 from sglang.srt import cli
@@ -45,6 +46,18 @@ def doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[s
 
 def states(findings: list[CheckFinding]) -> dict[str, str]:
     return {finding.check: finding.state for finding in findings}
+
+
+def test_the_packages_of_the_extra_are_looked_for() -> None:
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extra = declared.split("\ncpu = [")[1].split("\n]")[0]
+    wanted = {name.replace("_", "-") for name in re.findall(r'"([\w-]+)>=', extra)}
+    modules = packages_distributions()
+    found = {
+        dist.replace("_", "-").lower() for name in machine.NEEDED for dist in modules.get(name, ())
+    }
+    assert len(wanted) > 10
+    assert wanted <= found
 
 
 @NEEDS_MODEL
@@ -278,7 +291,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 def test_versions_are_one() -> None:
     project = (PYTHON.parent / "pyproject.toml").read_text()
     language = (PYTHON / "sglang" / "version.py").read_text()
-    assert f'version = "{__version__}"' in project
+    assert 'version = {attr = "sglang.version.__version__"}' in project
     assert f'__version__ = "{__version__}"' in language
     for words in (("sglang.srt.cli",), ("sglang.launch_server",), ("sglang.srt.cli", "doctor")):
         assert command(*words, "--version").stdout == f"sglang {__version__}\n"

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.backend.mock import Mock
-from sglang.errors import BackendError, ServerFailed
+from sglang.errors import BackendError, ProgramError, ServerFailed
 from sglang.srt.cli import main
 from sglang.terminal import run_command
-from sglang.terminal.chaos import chaos_run
+from sglang.terminal.chaos import chaos_run, chaos_work, crash_bundle
 from sglang.terminal.chaos.chaos_command import report
 from sglang.terminal.chaos.chaos_run import FAILED, NEVER, OTHER, RIGHT, ChaosRun, Tally
 from sglang.terminal.chaos.chaos_stage import filler_length
 from sglang.terminal.chaos.chaos_work import ProgramWork, RequestWork, read_requests, work_of
-from sglang.terminal.chaos.crash_bundle import CrashBundle, load_bundle
+from sglang.terminal.chaos.crash_bundle import FAILURE, CrashBundle, load_bundle
 from sglang.terminal.chaos.cut_proxy import CutProxy
 from sglang.terminal.chaos.fault_plan import FAULTS, MIN_SECONDS, PlannedFault, fault_plan
 
@@ -198,7 +198,7 @@ def test_a_bundle_is_read_as_it_was_written_without_keys(tmp_path: Path) -> None
     bundle = CrashBundle(work={"requests": [{"text": "a"}]}, settings={"api_key": "s3cret", "a": 1},
                          server={"admin_api_key": "s3cret", "max_total_tokens": 5},
                          faults=fault_plan(0, 60, 5, list(FAULTS)), clients=3, seconds=60.0,
-                         failures=[{"piece": 0}])  # fmt: skip
+                         failures=[dict.fromkeys(FAILURE, "") | {"piece": 0}])  # fmt: skip
     bundle.save(path)
     assert "s3cret" not in Path(path).read_text()
     assert Path(path).stat().st_mode & 0o077 == 0
@@ -218,6 +218,13 @@ def test_a_bundle_is_read_as_it_was_written_without_keys(tmp_path: Path) -> None
         ('{"sglang_bundle": 2}', "no bundle of format 1"),
         ('{"sglang_bundle": 1, "work": {}}', "is damaged"),
         ('{"sglang_bundle": 1, "work": {}, "settings": {}, "more": 1}', "is damaged"),
+        ('{"sglang_bundle": 1, "work": {}, "settings": []}', "is damaged: settings: Input should"),
+        ('{"sglang_bundle": 1, "work": {}, "settings": {}, "clients": "x"}', "damaged: clients"),
+        ('{"sglang_bundle": 1, "work": {}, "settings": {}, "versions": [1]}', "damaged: versions"),
+        ('{"sglang_bundle": 1, "work": {}, "settings": {}, "failures": [{"piece": 0}]}',
+         "failures.0 has no 'way'"),
+        ('{"sglang_bundle": 1, "work": {}, "settings": {}, "faults": [{"kind": "cut"}]}',
+         "damaged: faults.0.at"),
         ('{"sglang_bundle": 1, "work": {}, "settings": {}, "faults": [{"at": 1, "kind": "burn"}]}',
          "a fault 'burn'"),
     ],
@@ -228,6 +235,44 @@ def test_a_file_that_is_no_bundle_is_refused(text: str, message: str, tmp_path: 
     with pytest.raises(ValueError, match=message):
         load_bundle(str(path))
     assert main(["replay", str(path)]) == 2
+
+
+def test_a_bundle_in_place_of_a_file_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "b.json"
+    path.write_text("x" * 9999)
+    path.chmod(0o644)
+    CrashBundle(work={"requests": [{"text": "a"}]}, settings={}).save(str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_bundle(str(path)).work == {"requests": [{"text": "a"}]}
+
+
+def test_files_of_chaos_are_read_no_further_than_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crash_bundle, "MAX_BYTES", 9)
+    monkeypatch.setattr(chaos_work, "MAX_REQUEST_BYTES", 9)
+    path = tmp_path / "file"
+    path.write_text(json.dumps("x" * 8))
+    names = [str(path), *(["/dev/zero"] if Path("/dev/zero").exists() else [])]
+    for name in names:
+        for read in (load_bundle, read_requests):
+            with pytest.raises(ValueError, match=f"{name} has more than 9 bytes"):
+                read(name)
+
+
+def test_a_line_of_requests_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    path.write_text('{"text": "a"}\n\n' + "[" * 100_000)
+    with pytest.raises(ValueError, match=f"{path}:3 is not JSON"):
+        read_requests(str(path))
+
+
+def test_an_exception_of_a_program_names_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "raising_of_test.py"
+    file.write_text("import sglang as sgl\n\n@sgl.function\ndef f(s):\n    {}['x']\n")
+    work = ProgramWork(f"{file}:f", {}, {})
+    with pytest.raises(ProgramError, match=f"KeyError: 'x' at {file}:5"):
+        work.do(Mock(), 0)
 
 
 def test_once_compares_with_what_is_known() -> None:
