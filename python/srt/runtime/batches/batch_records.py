@@ -19,7 +19,7 @@ import msgspec
 from sglang.srt.requests import request_error
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.batches.batch_input import InputError
-from sglang.srt.runtime.batches.file_store import LIFETIME, save
+from sglang.srt.runtime.batches.file_store import LIFETIME, own_directory, own_files, save
 
 _ID = re.compile(r"batch_[0-9a-f]{32}")
 STATES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -105,14 +105,14 @@ class BatchRecords:
     def __init__(self, directory: Path) -> None:
         """Raises OSError."""
         self._directory = directory / "batches"
-        self._directory.mkdir(parents=True, exist_ok=True)
+        own_directory(self._directory)
         self._records = {record.id: record for record in self._read()}
-        for path in self._directory.iterdir():
+        for path in own_files(self._directory, _ID):
             if path.suffix == ".new" or path.stem not in self._records:
                 path.unlink()
 
     def _read(self) -> Iterator[BatchRecord]:
-        for path in self._directory.glob("batch_*.json"):
+        for path in own_files(self._directory, _ID, ".json"):
             with suppress(msgspec.MsgspecError):
                 yield msgspec.json.decode(path.read_bytes(), type=BatchRecord)
 

@@ -3,8 +3,9 @@
     DIRECTORY/files/ID.json   what is known of a file; without it a file is not there
     DIRECTORY/files/ID.data   its bytes
 
-A file is complete when its ``.json`` is there, which is written last. What an upload
-left that was cut is removed when the store is opened.
+Prompts are in them: the server's own user alone can read them. A file is complete when its
+``.json`` is there, which is written last. What an upload left that was cut is removed when the
+store is opened.
 """
 
 from __future__ import annotations
@@ -58,11 +59,31 @@ def new_file_id() -> str:
 def save(path: Path, record: msgspec.Struct) -> None:
     """Write a record in place of the last one, whole or not at all. Raises OSError."""
     beside = path.with_suffix(".new")
-    with open(beside, "wb") as file:
+    with open(beside, "wb", opener=_private) as file:
         file.write(msgspec.json.encode(record))
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
+
+
+def own_directory(path: Path) -> None:
+    """Make a directory that the server's user alone reads. Raises OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)  # one that was there may have been open to others
+
+
+def own_files(directory: Path, ids: re.Pattern[str], suffix: str = "") -> list[Path]:
+    """The files that are named for an id. What else is there was put there by others, and stays."""
+    return [
+        path
+        for path in directory.glob(f"*{suffix}")
+        if ids.fullmatch(path.stem) and path.suffix and path.is_file()
+    ]
+
+
+def _private(path: str, flags: int) -> int:
+    """An opener whose new files the owner alone reads."""
+    return os.open(path, flags, 0o600)
 
 
 class FileStore:
@@ -91,16 +112,16 @@ class FileStore:
         self.size, self.used, self._lock = 0, _unused, threading.Lock()
         self._first_end = 0.0  # when the first file expires, or earlier
         self._directory = directory / "files"
-        self._directory.mkdir(parents=True, exist_ok=True)
+        own_directory(self._directory)
         self._records = {record.id: record for record in self._read()}
-        for path in self._directory.iterdir():
+        for path in own_files(self._directory, _ID):
             known = path.stem in self._records or path.stem in unfinished
             if path.suffix in (".new", ".part") or not known:
                 path.unlink()
         self.sweep()
 
     def _read(self) -> Iterator[FileRecord]:
-        for path in self._directory.glob("file-*.json"):
+        for path in own_files(self._directory, _ID, ".json"):
             with suppress(msgspec.MsgspecError, FileNotFoundError):
                 record = msgspec.json.decode(path.read_bytes(), type=FileRecord)
                 self.size += os.stat(self.path(record.id)).st_size
@@ -177,12 +198,15 @@ class FileStore:
         with suppress(FileNotFoundError):  # moved already
             os.replace(working, self.path(id))
         record = self.add(id, owner, name, "batch_output", seconds)
-        self.release(-record.bytes)
+        self._count(record.bytes)
 
     def release(self, count: int) -> None:
         """Count ``count`` bytes less."""
+        self._count(-count)
+
+    def _count(self, change: int) -> None:
         with self._lock:
-            self.size -= count
+            self.size += change
 
     def delete(self, record: FileRecord) -> None:
         """Raises RequestError ``conflict`` for one that is in use."""
@@ -225,21 +249,21 @@ class Upload:
         self.size, self.most = 0, store.file_bytes
         self._part = store.path(self._id).with_suffix(".part")
         self._file = None
-        with _disk():
-            self._file = open(self._part, "xb")  # noqa: SIM115 (closed by finish and drop)
+        with DiskErrors():
+            self._file = open(self._part, "xb", opener=_private)  # noqa: SIM115 (closed by finish and drop)
 
     def write(self, data: bytes) -> None:
         """Raises RequestError where a limit is exceeded, or the disk is full."""
         assert self._file is not None
         self._store.reserve(len(data), self.size)
         self.size += len(data)
-        with _disk():
+        with DiskErrors():
             self._file.write(data)
 
     def finish(self, filename: str, purpose: str, seconds: int) -> FileRecord:
         """The file, complete. Raises RequestError where the disk is full."""
         assert self._file is not None
-        with _disk():
+        with DiskErrors():
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -260,7 +284,7 @@ class Upload:
         self._file = None
 
 
-class _disk:
+class DiskErrors:
     """A block whose OSErrors leave it as RequestErrors ``overloaded``."""
 
     def __enter__(self) -> None:
