@@ -125,7 +125,7 @@ def _wrong(
 
 
 def _reason(line: bytes, error: Exception) -> str:
-    """Why a line is no request, in the words of the routes where they would refuse it too."""
+    """The reason that a line is no request: that of the routes, where they refuse it too."""
     try:
         parse(line, "The line")
     except RequestError as refusal:
