@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -222,10 +223,10 @@ def text_of_result(tool: str, value: Any) -> str:
         return value or ""
     try:
         return to_json(value, inf_nan_mode="constants").decode()
-    except (PydanticSerializationError, ValueError) as error:
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"tool {tool!r} returned {value!r:.60}, which JSON cannot carry; return a text, None, "
-            "numbers, lists, dicts, dataclasses or pydantic models"
+            f"tool {tool!r} returned {reprlib.repr(value):.60}, which JSON cannot carry; return "
+            "a text, None, numbers, lists, dicts, dataclasses or pydantic models"
         ) from error
 
 
@@ -233,7 +234,7 @@ def arguments_shown(text: str) -> dict[str, Any]:
     """The arguments of a call as data, {} where they are no JSON object."""
     try:
         found = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
