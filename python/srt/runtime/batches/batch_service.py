@@ -39,8 +39,10 @@ class BatchService:
         answer: Answer,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Raises OSError, also where another server has the directory."""
+        """Raises OSError, also where another server has the directory, or it is no
+        server's."""
         self._now = now
+        _verify_own(directory)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _locked(directory)
         self.records = BatchRecords(directory)
@@ -107,6 +109,16 @@ class BatchService:
 
     def _used(self) -> set[str]:
         return {r.order.input_file_id for r in self.records if not r.ended}
+
+
+def _verify_own(directory: Path) -> None:
+    """Raise OSError for a directory that has the store's folders, and no server made them."""
+    folders = [name for name in ("files", "batches") if (directory / name).exists()]
+    if folders and not (directory / "lock").exists():
+        raise OSError(
+            f"--batch-dir {directory} has a folder {folders[0]!r} that no server made; give an "
+            "empty or a new directory"
+        )
 
 
 def _locked(directory: Path) -> int:

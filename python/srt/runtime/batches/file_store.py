@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from sglang.srt.requests.request_error import RequestError, shown
+from sglang.srt.runtime.batches.record_files import RecordFiles, StoredRecord, private, save
 
 MAX_FILES = 10_000  # files that one owner may have
 MAX_FILENAME = 255  # characters
@@ -31,11 +31,10 @@ LIFETIME = 30 * DAY  # seconds, where an upload says nothing else
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
-class FileRecord(msgspec.Struct, kw_only=True):
+class FileRecord(StoredRecord, kw_only=True):
     """One file. ``owner``: name of the key that it belongs to; times are seconds since the
     epoch."""
 
-    id: str
     owner: str
     filename: str
     purpose: str
@@ -54,36 +53,6 @@ class FileRecord(msgspec.Struct, kw_only=True):
 
 def new_file_id() -> str:
     return f"file-{secrets.token_hex(16)}"
-
-
-def save(path: Path, record: msgspec.Struct) -> None:
-    """Write a record in place of the last one, whole or not at all. Raises OSError."""
-    beside = path.with_suffix(".new")
-    with open(beside, "wb", opener=_private) as file:
-        file.write(msgspec.json.encode(record))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-
-
-def own_directory(path: Path) -> None:
-    """Make a directory that the server's user alone reads. Raises OSError."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.chmod(0o700)  # one that was there may have been open to others
-
-
-def own_files(directory: Path, ids: re.Pattern[str], suffix: str = "") -> list[Path]:
-    """The files that are named for an id. What else is there was put there by others, and stays."""
-    return [
-        path
-        for path in directory.glob(f"*{suffix}")
-        if ids.fullmatch(path.stem) and path.suffix and path.is_file()
-    ]
-
-
-def _private(path: str, flags: int) -> int:
-    """An opener whose new files the owner alone reads."""
-    return os.open(path, flags, 0o600)
 
 
 class FileStore:
@@ -112,18 +81,14 @@ class FileStore:
         self.size, self.used, self._lock = 0, _unused, threading.Lock()
         self._first_end = 0.0  # when the first file expires, or earlier
         self._directory = directory / "files"
-        own_directory(self._directory)
-        self._records = {record.id: record for record in self._read()}
-        for path in own_files(self._directory, _ID):
-            known = path.stem in self._records or path.stem in unfinished
-            if path.suffix in (".new", ".part") or not known:
-                path.unlink()
+        found = RecordFiles(self._directory, _ID)
+        self._records = {record.id: record for record in self._read(found)}
+        found.clear({*self._records, *unfinished})
         self.sweep()
 
-    def _read(self) -> Iterator[FileRecord]:
-        for path in own_files(self._directory, _ID, ".json"):
-            with suppress(msgspec.MsgspecError, FileNotFoundError):
-                record = msgspec.json.decode(path.read_bytes(), type=FileRecord)
+    def _read(self, found: RecordFiles) -> Iterator[FileRecord]:
+        for record in found.read(FileRecord):
+            with suppress(FileNotFoundError):
                 self.size += os.stat(self.path(record.id)).st_size
                 yield record
 
@@ -250,7 +215,7 @@ class Upload:
         self._part = store.path(self._id).with_suffix(".part")
         self._file = None
         with DiskErrors():
-            self._file = open(self._part, "xb", opener=_private)  # noqa: SIM115 (closed by finish and drop)
+            self._file = open(self._part, "xb", opener=private)  # noqa: SIM115 (closed by finish and drop)
 
     def write(self, data: bytes) -> None:
         """Raises RequestError where a limit is exceeded, or the disk is full."""

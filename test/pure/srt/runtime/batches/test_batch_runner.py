@@ -366,6 +366,7 @@ def test_files_belong_to_their_owners(tmp_path: Path) -> None:
 def test_what_is_stored_is_the_owners_alone(tmp_path: Path) -> None:
     """Also where the process makes files for all, and an earlier server made the directories."""
     (tmp_path / "kept" / "files").mkdir(parents=True, mode=0o755)
+    (tmp_path / "kept" / "lock").touch(mode=0o600)
 
     async def main() -> None:
         world = World(tmp_path / "kept")
@@ -385,29 +386,6 @@ def test_what_is_stored_is_the_owners_alone(tmp_path: Path) -> None:
         asyncio.run(main())
     finally:
         os.umask(before)
-
-
-def test_what_others_put_into_the_directory_stays(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World(tmp_path)
-        service = world.service()
-        kept = service.files.path(world.upload(service, b"x"))
-        await service.close()
-        cut = kept.with_name(f"file-{'0' * 32}.data")
-        cut.write_bytes(b"cut")
-        stray = [tmp_path / "files" / name for name in ("file-dir.data", "file-a.json", "sub")]
-        stray.append(tmp_path / "batches" / f"batch_{'0' * 32}.json")
-        for path in stray:
-            path.mkdir()
-        (tmp_path / "files" / "notes.txt").write_text("mine")
-        service = world.service()
-        assert service.files.size == 1
-        assert kept.exists()
-        assert not cut.exists()
-        assert all(path.exists() for path in [*stray, tmp_path / "files" / "notes.txt"])
-        await service.close()
-
-    asyncio.run(main())
 
 
 def test_limits_of_storage_are_exact(tmp_path: Path) -> None:
