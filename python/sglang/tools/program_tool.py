@@ -106,7 +106,7 @@ def _of_definition(given: Mapping[str, Any]) -> ProgramTool:
     if not isinstance(inner, Mapping):
         raise TypeError(f"the tool's function is {inner!r:.60}; give a dict with name, parameters")
     parameters = inner.get("parameters", inner.get("input_schema")) or NO_ARGUMENTS
-    schema = output_types.json_schema_of(parameters)
+    schema = _schema_of(inner.get("name"), parameters)
     if schema.get("type", "object") != "object":
         raise ValueError(
             f"parameters of tool {inner.get('name')!r} are of type {schema['type']!r}; the "
@@ -114,6 +114,15 @@ def _of_definition(given: Mapping[str, Any]) -> ProgramTool:
         )
     schema = {"type": "object", **schema}
     return _named(str(inner.get("name", "")), inner.get("description") or "", schema, None, schema)
+
+
+def _schema_of(name: Any, parameters: Any) -> dict[str, Any]:
+    """The parameters of a definition. Raise TypeError or ValueError that names the tool."""
+    try:
+        return output_types.json_schema_of(parameters)
+    except (TypeError, ValueError) as error:
+        said = str(error).removeprefix("json_schema")
+        raise type(error)(f"the schema of tool {name!r:.80}{said}") from error
 
 
 def _of_type(given: type) -> ProgramTool:
