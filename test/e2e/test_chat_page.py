@@ -127,6 +127,20 @@ def test_a_models_text_runs_nothing(served: Served, open_page: Opener) -> None:
     assert page.title() == f"{HOSTILE[:59]}… - sglang"
 
 
+def test_no_link_leads_to_this_server(served: Served, open_page: Opener) -> None:
+    page = open_page(served.url)
+    port = served.url.rpartition(":")[2]
+    own = ["127.0.0.1", "localhost", "LOCALHOST.", "a.localhost", "127.1", "2130706433", "[::1]",
+           "0.0.0.0", "[::]", "[::ffff:127.0.0.1]"]  # fmt: skip
+    text = " ".join(f"[{name}](http://{name}:{port}/flush_cache)" for name in own)
+    elsewhere = ["http://localhost.example/", f"http://127.0.0.1:{int(port) ^ 1}/"]
+    scripted(page, f"{text} {' '.join(elsewhere)}")
+    say(page, "Links?")
+    links = page.eval_on_selector_all(".prose a", "all => all.map(a => a.href)")
+    assert links == elsewhere
+    assert all(name in page.locator(".prose").inner_text() for name in own)
+
+
 def test_hostile_markup_ends_soon(served: Served, open_page: Opener) -> None:
     page = open_page(served.url)
     parts = ["\\[\n" * 4000, "$" * 8000, "[" * 4000, "`" * 4000 + "a", "> " * 1000 + "x",
@@ -137,6 +151,29 @@ def test_hostile_markup_ends_soon(served: Served, open_page: Opener) -> None:
         page.press("#say", "Enter")
         ended(page)
     assert page.locator(".message.assistant").count() == len(parts)
+
+
+def test_many_formulas_leave_the_page_its_turns(served: Served, open_page: Opener) -> None:
+    """Timers run between formulas, and those past the limit stay as their source."""
+    page = open_page(served.url)
+    found = page.evaluate("""async () => {
+      const { MarkdownView } = await import('/page/markdown.js');
+      const box = document.createElement('div');
+      document.body.append(box);
+      new MarkdownView(box).show('$x$ '.repeat(1010));
+      let turns = 0;
+      const timer = setInterval(() => (turns += 1));
+      const set = () => box.querySelectorAll('.formula').length;
+      while (set() < 1000) await new Promise((go) => setTimeout(go));
+      clearInterval(timer);
+      const left = [...box.querySelectorAll('code.math')].map((code) => code.title);
+      box.remove();
+      return [turns > 5, left];
+    }""")
+    assert found == [
+        True,
+        ["Only the first 1000 formulas of a paragraph, list or table are set."] * 10,
+    ]
 
 
 def test_what_stands_keeps_its_elements(served: Served, open_page: Opener) -> None:
@@ -395,6 +432,32 @@ def test_export_and_import(served: Served, open_page: Opener, tmp_path: Any) -> 
     assert texts(other) == ["First", "second"]
     act(other, "Earlier version")
     assert other.locator(".prose script, .prose img").count() == 0
+
+
+def test_a_long_conversation_is_drawn_in_parts(served: Served, open_page: Opener) -> None:
+    page = open_page(served.url)
+    roles = ["user", "assistant"]
+    nodes = {
+        f"n{i}": {"role": roles[i % 2], "content": f"text {i}", "finish": "stop",
+                  "parent": f"n{i - 1}" if i else ""}
+        for i in range(450)
+    }  # fmt: skip
+    whole = {"format": "sglang.conversations", "version": 1,
+             "conversations": [{"title": "long", "leaf": "n449", "nodes": nodes}]}  # fmt: skip
+    file = {"name": "a.json", "mimeType": "application/json", "buffer": json.dumps(whole).encode()}
+    page.set_input_files("#import-file", [file])
+    messages = page.locator(".message")
+    for count, left in ((200, 250), (400, 50)):
+        messages.nth(count - 1).wait_for()
+        assert messages.count() == count
+        assert texts(page)[0] == f"text {450 - count}"
+        page.get_by_role("button", name=f"Show earlier messages ({left})").click()
+    messages.nth(449).wait_for()
+    assert page.locator(".earlier").count() == 0
+    bodies = scripted(page, "on")
+    say(page, "Go on")
+    assert len(bodies[0]["messages"]) == 451
+    assert texts(page)[-1] == "on"
 
 
 NODES = '{"format": "sglang.conversations", "version": 1, "conversations": [{"nodes": %s}]}'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from sglang.semantics.tool_calls.tool_formats import format_named
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
          "tool": "tool"}  # fmt: skip
 MAX_MESSAGES = 10_000
+URL = re.compile(r"(data:|https?://)", re.IGNORECASE)
 UNTRACED = (
     "messages with calls of tools are written in the model's own format, which only a run knows; "
     "run the program itself"
@@ -130,6 +132,11 @@ def _part(where: str, part: Any) -> Node:
     if kind in ("image_url", "video_url"):
         given = part.get(kind)
         url = given.get("url") if isinstance(given, Mapping) else given
+        if isinstance(url, str) and not URL.match(url):  # messages may be a stranger's
+            raise ValueError(
+                f"{where}.{kind} is {url!r:.60}; give a data: or an http(s) URL. Messages open no "
+                "file: use sgl.image(path) in the program"
+            )
         what = kind.removesuffix("_url")
         frames = 8 if what == "video" else 0
         return Image(medium(what, url, frames), what, frames)
@@ -153,7 +160,7 @@ def _calls(where: str, calls: Any) -> list[dict[str, Any]]:
         text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         try:
             fits = isinstance(json.loads(text), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             fits = False
         if not fits:
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,7 +106,7 @@ def _of_definition(given: Mapping[str, Any]) -> ProgramTool:
     if not isinstance(inner, Mapping):
         raise TypeError(f"the tool's function is {inner!r:.60}; give a dict with name, parameters")
     parameters = inner.get("parameters", inner.get("input_schema")) or NO_ARGUMENTS
-    schema = output_types.json_schema_of(parameters)
+    schema = _schema_of(inner.get("name"), parameters)
     if schema.get("type", "object") != "object":
         raise ValueError(
             f"parameters of tool {inner.get('name')!r} are of type {schema['type']!r}; the "
@@ -113,6 +114,15 @@ def _of_definition(given: Mapping[str, Any]) -> ProgramTool:
         )
     schema = {"type": "object", **schema}
     return _named(str(inner.get("name", "")), inner.get("description") or "", schema, None, schema)
+
+
+def _schema_of(name: Any, parameters: Any) -> dict[str, Any]:
+    """The parameters of a definition. Raise TypeError or ValueError that names the tool."""
+    try:
+        return output_types.json_schema_of(parameters)
+    except (TypeError, ValueError) as error:
+        said = str(error).removeprefix("json_schema")
+        raise type(error)(f"the schema of tool {name!r:.80}{said}") from error
 
 
 def _of_type(given: type) -> ProgramTool:
@@ -222,10 +232,10 @@ def text_of_result(tool: str, value: Any) -> str:
         return value or ""
     try:
         return to_json(value, inf_nan_mode="constants").decode()
-    except (PydanticSerializationError, ValueError) as error:
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"tool {tool!r} returned {value!r:.60}, which JSON cannot carry; return a text, None, "
-            "numbers, lists, dicts, dataclasses or pydantic models"
+            f"tool {tool!r} returned {reprlib.repr(value):.60}, which JSON cannot carry; return "
+            "a text, None, numbers, lists, dicts, dataclasses or pydantic models"
         ) from error
 
 
@@ -233,7 +243,7 @@ def arguments_shown(text: str) -> dict[str, Any]:
     """The arguments of a call as data, {} where they are no JSON object."""
     try:
         found = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

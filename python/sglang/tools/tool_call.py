@@ -109,8 +109,7 @@ async def _answered(
     except _TooLateError as error:
         return _failed(call, str(error), time.monotonic() - begin)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return _failed(call, said, time.monotonic() - begin)
+        return _failed(call, _said(error), time.monotonic() - begin)
     seconds = time.monotonic() - begin
     try:
         return replace(call, value=value, result=text_of_result(tool.name, value), seconds=seconds)
@@ -144,3 +143,12 @@ async def _called(tool: ProgramTool, arguments: dict[str, Any]) -> Any:
 def _failed(call: ModelToolCall, why: str, seconds: float = 0.0) -> ModelToolCall:
     why = why[:ERROR_CHARS]
     return replace(call, result=f"error: {why}", error=why, seconds=seconds)
+
+
+def _said(error: Exception) -> str:
+    """The error's type and text, where its ``__str__`` gives one."""
+    try:
+        text = str(error)
+    except Exception as own:
+        text = f"its text cannot be read: __str__ raised {type(own).__name__}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

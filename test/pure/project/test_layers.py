@@ -63,6 +63,7 @@ RULES = {
     "srt.requests.completion": "sglang.ir srt.core srt.tokenizer srt.engine.client srt.engine.info"
     " srt.requests.common_fields srt.requests.request_error msgspec",
     "srt.requests.replies": "sglang.ir sglang.semantics",
+    "srt.requests.strict_json": "srt.core srt.requests.request_error",
     "srt.requests.media_input": "srt.core srt.media srt.requests.request_error",
     "srt.programs": "sglang.ir sglang.semantics srt.core msgspec",
     "srt.runtime": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"

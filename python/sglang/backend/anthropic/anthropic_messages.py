@@ -218,7 +218,7 @@ def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     try:
         given = json.loads(function["arguments"] or "{}")
-    except ValueError:  # a call that was malformed; its result says so
+    except (ValueError, RecursionError):  # a call that was malformed; its result says so
         given = {}
     given = given if isinstance(given, dict) else {}
     return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}

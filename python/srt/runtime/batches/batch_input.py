@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from sglang.srt.requests.request_error import shown
+from sglang.srt.requests.request_error import RequestError, shown
+from sglang.srt.requests.strict_json import parse
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_CUSTOM_ID = 512  # characters
@@ -103,7 +104,7 @@ def _wrong(
         found = _decode(line)
         flags = _flags(found.body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        return "invalid_json_line", None, f"The line is no request: {error}."
+        return "invalid_json_line", None, _reason(line, error)
     if not 1 <= len(found.custom_id) <= MAX_CUSTOM_ID:
         length = len(found.custom_id)
         message = f"custom_id has {length} characters; give 1 to {MAX_CUSTOM_ID}."
@@ -121,3 +122,12 @@ def _wrong(
         if getattr(flags, name):
             return "invalid_body", f"body.{name}", f"body.{name} is set; remove it from the line."
     return None
+
+
+def _reason(line: bytes, error: Exception) -> str:
+    """The reason that a line is no request: that of the routes, where they refuse it too."""
+    try:
+        parse(line, "The line")
+    except RequestError as refusal:
+        return refusal.message
+    return f"The line is no request: {error}."

@@ -19,7 +19,8 @@ import msgspec
 from sglang.srt.requests import request_error
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.batches.batch_input import InputError
-from sglang.srt.runtime.batches.file_store import LIFETIME, save
+from sglang.srt.runtime.batches.file_store import LIFETIME
+from sglang.srt.runtime.batches.record_files import RecordFiles, StoredRecord, save
 
 _ID = re.compile(r"batch_[0-9a-f]{32}")
 STATES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -39,20 +40,19 @@ class Order(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
-class BatchRecord(msgspec.Struct, kw_only=True):
+class BatchRecord(StoredRecord, kw_only=True):
     """One batch. ``moments``: seconds since the epoch at which each state began; ``answers``: ids
     of the files of answers and of errors, which are there when it has ended."""
 
-    id: str
     order: Order
     answers: tuple[str, str]
     status: str = "validating"
-    moments: dict[str, int] = {}
+    moments: dict[str, int] = msgspec.field(default_factory=dict)
     total: int = 0
     completed: int = 0
     failed: int = 0
     ends_as: str = ""
-    errors: list[InputError] = []
+    errors: list[InputError] = msgspec.field(default_factory=list)
 
     @property
     def kept(self) -> tuple[bool, bool]:
@@ -105,16 +105,9 @@ class BatchRecords:
     def __init__(self, directory: Path) -> None:
         """Raises OSError."""
         self._directory = directory / "batches"
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._records = {record.id: record for record in self._read()}
-        for path in self._directory.iterdir():
-            if path.suffix == ".new" or path.stem not in self._records:
-                path.unlink()
-
-    def _read(self) -> Iterator[BatchRecord]:
-        for path in self._directory.glob("batch_*.json"):
-            with suppress(msgspec.MsgspecError):
-                yield msgspec.json.decode(path.read_bytes(), type=BatchRecord)
+        found = RecordFiles(self._directory, _ID)
+        self._records = {record.id: record for record in found.read(BatchRecord)}
+        found.clear(set(self._records))
 
     def __iter__(self) -> Iterator[BatchRecord]:
         return iter(list(self._records.values()))

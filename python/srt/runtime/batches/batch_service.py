@@ -13,7 +13,7 @@ from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.batches.batch_input import InputLimits
 from sglang.srt.runtime.batches.batch_records import BatchRecord, BatchRecords, Order, new_batch_id
 from sglang.srt.runtime.batches.batch_runner import Answer, BatchRunner
-from sglang.srt.runtime.batches.file_store import FileStore, new_file_id
+from sglang.srt.runtime.batches.file_store import DiskErrors, FileStore, new_file_id
 from sglang.srt.runtime.batches.line_seats import LineSeats
 
 MAX_OPEN = 100  # batches of one owner that have not ended
@@ -39,9 +39,11 @@ class BatchService:
         answer: Answer,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Raises OSError, and ValueError where another server has the directory."""
+        """Raises OSError, also where another server has the directory, or it is no
+        server's."""
         self._now = now
-        directory.mkdir(parents=True, exist_ok=True)
+        _verify_own(directory)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _locked(directory)
         self.records = BatchRecords(directory)
         unfinished = {id for r in self.records if not r.ended for id in r.answers}
@@ -79,10 +81,8 @@ class BatchService:
             )
         record = BatchRecord(id=new_batch_id(), order=order, answers=(new_file_id(), new_file_id()))
         record.enter("validating", self._now())
-        try:
+        with DiskErrors():
             await self._runner.save(record)
-        except OSError as error:
-            raise _full(error) from error
         self._runner.begin(record)
         return record
 
@@ -94,10 +94,8 @@ class BatchService:
                 "batch_id",
                 "conflict",
             )
-        try:
+        with DiskErrors():
             await self._runner.cancel(record)
-        except OSError as error:
-            raise _full(error) from error
 
     def counts(self) -> dict[str, float]:
         """Numbers for metrics."""
@@ -113,20 +111,24 @@ class BatchService:
         return {r.order.input_file_id for r in self.records if not r.ended}
 
 
-def _full(error: OSError) -> RequestError:
-    return RequestError(
-        f"The server's disk took no more ({error.strerror}); try again later.", code="overloaded"
-    )
+def _verify_own(directory: Path) -> None:
+    """Raise OSError for a directory that has the store's folders, and no server made them."""
+    folders = [name for name in ("files", "batches") if (directory / name).exists()]
+    if folders and not (directory / "lock").exists():
+        raise OSError(
+            f"--batch-dir {directory} has a folder {folders[0]!r} that no server made; give an "
+            "empty or a new directory"
+        )
 
 
 def _locked(directory: Path) -> int:
-    """A handle that holds the directory's lock. Raises ValueError."""
+    """A handle that holds the directory's lock. Raises OSError."""
     handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(handle)
-        raise ValueError(
+        raise OSError(
             f"--batch-dir {directory} is in use by another server; give each its own directory"
         ) from error
     return handle

@@ -3,8 +3,9 @@
     DIRECTORY/files/ID.json   what is known of a file; without it a file is not there
     DIRECTORY/files/ID.data   its bytes
 
-A file is complete when its ``.json`` is there, which is written last. What an upload
-left that was cut is removed when the store is opened.
+Prompts are in them: the server's own user alone can read them. A file is complete when its
+``.json`` is there, which is written last. What an upload left that was cut is removed when the
+store is opened.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from sglang.srt.requests.request_error import RequestError, shown
+from sglang.srt.runtime.batches.record_files import RecordFiles, StoredRecord, private, save
 
 MAX_FILES = 10_000  # files that one owner may have
 MAX_FILENAME = 255  # characters
@@ -30,11 +31,10 @@ LIFETIME = 30 * DAY  # seconds, where an upload says nothing else
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
-class FileRecord(msgspec.Struct, kw_only=True):
+class FileRecord(StoredRecord, kw_only=True):
     """One file. ``owner``: name of the key that it belongs to; times are seconds since the
     epoch."""
 
-    id: str
     owner: str
     filename: str
     purpose: str
@@ -53,16 +53,6 @@ class FileRecord(msgspec.Struct, kw_only=True):
 
 def new_file_id() -> str:
     return f"file-{secrets.token_hex(16)}"
-
-
-def save(path: Path, record: msgspec.Struct) -> None:
-    """Write a record in place of the last one, whole or not at all. Raises OSError."""
-    beside = path.with_suffix(".new")
-    with open(beside, "wb") as file:
-        file.write(msgspec.json.encode(record))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
 
 
 class FileStore:
@@ -91,18 +81,14 @@ class FileStore:
         self.size, self.used, self._lock = 0, _unused, threading.Lock()
         self._first_end = 0.0  # when the first file expires, or earlier
         self._directory = directory / "files"
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._records = {record.id: record for record in self._read()}
-        for path in self._directory.iterdir():
-            known = path.stem in self._records or path.stem in unfinished
-            if path.suffix in (".new", ".part") or not known:
-                path.unlink()
+        found = RecordFiles(self._directory, _ID)
+        self._records = {record.id: record for record in self._read(found)}
+        found.clear({*self._records, *unfinished})
         self.sweep()
 
-    def _read(self) -> Iterator[FileRecord]:
-        for path in self._directory.glob("file-*.json"):
-            with suppress(msgspec.MsgspecError, FileNotFoundError):
-                record = msgspec.json.decode(path.read_bytes(), type=FileRecord)
+    def _read(self, found: RecordFiles) -> Iterator[FileRecord]:
+        for record in found.read(FileRecord):
+            with suppress(FileNotFoundError):
                 self.size += os.stat(self.path(record.id)).st_size
                 yield record
 
@@ -177,12 +163,15 @@ class FileStore:
         with suppress(FileNotFoundError):  # moved already
             os.replace(working, self.path(id))
         record = self.add(id, owner, name, "batch_output", seconds)
-        self.release(-record.bytes)
+        self._count(record.bytes)
 
     def release(self, count: int) -> None:
         """Count ``count`` bytes less."""
+        self._count(-count)
+
+    def _count(self, change: int) -> None:
         with self._lock:
-            self.size -= count
+            self.size += change
 
     def delete(self, record: FileRecord) -> None:
         """Raises RequestError ``conflict`` for one that is in use."""
@@ -225,21 +214,21 @@ class Upload:
         self.size, self.most = 0, store.file_bytes
         self._part = store.path(self._id).with_suffix(".part")
         self._file = None
-        with _disk():
-            self._file = open(self._part, "xb")  # noqa: SIM115 (closed by finish and drop)
+        with DiskErrors():
+            self._file = open(self._part, "xb", opener=private)  # noqa: SIM115 (closed by finish and drop)
 
     def write(self, data: bytes) -> None:
         """Raises RequestError where a limit is exceeded, or the disk is full."""
         assert self._file is not None
         self._store.reserve(len(data), self.size)
         self.size += len(data)
-        with _disk():
+        with DiskErrors():
             self._file.write(data)
 
     def finish(self, filename: str, purpose: str, seconds: int) -> FileRecord:
         """The file, complete. Raises RequestError where the disk is full."""
         assert self._file is not None
-        with _disk():
+        with DiskErrors():
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -260,7 +249,7 @@ class Upload:
         self._file = None
 
 
-class _disk:
+class DiskErrors:
     """A block whose OSErrors leave it as RequestErrors ``overloaded``."""
 
     def __enter__(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from sglang.srt.config import BatchesConfig
 from sglang.srt.requests.completion.readout import ABORTED
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.batches.batch_input import ENDPOINTS, InputLimits
+from sglang.srt.runtime.batches.batch_input import InputLimits
 from sglang.srt.runtime.batches.batch_runner import LineAnswer
 from sglang.srt.runtime.batches.batch_service import BatchService, StorageLimits
 from sglang.srt.runtime.batches.line_seats import LineSeats
@@ -33,12 +33,12 @@ from starlette.requests import Request
 LOW = 1_000_000  # taken from the priority of every request of a batch
 SWEEP = 3600.0  # seconds between two looks for what has expired
 
-_HANDLERS: Mapping[str, Handler] = dict(
-    zip(
-        ENDPOINTS,
-        (chat.chat_completions, completions.completions, embeddings.embeddings, responses.create),
-    )
-)
+HANDLERS: Mapping[str, Handler] = {
+    "/v1/chat/completions": chat.chat_completions,
+    "/v1/completions": completions.completions,
+    "/v1/embeddings": embeddings.embeddings,
+    "/v1/responses": responses.create,
+}
 
 
 class _Refusal(msgspec.Struct):
@@ -49,7 +49,7 @@ class _Refusal(msgspec.Struct):
 async def batches_of(state: ServerState, config: BatchesConfig) -> AsyncIterator[None]:
     """The server's batches, where the configuration has a directory, until the end of the block.
 
-    Raises ValueError and OSError where the directory cannot be used.
+    Raises OSError where the directory cannot be used.
     """
     if not config.batch_dir:
         yield
@@ -108,7 +108,7 @@ def answering(state: ServerState) -> Callable[[str, bytes, str], Awaitable[LineA
         request_record.current.set(record)
         try:
             CALLER.set(_caller(state, owner, number))
-            reply = await _HANDLERS[url](state, _request(url, body))
+            reply = await HANDLERS[url](state, _request(url, body))
         except Exception as error:
             reply = error_response(error)
             aborted = isinstance(error, RequestError) and error.message == ABORTED

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import re
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import msgspec
-from sglang.srt.core.depth import deeper
-from sglang.srt.requests.request_error import RequestError
+from sglang.srt.requests.strict_json import parse
 from sglang.srt.runtime.request_fields import convert
 from sglang.srt.web.exchange.error_replies import ServerError
 from starlette.requests import Request
 
-MAX_DEPTH = 128
 MOST_BODIES = 64  # bodies of the largest size that may be arriving at once
 SMALL = 64 << 10  # bytes of a body that is read whatever else arrives
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -97,54 +92,3 @@ def _too_large(size: int, limit: int) -> ServerError:
         "body_too_large",
         f"The body has at least {size} bytes; at most {limit} (--max-body-bytes).",
     )
-
-
-def parse(body: bytes) -> Any:
-    """Strict JSON in UTF-8. Raises RequestError.
-
-    Refused besides broken syntax: duplicate keys, NaN and Infinity, nesting deeper than
-    ``MAX_DEPTH``, escapes that make a lone surrogate.
-    """
-    try:
-        text = body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"The body is not valid UTF-8 (byte {error.start}).") from error
-    try:
-        value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite
-        )
-        if _SURROGATE.search(text):
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise RequestError("The body holds a lone surrogate escape.") from error
-    except RecursionError as error:
-        raise _too_deep() from error
-    except ValueError as error:
-        raise RequestError(f"The body is not valid JSON: {error}") from error
-    if text.count("[") + text.count("{") > MAX_DEPTH and deeper(value, MAX_DEPTH):
-        raise _too_deep()
-    return value
-
-
-def _too_deep() -> RequestError:
-    return RequestError(f"The body is nested deeper than {MAX_DEPTH} levels.")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"key {twice!r} appears twice in one object")
-    return found
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{digits} is out of range")
-    return value
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")

@@ -1,6 +1,8 @@
 """Bodies of Ollama's API. A field that is null is not set; ``keep_alive`` has no effect here.
 
-Fields that the API has and this server does not honour are declared, so that they are refused.
+Fields that this server does not honour are declared too. ``suffix``, ``template`` and ``context``
+are refused: a text without them is another one. ``truncate`` of a chat or prompt, ``shift`` and
+``verbose``, which clients send by default, have no effect.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class PullBody(OllamaModelBody, kw_only=True):
 
 
 class GeneratingBody(OllamaModelBody, kw_only=True):
-    """Fields of both routes that generate. ``stream`` is true by default."""
+    """Fields of both routes that generate. ``stream`` is true by default; ``truncate`` and
+    ``shift``: without effect, what is longer than the context is refused."""
 
     stream: Annotated[bool | None, None, "One JSON object a line; true by default."] = None
     format: Format = None

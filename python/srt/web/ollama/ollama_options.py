@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sglang.srt.requests.request_error import RequestError, Reworded, shown
@@ -39,6 +40,7 @@ _REAL = frozenset({
 })  # fmt: skip
 _SPELLINGS = {re.compile(rf"^{ours}\b"): f"options.{theirs}" for theirs, ours in _FIELDS.items()}
 _FORMAT = re.compile(r"^(response_format \(or json_schema\)|json_schema)")
+_IMAGE = re.compile(r"^(messages\[\d+\])\.content(\[\d+\])\.image_url")
 MAX_WHOLE = 1 << 62
 
 
@@ -73,13 +75,19 @@ def _neutral(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def spelled() -> Reworded:
-    """A block whose errors about sampling leave it in the names of the options."""
-    return Reworded(_spelled)
+def spelled(images: str = "images") -> Reworded:
+    """A block whose errors about sampling and images leave it in the names of Ollama's fields.
+
+    Args:
+        images: field of the images; ``{message}`` in it becomes the message.
+    """
+    return Reworded(partial(_spelled, images))
 
 
-def _spelled(error: RequestError) -> RequestError:
+def _spelled(images: str, error: RequestError) -> RequestError:
     message = error.message
+    if found := _IMAGE.match(message):
+        message = f"{images.format(message=found[1])}{found[2]}{message[found.end() :]}"
     for ours, theirs in _SPELLINGS.items():
         message = ours.sub(theirs, message)
     return error.reworded(_FORMAT.sub("format", message), error.param)

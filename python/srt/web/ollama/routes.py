@@ -57,7 +57,8 @@ async def chat(state: ServerState, request: Request) -> Response:
         return _loaded(body, of_chat)
     thinks = state.runtime.thought_marks is not None
     make = partial(chat_of, body, model, thinks)
-    return await _answer(state, request, body, of_chat, len(body.messages), make)
+    with spelled("{message}.images"):
+        return await _answer(state, request, body, of_chat, len(body.messages), make)
 
 
 async def generate(state: ServerState, request: Request) -> Response:
@@ -72,7 +73,8 @@ async def generate(state: ServerState, request: Request) -> Response:
             call = await _raw(state, body, model)
         return await _reply(state, request, body, of_prompt, call)
     make = partial(prompt_chat, body, model, state.runtime.thought_marks is not None)
-    return await _answer(state, request, body, of_prompt, 1, make)
+    with spelled():
+        return await _answer(state, request, body, of_prompt, 1, make)
 
 
 async def _answer(
@@ -84,8 +86,7 @@ async def _answer(
     make: Callable[[], ChatRequest],
 ) -> Response:
     """The reply to the chat that ``make`` makes of ``count`` messages."""
-    with spelled():
-        call = await read_chat(state.runtime, await offload(count, make), caller=CALLER.get())
+    call = await read_chat(state.runtime, await offload(count, make), caller=CALLER.get())
     return await _reply(state, request, body, written, call)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,19 @@ def test_images_come_through() -> None:
     assert answer.run(messages=turns, backend=sgl.Mock(["x"])).messages()[:1] == turns
 
 
+def test_messages_open_no_file(tmp_path: Path) -> None:
+    """A stranger may have written them: neither a path nor a file: URL is read."""
+    path = tmp_path / "secret.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n secret")
+    for url in (str(path), f"file://{path}", "/etc/passwd"):
+        for kind in ("image_url", "video_url"):
+            turns = [{"role": "user", "content": [{"type": kind, kind: {"url": url}}]}]
+            with pytest.raises(ValueError, match=rf"content\[0\].{kind} is .* open no file"):
+                answer.run(messages=turns, backend=sgl.Mock(["x"]))
+
+
+DEEP = '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"
+DEEP_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}
 BAD_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}
 
 
@@ -110,6 +124,7 @@ BAD_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argu
         ([{"role": "tool", "content": "5"}], ValueError, "tool_call_id is missing"),
         ([{"role": "user", "tool_calls": BAD_CALL["tool_calls"]}], ValueError, "JSON object"),
         ([BAD_CALL], ValueError, r"tool_calls\[0\].function.arguments is '\[1\]'"),
+        ([DEEP_CALL], ValueError, "arguments is .*; give a JSON object"),
         ([{"role": "assistant", "tool_calls": [{}]}], ValueError, r"tool_calls\[0\] is {}; give"),
         ([{"role": "user"}] * 10_001, ValueError, "at most 10000"),
     ],

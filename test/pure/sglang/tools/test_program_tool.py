@@ -135,7 +135,11 @@ def yields(n: int) -> Any:
         ([lambda x: x], ValueError, "a tool is named '<lambda>'"),
         ([{"name": "a b"}], ValueError, "a tool is named 'a b'; use 1 to 64 letters"),
         ([{"name": "a", "parameters": {"type": "array"}}], ValueError, "of type 'array'"),
-        ([{"name": "a", "parameters": {"type": 3}}], ValueError, "is not a JSON schema"),
+        (
+            [{"name": "a", "parameters": {"type": 3}}],
+            ValueError,
+            "the schema of tool 'a' is not a JSON schema",
+        ),
     ],
 )
 def test_what_is_no_tool_is_refused(given: Any, error: type[Exception], said: str) -> None:

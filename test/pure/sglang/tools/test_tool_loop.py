@@ -58,6 +58,22 @@ async def aask(s: Any, question: str) -> str:
     return str(await s.aget("x"))
 
 
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise OSError("no text")
+
+
+def mute() -> str:
+    raise MuteError
+
+
+def deep() -> Any:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
 def roles(state: Any) -> str:
     return "".join(message["role"][0] for message in state.messages())
 
@@ -149,6 +165,28 @@ def test_errors_are_told_to_the_model() -> None:
     assert errors[2] == "the arguments do not fit: a: Field required"
     assert state.messages()[3]["content"] == "error: LookupError: no bread"
     assert state["x"] == "Sorry"
+
+
+@pytest.mark.parametrize("tool", [add, {"name": "add"}], ids=["function", "definition"])
+def test_arguments_nested_too_deep_are_told_to_the_model(tool: Any) -> None:
+    nested = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
+    text = f'<tool_call>\n{{"name": "add", "arguments": {nested}}}\n</tool_call>'
+    state = ask.run("?", tools=[tool], backend=sgl.Mock([text, "Sorry"]))
+    (call,) = state["x_calls"]
+    assert "recursion limit exceeded" in call["error"]
+    assert (call["arguments"], state["x"]) == ({}, "Sorry")
+
+
+def test_an_error_without_a_text_is_told_to_the_model() -> None:
+    state = ask.run("?", tools=[mute], backend=sgl.Mock([calls(("mute", {})), "Sorry"]))
+    said = "MuteError: its text cannot be read: __str__ raised OSError"
+    assert state["x_calls"][0]["error"] == said
+    assert state["x"] == "Sorry"
+
+
+def test_a_result_nested_too_deep_is_named() -> None:
+    with pytest.raises(sgl.ProgramError, match=r"tool 'deep' returned \[.*JSON cannot carry"):
+        ask.run("?", tools=[deep], backend=sgl.Mock([calls(("deep", {})), "Sorry"]))
 
 
 def test_a_call_that_is_late_is_told() -> None:

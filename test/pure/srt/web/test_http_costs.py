@@ -23,6 +23,7 @@ from sglang.srt.engine import process
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixTree
+from sglang.srt.requests import strict_json
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.request_error import RequestError
@@ -57,17 +58,17 @@ def events(reply: httpx.Response) -> list[dict[str, Any]]:
 def test_escapes_in_an_open_string_take_linear_time() -> None:
     text = "[" + "[]," * 200 + '"' + '\\"' * 500_000
     with pytest.raises(RequestError, match="Unterminated"):
-        body.parse(text.encode())  # scanned once per quote, it would be hours
+        strict_json.parse(text.encode())  # scanned once per quote, it would be hours
 
 
 @pytest.mark.parametrize(("head", "tail"), [("[", "]"), ('{"a":', "}")])
 def test_depth_is_counted_in_values_not_in_text(head: str, tail: str) -> None:
-    most = body.MAX_DEPTH
-    body.parse((head * most + "1" + tail * most).encode())
+    most = strict_json.MAX_DEPTH
+    strict_json.parse((head * most + "1" + tail * most).encode())
     for depth in (most + 1, 900, 20_000):
         with pytest.raises(RequestError, match=f"nested deeper than {most} levels"):
-            body.parse((head * depth + "1" + tail * depth).encode())
-    assert body.parse(json.dumps({"a": "[{" * 1000}).encode()) == {"a": "[{" * 1000}
+            strict_json.parse((head * depth + "1" + tail * depth).encode())
+    assert strict_json.parse(json.dumps({"a": "[{" * 1000}).encode()) == {"a": "[{" * 1000}
 
 
 def test_a_long_text_is_tokenized_beside_the_loop(tokenizer: Tokenizer) -> None:
@@ -120,7 +121,7 @@ def test_a_body_of_many_objects_is_read_beside_the_loop(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    parse = body.parse
+    parse = strict_json.parse
 
     def noted(data: bytes) -> Any:
         seen.append((len(data) > body.SMALL, threading.current_thread() is loop))

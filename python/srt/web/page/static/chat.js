@@ -1,7 +1,7 @@
 // The chat: the conversation that is shown, and the answers that are being written. An answer goes on
 // while another conversation is read.
 
-import { $ } from "./dom.js";
+import { $, el } from "./dom.js";
 import { complain, setBusy, setDraft, startComposer } from "./composer.js";
 import { addMessage, branchOf, newConversation, pathOf, show, siblingsOf, touched }
   from "./conversation.js";
@@ -17,6 +17,8 @@ import { answer } from "./answer.js";
 
 let shown = newConversation(); // the conversation on the page
 let views = new Map(); // by the id of its message
+const SOME = 200; // messages that are drawn at once: thousands would block the page
+let limit = SOME; // how many of the last messages are drawn
 let opened = 0; // how often a conversation was chosen
 const running = new Map(); // by conversation id: {conversation, control} of its answer
 
@@ -58,6 +60,7 @@ async function open(id) {
   }
   shown = found ?? newConversation(lastSettings());
   views = new Map();
+  limit = SOME;
   draw();
   toEnd();
   await refresh(shown.id);
@@ -68,6 +71,7 @@ function begin() {
   opened += 1;
   shown = newConversation(lastSettings());
   views = new Map();
+  limit = SOME;
   draw();
   refresh(shown.id);
   $("say").focus();
@@ -102,12 +106,16 @@ async function keep(conversation) {
 function draw() {
   const path = pathOf(shown);
   const results = new Map(path.filter(({ call }) => call).map((node) => [node.call, node]));
-  const nodes = path.filter(({ role }) => role !== "tool").map((node) => {
+  const messages = path.filter(({ role }) => role !== "tool");
+  const hidden = Math.max(messages.length - limit, 0);
+  const nodes = messages.slice(hidden).map((node) => {
     if (!views.has(node.id)) views.set(node.id, new MessageView(node, actions));
     const view = views.get(node.id);
     view.end(siblingsOf(shown, node), results);
     return view.node;
   });
+  if (hidden) nodes.unshift(earlier);
+  earlier.textContent = `Show earlier messages (${hidden})`;
   const log = $("log");
   if (nodes.length !== log.children.length || nodes.some((node, i) => node !== log.children[i])) {
     log.replaceChildren(...nodes);
@@ -116,6 +124,16 @@ function draw() {
   document.title = shown.title ? `${shown.title} - sglang` : "sglang";
   showSettings(shown.settings);
   showRun();
+}
+
+const earlier = el("button", { type: "button", className: "earlier", onclick: showEarlier });
+
+// What the reader sees stays where it is.
+function showEarlier() {
+  const below = $("scroll").scrollHeight - $("scroll").scrollTop;
+  limit += SOME;
+  draw();
+  $("scroll").scrollTop = $("scroll").scrollHeight - below;
 }
 
 function showRun() {
@@ -141,7 +159,7 @@ function stop() {
 
 function editLast() {
   const last = pathOf(shown).findLast(({ role }) => role === "user");
-  if (last) views.get(last.id).edit();
+  if (last) views.get(last.id)?.edit(); // it may be one of those that are not drawn
 }
 
 const actions = {

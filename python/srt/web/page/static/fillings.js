@@ -4,6 +4,8 @@ import { el, iconButton } from "./dom.js";
 import { sanitized } from "./sanitizer.js";
 
 const MAX_CODE = 50_000; // characters that are highlighted
+const MAX_FORMULAS = 1000; // of a block of a message
+const PAUSE = 20; // formulas between two pauses, in which the page answers its reader
 const KATEX = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 500 };
 
 function once(load) {
@@ -19,8 +21,20 @@ const katex = once(async () => {
   return globalThis.katex;
 });
 
+// The formulas of a block. One that a growing answer has replaced meanwhile is left out.
+export async function fillFormulas(codes) {
+  for (const code of codes.slice(MAX_FORMULAS)) {
+    code.title = `Only the first ${MAX_FORMULAS} formulas of a paragraph, list or table are set.`;
+  }
+  await katex().catch(() => null);
+  for (const [at, code] of codes.slice(0, MAX_FORMULAS).entries()) {
+    if (at && at % PAUSE === 0) await new Promise((go) => setTimeout(go));
+    if (code.isConnected) await fillMath(code);
+  }
+}
+
 // Both leave the source where the library cannot be loaded or does not understand it.
-export async function fillMath(code) {
+async function fillMath(code) {
   const display = code.classList.contains("display");
   const source = code.textContent;
   try {

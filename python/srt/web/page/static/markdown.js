@@ -3,12 +3,14 @@
 // elsewhere.
 
 import "./vendor/markdown-it/markdown-it.umd.min.js";
-import { fillCode, fillMath } from "./fillings.js";
+import { fillCode, fillFormulas } from "./fillings.js";
 import { mathRules } from "./math_rules.js";
 import { sanitized } from "./sanitizer.js";
 
 const md = globalThis.markdownit({ html: false, linkify: true }).use(mathRules);
 md.linkify.set({ fuzzyLink: false, fuzzyEmail: false }); // main.rs is a file
+
+const LOOPBACK = /^(([^.]+\.)*localhost\.?|127\.[\d.]+|0\.0\.0\.0|\[::(1|ffff:7f[\da-f]{2}:[\da-f]+|ffff:0:0)?\])$/;
 
 // An image would tell another site that it was read, and a style attribute is no use here.
 md.renderer.rules.image = (tokens, at) => {
@@ -76,18 +78,26 @@ function finish(fragment) {
     table.replaceWith(frame);
     frame.append(table);
   }
-  fragment.querySelectorAll("code.math").forEach(fillMath);
+  const formulas = [...fragment.querySelectorAll("code.math")];
+  if (formulas.length) fillFormulas(formulas);
   fragment.querySelectorAll("pre > code").forEach(fillCode);
 }
 
 // A link opens elsewhere, and without a word of this page. One to this server would act for its
 // reader, so it is text.
 function secure(link) {
-  if (!link.href || (link.host && link.host === location.host)) {
+  if (!link.href || isHere(link)) {
     link.replaceWith(...link.childNodes);
     return;
   }
   link.target = "_blank";
   link.rel = "noopener noreferrer nofollow";
   link.title ||= link.href;
+}
+
+// Whether a link leads to this server: by the page's own address, or by a name that this machine has
+// for itself. A name that only a resolver knows is not seen through.
+function isHere({ hostname, port }) {
+  return Boolean(hostname) && port === location.port
+    && (hostname === location.hostname || LOOPBACK.test(hostname));
 }

@@ -9,7 +9,9 @@ import pytest
 from helpers.http_server import is_error
 from helpers.scripted_server import Paced, serve_scripted
 from helpers.toy_tokenizer import byte_level
+from sglang.srt.runtime.batches.batch_input import ENDPOINTS
 from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.web.batch_api.batch_setup import HANDLERS
 
 
 @pytest.fixture(scope="module")
@@ -27,3 +29,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_every_route_names_the_flag(url: str, method: str, path: str) -> None:
     reply = httpx.request(method, f"{url}/v1/{path}", timeout=60)
     assert "start it with --batch-dir DIRECTORY" in is_error(reply, 400)["message"]
+
+
+def test_every_endpoint_of_a_batch_has_its_handler() -> None:
+    assert {path: handler.__name__ for path, handler in HANDLERS.items()} == {
+        "/v1/chat/completions": "chat_completions", "/v1/completions": "completions",
+        "/v1/embeddings": "embeddings", "/v1/responses": "create",
+    }  # fmt: skip
+    assert set(HANDLERS) == set(ENDPOINTS)

@@ -260,7 +260,10 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("chat", {"messages": [HI], "think": True}, 400, "does not support thinking"),
     ("chat", {"messages": [HI], "think": "much"}, 400, "think is 'much'"),
     ("chat", {"messages": [{"role": "cat", "content": ""}]}, 400, "messages[0].role is 'cat'"),
-    ("chat", {"messages": [{**HI, "images": ["/etc/passwd"]}]}, 400, "reads text only"),
+    ("chat", {"messages": [{**HI, "images": ["/etc/passwd"]}]}, 400,
+     "messages[0].images[0]: "),
+    ("chat", {"messages": [HI, {**HI, "images": ["QQ=="]}]}, 400, "messages[1].images[0]: "),
+    ("generate", {"prompt": "a", "system": "b", "images": ["QQ=="]}, 400, "images[0]: "),
     ("chat", {"messages": [{**HI, "images": [""]}]}, 400, "messages[0].images[0] is empty"),
     ("chat", {"messages": [{"role": "assistant", "images": ["QQ=="]}]}, 400, "role 'assistant'"),
     ("chat", {"messages": [HI], "top_logprobs": 3}, 400, "top_logprobs needs logprobs"),
@@ -291,6 +294,7 @@ def test_bad_input_is_refused_in_ollamas_form(
     assert reply.status_code == status, reply.text
     assert set(reply.json()) == {"error"}
     assert words in reply.json()["error"]
+    assert "image_url" not in reply.text
     assert len(reply.text) < 4000
 
 
