@@ -37,7 +37,10 @@ def wait_for(condition: Callable[[], Any], seconds: float = SECONDS) -> None:
 
 def error_of(reply: httpx.Response, status: int) -> str:
     """The message of an error in the form of its route's API; asserts that form."""
-    if not urlsplit(str(reply.url)).path.startswith("/v1/messages"):
+    path = urlsplit(str(reply.url)).path
+    if path.startswith("/api/"):
+        return ollama_error(reply, status)
+    if not path.startswith("/v1/messages"):
         return str(is_error(reply, status)["message"])
     assert reply.status_code == status, reply.text
     body = reply.json()
@@ -48,6 +51,16 @@ def error_of(reply: httpx.Response, status: int) -> str:
     assert body["error"]["message"]
     assert "Traceback" not in reply.text
     return str(body["error"]["message"])
+
+
+def ollama_error(reply: httpx.Response, status: int) -> str:
+    assert reply.status_code == status, reply.text
+    assert set(reply.json()) == {"error"}
+    message = reply.json()["error"]
+    assert isinstance(message, str)
+    assert message
+    assert "Traceback" not in message
+    return message
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,6 @@ def array(x: Any) -> Array:
     return x.detach().view(same).numpy().view(dtype)  # type: ignore[no-any-return]
 
 
-def float32(x: Array) -> Array:
-    """The array as contiguous float32: itself where it is that."""
-    return np.ascontiguousarray(x, dtype=np.float32)
-
-
 def storage_key(x: Weight) -> int:
     """Key of the memory that an array or a tensor is a view of."""
     if not isinstance(x, np.ndarray):

@@ -106,9 +106,7 @@ class IntegerModule:
     def _scales(self, files: QuantisedFiles) -> Array:
         n = self.shape[0]
         scale = files.read(f"{self.name}.weight_scale").astype(np.float32)
-        return (
-            np.full((n, 1), scale.item(), np.float32) if scale.size == 1 else scale.reshape(n, -1)
-        )
+        return _by_row(scale, n)
 
     def _zeros(self, files: QuantisedFiles) -> Array | None:
         name, n = f"{self.name}.weight_zero_point", self.shape[0]
@@ -118,9 +116,7 @@ class IntegerModule:
         if zeros.dtype == np.int32:
             zeros = centred(unpack(zeros.T, self.bits)[:, :n], self.bits).T
         zeros = zeros.astype(np.float32)
-        return (
-            np.full((n, 1), zeros.item(), np.float32) if zeros.size == 1 else zeros.reshape(n, -1)
-        )
+        return _by_row(zeros, n)
 
     def _groups(self, files: QuantisedFiles) -> Array | None:
         name = f"{self.name}.weight_g_idx"
