@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if error.errno not in UNWRITTEN or error.filename is not None:
+        if error.errno not in UNWRITTEN or error.filename is not None or sys.stdout is None:
             raise
         return _unprinted(error)
 

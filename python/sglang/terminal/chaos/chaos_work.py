@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -119,13 +118,13 @@ def read_requests(path: str) -> RequestWork:
     return RequestWork(bodies)
 
 
-def work_of(data: dict[str, Any]) -> ChaosWork:
-    """The work that ``data`` describes. A program's source is written to a new folder and
-    imported: replaying a bundle runs that code. Raises ValueError."""
+def work_of(data: dict[str, Any], folder: Path) -> ChaosWork:
+    """The work that ``data`` describes. A program's source is written into ``folder``, which has to
+    stay while the work is done, and imported: replaying a bundle runs that code. Raises
+    ValueError."""
     if "requests" in data:
         return RequestWork(data["requests"])
     try:
-        folder = Path(tempfile.mkdtemp(prefix="sglang-replay-"))
         file = folder / Path(str(data["file"])).name
         file.write_text(data["source"], encoding="utf-8")
         return ProgramWork(f"{file}:{data['name']}", dict(data["values"]), dict(data["params"]))

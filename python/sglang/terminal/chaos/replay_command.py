@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 from sglang.errors import SglangError
 from sglang.srt.commands.named_values import named_values
@@ -50,7 +52,9 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if arguments.quiet:
             bundle.faults = []
         key = arguments.api_key or os.environ.get("SGLANG_API_KEY")
-        tally = perform(work_of(bundle.work), bundle, arguments.url, key)
+        with tempfile.TemporaryDirectory(prefix="sglang-replay-") as folder:
+            work = work_of(bundle.work, Path(folder))
+            tally = perform(work, bundle, arguments.url, key)
     except (OSError, ValueError, TypeError, SglangError) as error:
         print(f"sglang replay: {error}", file=sys.stderr)
         return 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import tempfile
 import threading
 from contextlib import suppress
 from itertools import pairwise
@@ -17,7 +18,7 @@ from sglang.backend.mock import Mock
 from sglang.errors import BackendError, ProgramError, ServerFailed
 from sglang.srt.cli import main
 from sglang.terminal import run_command
-from sglang.terminal.chaos import chaos_run, chaos_work, crash_bundle
+from sglang.terminal.chaos import chaos_run, chaos_work, crash_bundle, replay_command
 from sglang.terminal.chaos.chaos_command import report
 from sglang.terminal.chaos.chaos_run import FAILED, NEVER, OTHER, RIGHT, ChaosRun, Tally
 from sglang.terminal.chaos.chaos_stage import filler_length
@@ -173,11 +174,17 @@ def test_answers_that_vary_are_not_compared() -> None:
 # Work and bundles
 
 
+def new_folder(parent: Path) -> Path:
+    folder = parent / "again"
+    folder.mkdir()
+    return folder
+
+
 def test_program_work_makes_itself_again(tmp_path: Path) -> None:
     file = tmp_path / "chaos_program_of_test.py"
     file.write_text(PROGRAM)
     work = ProgramWork(f"{file}:f", {"word": "a"}, {"max_tokens": 3})
-    again = work_of(json.loads(json.dumps(work.data())))
+    again = work_of(json.loads(json.dumps(work.data())), new_folder(tmp_path))
     mock = Mock(lambda prompt, params: f"{params.temperature}")
     assert work.do(mock, 0) == again.do(mock, 0) == "a: 0"
 
@@ -275,6 +282,25 @@ def test_an_exception_of_a_program_names_its_line(tmp_path: Path) -> None:
         work.do(Mock(), 0)
 
 
+def test_a_replay_leaves_no_source_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, path = tmp_path / "replayed_of_test.py", str(tmp_path / "b.json")
+    file.write_text(PROGRAM)
+    CrashBundle(ProgramWork(f"{file}:f", {"word": "a"}, {}).data(), settings={}).save(path)
+    answers = []
+
+    def perform(work: Any, *_: Any) -> Tally:
+        answers.append(work.do(Mock(["fine"]), 0))
+        answers.extend(one.name for one in folder.glob("*/*.py"))
+        return Tally()
+
+    folder = new_folder(tmp_path)
+    monkeypatch.setattr(replay_command, "perform", perform)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    assert main(["replay", path]) == 0
+    assert answers == ["a: fine", file.name]
+    assert list(folder.iterdir()) == []
+
+
 def test_once_compares_with_what_is_known() -> None:
     work = RequestWork([{"text": "a"}, {"text": "b"}, {"text": "c"}])
 
@@ -305,7 +331,7 @@ def test_run_writes_a_bundle_of_its_failure(
     assert bundle.settings == {"random_seed": 3}
     assert "no luck" in bundle.failures[0]["error"]
     mock = Mock(["fine"])
-    assert work_of(bundle.work).do(mock, 0) == "a: fine"
+    assert work_of(bundle.work, tmp_path).do(mock, 0) == "a: fine"
 
 
 # The command and the proxy
