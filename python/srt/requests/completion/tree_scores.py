@@ -12,7 +12,7 @@ import asyncio
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
+from weakref import WeakKeyDictionary
 
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.space_messages import (
@@ -30,11 +30,12 @@ from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.requests.completion.token_tree import TreeForward, most_tokens, tree_forwards
 
-AT_ONCE = 4  # forwards of a space in the engine at the same time
+AT_ONCE = 1  # forwards of trees in an engine at the same time, over all requests
 INLINE = 1 << 12  # tokens of rows whose tree is made on the event loop, some milliseconds of work
 PREFIX = 0  # request number of PrefixPages; those of forwards follow
 
 Row = list[float | None]
+_TURNS: WeakKeyDictionary[Client, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class NoTree(Exception):
@@ -88,18 +89,15 @@ class TreeScores:
             self._client.send(PrefixPages(self._number, PREFIX, tokens, 0))
             await self._answer(PREFIX)
         found: list[Row] = [[] if depth else [None] for _ in rows]
-        queue, running = iter(forwards), list[tuple[TreeForward, int]]()
         slots = ints(range(visible)).tobytes()
-        while True:
-            for forward in islice(queue, AT_ONCE - len(running)):
-                running.append((forward, self._begin(forward, visible, slots)))
-            if not running:
-                return found
-            forward, request = running.pop(0)
-            done = await self._answer(request)
+        for forward in forwards:
+            async with _turns(self._client):
+                self._verify_alive()
+                done = await self._answer(self._begin(forward, visible, slots))
             assert done is not None
             for number, values in forward.take(array("f", done.probe)):
                 found[number] += values
+        return found
 
     def _begin(self, forward: TreeForward, visible: int, slots: bytes) -> int:
         """Send a forward; return the number of its request."""
@@ -119,12 +117,15 @@ class TreeScores:
 
     async def _answer(self, request: int) -> ForwardDone | None:
         """The answer to a request. Raises NoTree and EngineLost."""
-        if self._failure is not None:
-            raise self._failure
+        self._verify_alive()
         try:
             return await self._expect(request)
         finally:
             self._waiting.pop(request, None)
+
+    def _verify_alive(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _take(self, event: SpaceEvent) -> None:
         if isinstance(event, ForwardDone):
@@ -159,6 +160,14 @@ class TreeScores:
             future.cancel()
         with suppress(EngineLost):
             self._client.send(CloseSpace(self._number))
+
+
+def _turns(client: Client) -> asyncio.Semaphore:
+    """What forwards of trees wait for, in the order of their arrival: those of one client take
+    turns, however many requests score options."""
+    if client not in _TURNS:
+        _TURNS[client] = asyncio.Semaphore(AT_ONCE)
+    return _TURNS[client]
 
 
 async def _made(rows: Sequence[list[int]], root: int, depth: int, most: int) -> list[TreeForward]:
