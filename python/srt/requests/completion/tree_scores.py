@@ -163,8 +163,8 @@ class TreeScores:
 
 
 def _turns(client: Client) -> asyncio.Semaphore:
-    """What forwards of trees wait for, in the order of their arrival: those of one client take
-    turns, however many requests score options."""
+    """Return the semaphore that each tree forward of a client holds. Forwards of all its requests
+    take turns, in the order of their arrival."""
     if client not in _TURNS:
         _TURNS[client] = asyncio.Semaphore(AT_ONCE)
     return _TURNS[client]
