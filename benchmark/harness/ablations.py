@@ -128,4 +128,6 @@ def opened(ablation: Ablation, model_path: str | Path = EMBEDDED, **settings: An
     embedded = Path(model_path) == EMBEDDED
     chosen = {"log_level": "warning", **settings, **ablation.settings}
     engine = sglang.Engine(model_path="" if embedded else str(model_path), **chosen)
+    # Hits of the cache are those of requests: a select has one for each option, as in the paper.
+    engine.scores_options = False
     return Ablated(ablation, engine, ignore_eos=not embedded)
