@@ -8,7 +8,7 @@ from pathlib import Path
 import sglang as sgl
 from connect import connect
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "live.png"
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "page-live-wide-light.png"
 QUESTIONS = ["What does the picture show?", "Which colours are in it?", "Is there any text?"]
 
 
