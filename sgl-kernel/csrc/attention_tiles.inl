@@ -38,8 +38,12 @@ static void tiles_product(const uint32_t* a, int64_t lda, const uint32_t* b, int
     strip<1>(a, lda, b, ldb, steps, c, ldc, fresh);
 }
 
-// 2^x within 4e-6 for x <= kSlack, exact at whole numbers; 0 where it would be denormal, under
-// Flushed.
+// A record's maximum stays while scores are at most that much above it: weights are numbers up to
+// 2^8 then, as precise as those up to 1, and what was summed need not be scaled for every new one.
+static constexpr float kSlack = 8.f;
+
+// 2^x within 4e-6 of its value for x <= kSlack, exact at whole numbers; 0 where it would be
+// denormal, under Flushed.
 static inline F weight_of(F x) {
   constexpr int kDown = 9;  // minus the whole number below
   F r = (F)_mm512_maskz_reduce_ps(0xffff, (__m512)x, kDown);
@@ -50,10 +54,6 @@ static inline F weight_of(F x) {
   p = p * r + splat(1.f);
   return scaled(p, x);
 }
-
-// A record's maximum stays while scores are at most that much above it: weights are numbers up to
-// 2^8 then, as precise as those up to 1, and what was summed need not be scaled for every new one.
-static constexpr float kSlack = 8.f;
 
 // Scores [kChunk] of one query become weights, in pairs; its record learns of a new maximum.
 // `whole`: the query sees all keys. Otherwise what is behind the keys may be anything.

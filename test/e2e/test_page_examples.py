@@ -54,9 +54,9 @@ ELSEWHERE = {
 # Pages without an example: an index, reports whose tables are made by benchmarks, and pages about
 # GPUs, clusters, sandboxes and checkpoints that a test cannot have; the latter's code has tests.
 NOTHING_TO_RUN = {
-    "README.md", "agent-load.md", "batches.md", "benchmarks.md", "evaluation.md", "perf-log.md",
+    "README.md", "agent-load.md", "benchmarks.md", "evaluation.md", "perf-log.md",
     "gguf.md", "gpu.md", "inferlet-sandbox.md", "kubernetes.md", "kv-events.md", "lora.md",
-    "parallel.md",
+    "packaging.md", "parallel.md",
 }  # fmt: skip
 PAGES = sorted(
     page.name
@@ -77,12 +77,14 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The host and port of a server with the embedded model and the toolbox of its page."""
+    """The host and port of a server: the embedded model, the toolbox of its page, batches."""
     tools = tmp_path_factory.mktemp("tools") / "mytools.py"
     example = BLOCK.search((DOCS / "toolbox.md").read_text(encoding="utf-8"))
     assert example is not None
     tools.write_text(example["code"], encoding="utf-8")
-    with launched(["--log-level", "warning", "--device", "cpu", "--toolbox", str(tools)]) as server:
+    batches = tmp_path_factory.mktemp("batches")
+    flags = ["--device", "cpu", "--toolbox", str(tools), "--batch-dir", str(batches)]
+    with launched(["--log-level", "warning", *flags]) as server:
         yield server.url.removeprefix("http://")
 
 

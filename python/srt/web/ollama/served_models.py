@@ -119,9 +119,10 @@ def _card(runtime: EngineRuntime, name: str, modified: int) -> dict[str, Any]:
 def _details(runtime: EngineRuntime, name: str) -> dict[str, Any]:
     info, family = runtime.info, _family(runtime)
     plain = _LEVELS.get(info.dtype.removeprefix("torch."), info.dtype)
+    gguf = info.quantization == "gguf" or info.model_path.endswith(".gguf")
     return {
         "parent_model": "" if name == runtime.model_name else tagged(runtime.model_name),
-        "format": "safetensors",
+        "format": "gguf" if gguf else "safetensors",
         "family": family,
         "families": [family],
         "parameter_size": _counted(info.parameters),

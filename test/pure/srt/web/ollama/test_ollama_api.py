@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import ollama
 import pytest
 from helpers.scripted_server import Paced, serve_scripted
@@ -16,6 +18,7 @@ from sglang.srt.config import Config
 from sglang.srt.requests.completion.output import Finish
 from sglang.srt.requests.media_input.sources import source_of
 from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.web.ollama import served_models
 from sglang.srt.web.ollama.ollama_chat import picture
 
 MODEL = "sglang-tiny:latest"
@@ -217,6 +220,17 @@ def test_models_are_listed_and_shown(client: ollama.Client) -> None:
     assert shown.modelinfo is not None
     family = shown.modelinfo["general.architecture"]
     assert shown.modelinfo[f"{family}.context_length"] == running.context_length
+
+
+@pytest.mark.parametrize(
+    ("changes", "form"),
+    [({}, "safetensors"), ({"quantization": "gguf"}, "gguf"), ({"model_path": "a.gguf"}, "gguf")],
+)
+def test_the_format_is_that_of_the_files(model: Paced, changes: dict[str, Any], form: str) -> None:
+    info, known = msgspec.structs.replace(model.info, **changes), SimpleNamespace(known={})
+    runtime: Any = SimpleNamespace(info=info, model_name="m", adapters=known)
+    (card,) = served_models.listed(runtime, 0)
+    assert card["details"]["format"] == form
 
 
 def test_a_served_model_is_pulled_and_nothing_else_changes(client: ollama.Client) -> None:
