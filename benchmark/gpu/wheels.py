@@ -29,7 +29,7 @@ PLATFORMS = (
     "manylinux_2_34_x86_64", "manylinux_2_31_x86_64", "manylinux_2_28_x86_64",
     "manylinux_2_17_x86_64", "manylinux2014_x86_64",
 )  # fmt: skip
-EXTRAS = ("srt", "gpu", "flashinfer", "bench")
+EXTRAS = ("cpu", "vision", "srt", "gpu", "flashinfer", "bench")
 # Packages of the extra "dev" that test/gpu needs.
 TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pytest-asyncio")
 # There with torch: itself, its compiler, and what its wheel requires.

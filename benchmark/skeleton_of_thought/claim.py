@@ -67,7 +67,7 @@ async def plain(api: Api, item: Item) -> dict[str, object]:
 
 CLAIM = Claim(
     name="skeleton_of_thought",
-    title="Skeleton of thought (advice)",
+    title="Skeleton of thought (tips)",
     paper="Fig. 5, Skeleton-of-Thought",
     items=items,
     program=program,

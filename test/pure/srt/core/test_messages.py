@@ -54,7 +54,7 @@ VERBS: list[Any] = [
     sm.ForwardTokens(
         1, 9, ints([0]).tobytes(), ints([7]).tobytes(), ints([0, 1]).tobytes(),
         ints([2]).tobytes(), b"\x05", SAMPLING, 0.5, ints([5]).tobytes(), b"\xff\xff\xff\xff",
-        sm.WHOLE, (1, 2), ((0, 3),), (4,), -1, 8,
+        sm.WHOLE, (1, 2), ints([0, 7]).tobytes(), ((0, 3),), (4,), -1, 8,
     ),
     sm.CloseSpace(1),
 ]  # fmt: skip

@@ -158,7 +158,15 @@ def documented() -> dict[str, str]:
 
 def test_the_guide_of_gen_has_the_declared_defaults() -> None:
     shown = documented()
-    assert shown.keys() == {*NAMES, "choices", "choices_method"}
+    others = {
+        "choices",
+        "choices_method",
+        "tools",
+        "tool_choice",
+        "max_tool_rounds",
+        "tool_timeout",
+    }
+    assert shown.keys() == {*NAMES, *others}
     for name in PARAMETERS.keys() & set(NAMES):
         default = PARAMETERS[name].default
         text = f"{default:g}" if type(default) is float else str(default)
