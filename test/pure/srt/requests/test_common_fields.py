@@ -26,6 +26,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "GetBody": {"session_id": "s"},
     "SetBody": {"session_id": "s", "semantic_var_id": "v", "value": ""},
     "CancelBody": {"session_id": "s"},
+    "BatchBody": {"input_file_id": "f", "endpoint": "/v1/completions"},
 }
 NUMBERS = [-(2**63) - 1, -PRIORITY_LIMIT - 1, -PRIORITY_LIMIT, -2, -1, 0, 1, 2, 128, 129, 604_800,
            604_801, PRIORITY_LIMIT - 1, PRIORITY_LIMIT, 2**63]  # fmt: skip
