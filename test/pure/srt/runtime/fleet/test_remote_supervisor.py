@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -67,7 +68,8 @@ def test_an_engine_that_is_not_there_at_the_start_joins_later(
             members.changed = lambda engine: joined.append(engine.name)
             await members.start({})
             assert list(members.engines) == [one.address]
-            assert f"{late} cannot be reached" in caplog.text
+            # On a busy machine the time is over before the connection is refused.
+            assert re.search(f"{late} (cannot be reached|did not answer)", caplog.text)
             keeping = asyncio.create_task(members.run())
             capacity = members.info.capacity
             assert members.info is members.info, "it is computed once"
