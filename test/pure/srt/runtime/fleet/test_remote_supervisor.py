@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import logging
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
