@@ -13,7 +13,7 @@ from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
-# What the language's commands use of the runtime's folder.
+# Packages of the runtime's folder that the language's commands use.
 LANGUAGE_NEEDS = ["srt", "srt.core", "srt.config", "srt.commands", "srt.commands.bench"]
 DATA = {
     "sglang": ["py.typed", "views/timeline/assets/*"],

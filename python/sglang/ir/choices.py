@@ -140,7 +140,7 @@ greedy_token_selection = ChoicesMethod("greedy_token_selection", _greedy)
 unconditional_likelihood_normalized = ChoicesMethod(
     "unconditional_likelihood_normalized", _unconditional, unconditional=True
 )
-# Without scores of a runtime, those of another backend are followed in the same way.
+# A runtime writes one option under a constraint; other backends have ``_greedy`` follow the scores.
 constrained_decoding = ChoicesMethod("constrained_decoding", _greedy, generates=True)
 METHODS = {
     m.name: m

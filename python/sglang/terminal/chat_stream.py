@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import ssl
 import urllib.error
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from sglang.backend.native.http_proxy import is_loopback
 from sglang.errors import BackendError, ConnectionFailed, refusal
 
 LIST_SECONDS = 10.0
@@ -55,7 +55,7 @@ class ChatServer:
         if insecure:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         handlers: list[Any] = [urllib.request.HTTPSHandler(context=context)]
-        if _is_loopback(parts.hostname):  # no proxy reaches this machine's own address
+        if is_loopback(parts.hostname):  # no proxy reaches this machine's own address
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
@@ -97,13 +97,6 @@ class ChatServer:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise ConnectionFailed(f"no server answers at {self.url}: {reason}") from error
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _events(reply: Any, url: str) -> Iterator[bytes]:

@@ -58,7 +58,7 @@ def proxy_of(scheme: str, host: str) -> HttpProxy | None:
     """The proxy for requests to a host; None: they go there directly. Raises ValueError where the
     environment names one that speaks no HTTP."""
     address = getproxies().get(scheme) or getproxies().get("all")
-    if not address or _is_local(host) or proxy_bypass(host):
+    if not address or is_loopback(host) or proxy_bypass(host):
         return None
     parts = urlsplit(address if "://" in address else f"http://{address}")
     if parts.scheme != "http" or not parts.hostname:
@@ -73,7 +73,8 @@ def proxy_of(scheme: str, host: str) -> HttpProxy | None:
     return HttpProxy(parts.hostname, parts.port or PORT, credentials)
 
 
-def _is_local(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine is reached by a name or an address."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
