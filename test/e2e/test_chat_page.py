@@ -384,8 +384,7 @@ def test_conversations_are_kept_named_searched_and_deleted(
     row.hover()
     row.get_by_role("button", name="Delete").click()
     page.get_by_role("button", name="Delete", exact=True).click()
-    until(lambda: listed(page) == ["Second question"])
-    assert texts(page) == []
+    until(lambda: listed(page) == ["Second question"] and texts(page) == [])
     assert page.evaluate("document.cookie") == ""
 
 
