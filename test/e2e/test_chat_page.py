@@ -508,7 +508,7 @@ def test_other_views_and_other_chats_do_not_end_an_answer(
     served: Served, open_page: Opener
 ) -> None:
     page = open_page(served.url)
-    served.worker.seconds = 0.25  # it is stopped before its end, on a busy machine too
+    served.worker.seconds = 0.25  # so slow that the answer is stopped before its end
     page.fill("#say", "the lazy dog")
     page.press("#say", "Enter")
     page.locator(".assistant .text:not(:empty)").wait_for()
