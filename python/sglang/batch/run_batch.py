@@ -90,7 +90,7 @@ class ProgramBatch:
         """States in the order of the items, by threads."""
         # Daemon threads: an interrupted batch must not hold the interpreter back.
         pool = Workers(limit=self._limit)
-        waiting: deque[Started] = deque()
+        waiting, sent = deque[Started](), self._send is not None
         try:
             if prefix := self._prefix():
                 with suppress(SglangError):  # a hint; the items will tell what is wrong
@@ -102,11 +102,11 @@ class ProgramBatch:
             while waiting:
                 yield _first(waiting)
         except KeyboardInterrupt:
-            _abort(waiting)
+            _abort(waiting, sent)
             waiting.clear()  # no caller waits for them
             raise
         finally:
-            wait(_abort(waiting))
+            wait(_abort(waiting, sent))
             self._close()
 
     async def arun(self) -> AsyncIterator[ProgramState]:
@@ -285,13 +285,18 @@ async def _afirst(waiting: deque[asyncio.Task[ProgramState]]) -> ProgramState:
     return waiting.popleft().result()
 
 
-def _abort(waiting: Iterable[Started]) -> list[Future[ProgramState]]:
-    """Begin none of these and end the programs that run. Return the futures of those."""
+def _abort(waiting: Iterable[Started], sent: bool) -> list[Future[ProgramState]]:
+    """Begin none of these and end the programs that run. Return the futures of those.
+
+    ``sent``: a server has them all.
+    """
     running = []
     for state, future in waiting:
-        if not future.done():
-            if not future.cancel():
-                running.append(future)
+        if future.done():
+            continue
+        if begun := not future.cancel():
+            running.append(future)
+        if begun or sent:
             state._executor.run.cancel(Cancelled("the batch has ended before this item"))
     return running
 
