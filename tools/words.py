@@ -61,11 +61,11 @@ RETIRED_WORD = re.compile(rf"\b(?:{'|'.join(RETIRED)})\b", re.IGNORECASE)
 ORDINARY = re.compile(
     r"""`+[^`]*`+
     | ^[ ]+\w+(?:,[ ]\w+)*:
-    | \bin[ ](?:(?:the|its|their|one)[ ])?places?(?:[ ]of)?\b
-    | \b(?:takes?|taking|takes|took|taken)[ ](?:the|its|their)[ ]places?\b
-    | \b(?:decimal|binary)[ ]places?\b
-    | \b(?:chang|swapp|trad)(?:e|es|ed|ing)[ ]places\b
-    | \b(?:tell|tells|told)\s+apart\b
+    | \bin\s(?:(?:the|its|their|one)\s)?places?(?:\sof)?\b
+    | \b(?:takes?|taking|takes|took|taken)\s(?:the|its|their)\splaces?\b
+    | \b(?:decimal|binary)\splaces?\b
+    | \b(?:chang|swapp|trad)(?:e|es|ed|ing)\splaces\b
+    | \b(?:tell|tells|told)\sapart\b
     | \b(?:draws?|drawn|drawing)[ ](?:a[ ]|the[ ]|as[ ]a[ ]|in[ ]|on[ ])?
       (?:page|plot|chart|curve|line|figure|canvas|SVG|graph|bar|picture|black|white)s?\b
     """,
