@@ -112,15 +112,19 @@ histories: $(STAMP)  ## random histories of the engine (COUNT=10000 SEED=0); 1,0
 	@PYTHONPATH=test OMP_NUM_THREADS=1 $(BIN)/python -m histories --count $(or $(COUNT),10000) \
 	  --seed $(or $(SEED),0) --jobs $(JOBS)
 
-lint: $(STAMP)  ## ruff check, ruff format --check, mypy (strict), plain words
+CSRC := $(wildcard sgl-kernel/csrc/*.cpp sgl-kernel/csrc/*.h sgl-kernel/csrc/*.inl)
+
+lint: $(STAMP)  ## ruff, clang-format, mypy (strict), plain words, long lines and names
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run -Werror $(CSRC)
 	@$(BIN)/python -m tools.words
 	@$(BIN)/mypy
 
-format: $(STAMP)  ## apply ruff's fixes and format
+format: $(STAMP)  ## apply ruff's fixes, and format Python and C++
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(CSRC)
 
 bench: $(STAMP)  ## every benchmark with its defaults: no GPU, no download
 	@failed=; for main in benchmark/*/__main__.py; do \

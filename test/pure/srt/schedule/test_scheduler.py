@@ -127,13 +127,13 @@ def test_the_overdue_go_first_oldest_first(policy: str) -> None:
 # -- the plan ------------------------------------------------------------------------------------
 
 
-def test_decoding_rows_come_before_prompts_and_outside_the_budget() -> None:
+def test_decoding_rows_precede_prompts_outside_the_budget() -> None:
     running = [Item(1, 1, 1, 5), Item(2, 2, 30, 5), Item(3, 3, 1, 5)]
     decision = plan(view(running, [new(4)], budget=20), "fcfs", 0)
     assert decision == PassDecision([], [(1, 1), (2, 20), (3, 1)])
 
 
-def test_a_prompt_is_cut_to_the_budget_and_the_next_gets_the_rest() -> None:
+def test_a_prompt_is_cut_to_the_budget_the_next_gets_the_rest() -> None:
     decision = plan(view([], [new(1, 30), new(2, 30), new(3, 30)], budget=45), "fcfs", 0)
     assert decision.rows == [(1, 30), (2, 15)]
 
