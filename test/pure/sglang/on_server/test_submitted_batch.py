@@ -145,7 +145,7 @@ def test_a_trace_holds_each_item_once(server: FakeProgramServer) -> None:
     assert [group.name for group in trace.groups] == ["write"] * 3
 
 
-def test_wrong_places_and_backends_are_refused_before_anything_runs() -> None:
+def test_wrong_places_and_backends_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="on is 'moon'"):
         write.run_batch(ITEMS, backend=FakeProgramServer(script), on="moon")
     with pytest.raises(Unsupported):
