@@ -19,8 +19,8 @@ class HeldWeights:
         self._layers = [(layer, storage_key(layer.weight)) for layer in model.stored()]
 
     def nbytes(self, parameters: int) -> int:
-        """Return the bytes of the loaded model, which has ``parameters`` in all ranks; of which
-        this one holds a share."""
+        """Return the bytes of the loaded model, which has ``parameters`` in all ranks. Those of
+        another rank are taken to be like this one's."""
         sizes, packed = dict(self._sizes), 0
         for layer, key in self._layers:
             if layer.packed is not None:
@@ -31,7 +31,7 @@ class HeldWeights:
             else:
                 continue
             sizes.pop(key, None)
-        return (sum(sizes.values()) + packed) * parameters // max(self._parameters, 1)
+        return int(sum(sizes.values()) + packed) * parameters // max(self._parameters, 1)
 
 
 def _storage_bytes(x: Weight) -> int:
