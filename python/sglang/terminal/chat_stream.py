@@ -80,9 +80,10 @@ class ChatServer:
     def stream(self, body: dict[str, Any]) -> Iterator[ChatPiece]:
         """Pieces of the answer as they come. Closing the iterator ends the request.
 
-        The request is sent again, for ``BUSY_SECONDS``, where the server refuses for the moment (429
-        or 503 with ``Retry-After``), as while its engine is started again. Raises BackendError where the server
-        refuses, or its answer ends before its end.
+        The request is sent again, for ``BUSY_SECONDS``, where the server refuses for the moment
+        (429 or 503 with ``Retry-After``), as while its engine is started again.
+
+        Raises BackendError where the server refuses, or its answer ends before its end.
         """
         whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
         with closing(self._taken("/chat/completions", whole)) as reply:

@@ -31,7 +31,8 @@ class HeldWeights:
             else:
                 continue
             sizes.pop(key, None)
-        return int(sum(sizes.values()) + packed) * parameters // max(self._parameters, 1)
+        held = sum(sizes.values()) + packed
+        return int(held * parameters // max(self._parameters, 1))
 
 
 def _storage_bytes(x: Weight) -> int:
