@@ -22,7 +22,11 @@ class BackendError(SglangError):
         status: HTTP status, where there was one.
         request_id: the service's id of the request, where it gave one.
         prompt_tail: the end of the prompt that was sent, where known.
+        again_in: seconds after which a runtime may take the request, which it has not begun
+            (``Retry-After``); None: it says nothing.
     """
+
+    again_in: float | None = None
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import os
@@ -11,12 +12,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+import sglang as sgl
 from helpers.http_server import Client, is_error
 from helpers.launched import PYTHON, Server, client_of, gone, launched, toy_model
+from sglang.terminal.chat_stream import ChatServer
 
 LONG = {"max_new_tokens": 3000, "ignore_eos": True, "temperature": 0}
 
@@ -89,6 +93,29 @@ def test_after_a_kill_and_a_stop_the_same_bytes_come_again(toy: list[str]) -> No
         metrics = http.get("/metrics").text
         assert re.search(r"sglang:engine_restarts_total{.*} 2.0", metrics)
         assert re.search(r"sglang:resumed_requests_total{.*} 4.0", metrics)
+
+
+def test_a_program_and_a_chat_wait_for_the_next_engine(toy: list[str]) -> None:
+    """Each begins while the engine is being started again."""
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("x", 8, ignore_eos=True, temperature=0)
+
+    chat = {"model": "default", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+    with launched(toy) as server, client_of(server) as http:
+        endpoint = sgl.RuntimeEndpoint(server.url)
+        whole = program.run(backend=endpoint)["x"]
+        for ask in (
+            lambda: asyncio.run(program.arun(backend=endpoint))["x"] == whole,
+            lambda: "".join(program.run(backend=endpoint, stream=True).text_iter("x")) == whole,
+            lambda: [piece.finish for piece in ChatServer(server.url).stream(chat)].count("length"),
+        ):
+            server.engine().send_signal(signal.SIGKILL)
+            health(http, 503)
+            assert ask()
+            health(http, 200)
+        endpoint.shutdown()
 
 
 def test_too_many_losses_end_the_server_with_the_reason(toy: list[str]) -> None:

@@ -54,7 +54,7 @@ class Mock(Backend):
         tool_format: how the script writes calls of tools ("hermes", "llama3", "mistral",
             "pythonic", "tiny").
         constraints: those that the mock claims to enforce, see ``Backend``. A text of the script is
-            returned as it is and never checked against a constraint.
+            returned as it is and checked against no constraint but ``one_of``.
         speculates: see ``Backend``.
 
     In an event loop it answers without a thread, so a script must not wait there.

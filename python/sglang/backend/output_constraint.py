@@ -269,11 +269,21 @@ class OneOf(OutputConstraint):
     kind = "choices"
     texts: tuple[str, ...]
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that any of the texts has room in: its bytes, and the end of the text."""
+        return max(len(one.encode("utf-8", "surrogatepass")) for one in self.texts) + 1
+
     def resolve(self, params: GenParams) -> GenParams:
-        return replace(params, one_of=self.texts)
+        """``params`` without stops: a text ends where it is one of the texts, and a stop inside
+        one would cut it."""
+        return replace(params, one_of=self.texts, stop=None, stop_regex=None, stop_token_ids=None)
 
     def free(self, params: GenParams, continues: bool = False) -> GenParams:
-        return replace(params, one_of=None)
+        """``params`` without the stops that one of the texts has inside."""
+        kept = tuple(s for s in strings(params.stop) if not any(s in one for one in self.texts))
+        stop = params.stop if len(kept) == len(strings(params.stop)) else kept or None
+        return replace(params, one_of=None, stop=stop)
 
     def parse(self, text: str) -> str:
         for one in self.texts:
@@ -327,6 +337,19 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def constrained(own: GenParams, defaults: GenParams) -> tuple[GenParams, OutputConstraint | None]:
+    """Return the parameters of a gen that is given ``own`` and inherits ``defaults``, and its
+    constraint. A limit of tokens that is inherited is raised to what the longest of ``one_of``
+    may need. Raise the errors of ``constraint_of``.
+    """
+    params = own.over(defaults)
+    constraint = constraint_of(params)
+    if isinstance(constraint, OneOf) and own.max_new_tokens is None:
+        limit = max(params.max_new_tokens or 0, constraint.most_tokens)
+        params = replace(params, max_new_tokens=limit)
+    return params, constraint
 
 
 def constraint_of(params: GenParams) -> OutputConstraint | None:

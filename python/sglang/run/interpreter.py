@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from sglang.backend import base
 from sglang.backend.base import Backend, Call, Choose, Complete, Completion, Prompt
-from sglang.backend.output_constraint import OutputConstraint, constraint_of
+from sglang.backend.output_constraint import OneOf, OutputConstraint, constrained
 from sglang.backend.tool_invocation import ToolInvocation
 from sglang.errors import SglangError, Unsupported
 from sglang.ir.choices import METHODS, ChoicesMethod
@@ -45,7 +45,7 @@ from sglang.run.live_nodes import BoundTool, LiveSteps, StartForks
 from sglang.run.retry import answer_of, valid_completions
 from sglang.run.run_scope import Usage
 from sglang.run.stream import Stream, TextSegment
-from sglang.run.typed import Typed
+from sglang.run.typed import Typed, verify
 from sglang.semantics import reasoning
 from sglang.semantics.transforms import text_of, transformed, transforms_of
 
@@ -156,8 +156,7 @@ class Interpreter:
     # Generation
 
     def _gen(self, node: Gen, model_type: str = "") -> Steps | None:
-        params = node.params.over(self.defaults)
-        constraint = constraint_of(params)
+        params, constraint = constrained(node.params, self.defaults)
         if constraint is not None:
             if constraint.kind in self.backend.constraints:
                 params = constraint.resolve(params)
@@ -203,6 +202,9 @@ class Interpreter:
         typed = None
         if constraint is not None:
             typed = Typed(constraint, params.max_new_tokens, self.location)
+        if isinstance(constraint, OneOf):
+            for found in completions:  # no part of one is a value
+                verify(constraint, found.text, found.meta, params.max_new_tokens)
         self._write(name, completions, start, (params.n or 1) > 1, typed)
 
     def _prompt(self, params: GenParams) -> Prompt:

@@ -28,9 +28,25 @@ class Typed(NamedTuple):
         try:
             return self.constraint.parse(text)
         except InvalidOutput as error:
-            end = cut_at(meta, self.max_tokens)
-            message = f"{end[0]}: {error}; {end[1]}" if end else str(error)
+            message = _with_cut(error, meta, self.max_tokens)
             raise InvalidVariable(message, self.location, error.text) from error
+
+
+def verify(
+    constraint: OutputConstraint, text: str, meta: Mapping[str, Any], max_tokens: int | None
+) -> None:
+    """Raise InvalidOutput, which says where the text was cut, for one that breaks the
+    constraint."""
+    try:
+        constraint.check(text)
+    except InvalidOutput as error:
+        raise InvalidOutput(_with_cut(error, meta, max_tokens), error.text) from error
+
+
+def _with_cut(error: InvalidOutput, meta: Mapping[str, Any], max_tokens: int | None) -> str:
+    """Return the error's text, with the limit that cut the generated text where one did."""
+    end = cut_at(meta, max_tokens)
+    return f"{end[0]}: {error}; {end[1]}" if end else str(error)
 
 
 def cut_at(meta: Mapping[str, Any], max_tokens: int | None) -> tuple[str, str] | None:

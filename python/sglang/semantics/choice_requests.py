@@ -85,10 +85,20 @@ def _written(text: str, fields: Mapping[str, Any], options: Sequence[str]) -> Re
     }  # fmt: skip
     answer = yield {"text": text, **fields, "sampling_params": settings}
     if answer["text"] not in options:
-        reason = answer["meta_info"].get("finish_reason")
-        raise NoChoice(f"the text is {answer['text']!r:.80}, none of the options: {reason}")
+        raise NoChoice(_no_choice(answer["text"], answer["meta_info"].get("finish_reason") or {}))
     meta = dict(answer["meta_info"])
     return Decision(answer["text"], {**meta, "usage": _sum_usage([meta])})
+
+
+def _no_choice(text: str, finish: Mapping[str, Any]) -> str:
+    """The reason for a text that is none of the options."""
+    said = f"{text!r:.80} is none of the options"
+    if finish.get("type") == "length":
+        most = finish.get("length")
+        return (
+            f"stopped after {most} tokens, where the context was full: {said}; shorten the prompt"
+        )
+    return f"{said}: the request ended with {finish.get('message') or dict(finish)}"
 
 
 def _listed(rows: Any) -> list[list[list[Any]]]:

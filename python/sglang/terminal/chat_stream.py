@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from sglang.backend.native.connections import seconds_of
 from sglang.backend.native.http_proxy import is_loopback
 from sglang.errors import BackendError, ConnectionFailed, refusal
 
 LIST_SECONDS = 10.0
 SILENCE_SECONDS = 600.0  # between two pieces of an answer; a long prompt is read in it
+BUSY = (429, 503)
+BUSY_SECONDS = 30.0  # for a server that refuses for the moment
 MAX_LINE = 16 << 20  # bytes of one event
 MAX_ERROR = 1 << 16
 
@@ -76,15 +80,29 @@ class ChatServer:
     def stream(self, body: dict[str, Any]) -> Iterator[ChatPiece]:
         """Pieces of the answer as they come. Closing the iterator ends the request.
 
+        The request is sent again, for ``BUSY_SECONDS``, where the server refuses for the moment
+        (429 or 503 with ``Retry-After``), as while its engine is started again.
+
         Raises BackendError where the server refuses, or its answer ends before its end.
         """
         whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        with closing(self._open("/chat/completions", whole, SILENCE_SECONDS)) as reply:
+        with closing(self._taken("/chat/completions", whole)) as reply:
             for data in _events(reply, self.url):
                 if data == b"[DONE]":
                     return
                 yield _piece(data)
         raise ConnectionFailed(f"{self.url} ended the answer in its middle")
+
+    def _taken(self, path: str, body: dict[str, Any]) -> Any:
+        """The reply, once the server takes the request."""
+        until = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                return self._open(path, body, SILENCE_SECONDS)
+            except BackendError as error:
+                if error.again_in is None or time.monotonic() + error.again_in >= until:
+                    raise
+                time.sleep(error.again_in)
 
     def _open(self, path: str, body: dict[str, Any] | None, seconds: float) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -93,7 +111,10 @@ class ChatServer:
             return self._opener.open(request, timeout=seconds)
         except urllib.error.HTTPError as error:
             with error:
-                raise refusal(error.code)(_message(error), error.code) from error
+                refused = refusal(error.code)(_message(error), error.code)
+                if error.code in BUSY:
+                    refused.again_in = seconds_of(error.headers.get("Retry-After"))
+                raise refused from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise ConnectionFailed(f"no server answers at {self.url}: {reason}") from error

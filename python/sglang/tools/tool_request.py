@@ -85,7 +85,7 @@ def verify_params(params: GenParams) -> None:
         raise Unsupported(
             f"n is {params.n}; a gen with tools has one text: fork the state instead, s.fork(n)"
         )
-    for name in ("regex", "ebnf", "structural_tag", "dtype"):
+    for name in ("regex", "ebnf", "structural_tag", "dtype", "one_of"):
         if getattr(params, name) is not None:
             raise Unsupported(
                 f"{name} cannot be given with tools; use schema=, which the answer behind the "
@@ -163,7 +163,7 @@ class ToolDialect:
     ) -> tuple[str, list[ModelToolCall]]:
         finish = meta.get("finish_reason")
         cut = isinstance(finish, Mapping) and finish.get("type") == "length"
-        parser = self.format.parser(self._tools)
+        parser = self.format.parser(self._tools, any_name=not self._enforced)
         deltas = parser.feed(text)
         inside = parser.cut
         words, found = joined([*deltas, *parser.finish(cut)])

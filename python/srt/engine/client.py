@@ -33,6 +33,10 @@ class EngineLost(RuntimeError):
         return type(self)(*self.args)
 
 
+class SuspectRequest(EngineLost):
+    """A request has been in so many engines that were lost that it may be the reason."""
+
+
 class Inbox:
     """Events of one request, in order, ending with its terminal event."""
 

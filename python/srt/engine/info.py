@@ -21,6 +21,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         disk_capacity: tokens of KV that the disk may hold.
         context_length: longest sequence, prompt and generation together.
         eos: ids that end a generation.
+        weight_bytes: of the weights of all ranks, as they are loaded.
         hidden_size: numbers of an embedding.
         purpose: "generate"; "embed" or "classify" where the model generates nothing.
         labels: of a classifier, by number; its scores are returned in place of an embedding.
@@ -52,6 +53,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     host_capacity: int = 0
     disk_capacity: int = 0
     parameters: int = 0
+    weight_bytes: int = 0
     kv_bytes_per_token: int = 0
     hidden_size: int = 0
     purpose: str = "generate"

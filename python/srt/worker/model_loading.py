@@ -32,6 +32,7 @@ from sglang.srt.numeric.torch_later import torch
 from sglang.srt.parallel.groups import WHOLE, Shard
 from sglang.srt.worker.fallbacks import Fallbacks
 from sglang.srt.worker.float8_weights import Float8Weights
+from sglang.srt.worker.held_weights import HeldWeights
 from sglang.srt.worker.kv import MemoryUse, available_memory
 from sglang.srt.worker.lora_weights import LoraWeights, adapters_of, resident_bytes
 from sglang.srt.worker.scratch import scratch_bytes
@@ -96,11 +97,13 @@ def narrowed(spec: ModelSpec, shard: Shard) -> ModelSpec:
 
 
 class LoadedModel(NamedTuple):
-    """``adapters``: none of which is loaded yet. ``fallbacks``: see ``EngineInfo``."""
+    """``adapters``: none of which is loaded yet. ``fallbacks``, ``weight_bytes``: see
+    ``EngineInfo``."""
 
     model: DecoderModel
     adapters: LoraWeights | None
     fallbacks: tuple[str, ...]
+    weight_bytes: int
 
 
 def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
@@ -179,6 +182,7 @@ def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
                 log.info("float8 weights become %s: some layers are no ordinary ones", plan.dtype)
         if float8 is None:
             model = plan.family(plan.spec, place, plan.length, plan.shard.layers)
+        held_weights = HeldWeights(model)
         adapters = adapters_of(model, config.lora, plan.place, plan.dtype)
         filled, keep, bits = None, None, plan.storage.bits
         if not plan.torch_because:
@@ -197,7 +201,8 @@ def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
             weights.randomise(model.slots(), settings.random_seed, filled=filled)
     if float8 is not None:
         log.info("weights: %d matrices stay float8", float8.count)
-    return LoadedModel(model, adapters, tuple(failed.lines))
+    size = held_weights.nbytes(plan.storage.parameters)
+    return LoadedModel(model, adapters, tuple(failed.lines), size)
 
 
 def place_of(plan: ModelPlan, settings: ModelConfig, failed: Fallbacks) -> Place:

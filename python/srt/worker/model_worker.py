@@ -102,6 +102,7 @@ class ModelWorker:
             "page_size": pool.page_size,
             "eos": spec.eos,
             "parameters": storage.parameters,
+            "weight_bytes": loaded.weight_bytes,
             "kv_bytes_per_token": bytes_per_token(plan.spec, kv_dtype),
             "hidden_size": spec.hidden_size,
             "purpose": spec.purpose,

@@ -104,6 +104,7 @@ class Dialogue:
     Attributes:
         request: what to send.
         status: of the reply; 0 until its head has come.
+        retry_after: seconds of its ``Retry-After``, where it has one.
         complete: the whole reply has come.
     """
 
@@ -121,6 +122,7 @@ class Dialogue:
         self.request = head + self._http.send(h11.Data(content))
         self._http.send(h11.EndOfMessage())
         self.status, self.complete = 0, False
+        self.retry_after: float | None = None
 
     @property
     def keeps(self) -> bool:
@@ -142,6 +144,7 @@ class Dialogue:
             while not self.complete and (event := self._http.next_event()) is not h11.NEED_DATA:
                 if isinstance(event, h11.Response):
                     self.status = event.status_code
+                    self.retry_after = seconds_of(dict(event.headers).get(b"retry-after"))
                 elif isinstance(event, h11.Data):
                     body.append(event.data)
                 self.complete = isinstance(event, h11.EndOfMessage)
@@ -150,6 +153,12 @@ class Dialogue:
                 raise ConnectionError("it was closed before the end of the answer") from error
             raise ConnectionError(f"the answer is no HTTP/1.1: {error}") from error
         return b"".join(body)
+
+
+def seconds_of(retry_after: str | bytes | None) -> float | None:
+    """The value of a ``Retry-After`` header; None for a date, which no runtime sends."""
+    text = retry_after.decode("latin-1") if isinstance(retry_after, bytes) else retry_after or ""
+    return float(text) if text.isascii() and text.isdigit() else None
 
 
 class HttpLines:
@@ -170,7 +179,7 @@ class HttpExchange:
 
     def __init__(self, connection: socket.socket, dialogue: Dialogue, first: bytes) -> None:
         self._connection, self._dialogue, self._first = connection, dialogue, first
-        self.status = dialogue.status
+        self.status, self.retry_after = dialogue.status, dialogue.retry_after
 
     def pieces(self) -> Iterator[bytes]:
         yield self._first

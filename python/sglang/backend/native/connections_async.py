@@ -28,7 +28,7 @@ class AsyncExchange:
 
     def __init__(self, reader: asyncio.StreamReader, dialogue: Dialogue, first: bytes) -> None:
         self._reader, self._dialogue, self._first = reader, dialogue, first
-        self.status = dialogue.status
+        self.status, self.retry_after = dialogue.status, dialogue.retry_after
 
     async def pieces(self) -> AsyncIterator[bytes]:
         yield self._first

@@ -9,8 +9,8 @@ from contextlib import aclosing, closing
 from http.client import responses
 from typing import Any, TypeAlias
 
-from sglang.backend.native.connections import Connections, ServerOrigin
-from sglang.backend.native.connections_async import AsyncConnections
+from sglang.backend.native.connections import Connections, HttpExchange, ServerOrigin
+from sglang.backend.native.connections_async import AsyncConnections, AsyncExchange
 from sglang.backend.native.lost_server import ServerLeaves, ServerLoss, wait
 from sglang.backend.native.native_backend import NativeBackend
 from sglang.backend.renamed_parameters import renamed
@@ -22,6 +22,7 @@ from sglang.semantics.tool_calls.tool_formats import with_tool_turns
 _FIELDS = ("data", "event", "id", "retry", "")
 PARCEL = 1 << 20  # characters, or ids, that are sent at once to be tokenized or made text
 RESUME_SECONDS = 30.0
+BUSY = (429, 503)  # with Retry-After: nothing was begun
 LEAVES = "draining"  # code of the errors of a server that is about to end
 KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
 Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]]
@@ -65,7 +66,8 @@ class RuntimeEndpoint(NativeBackend):
         chat_template_name: instead of the template chosen by the model.
         resume_seconds: how long a request waits where its server is lost, or about to end, for one
             that answers at the URL: the same started again, or another behind a balancer. A stream
-            goes on behind its tokens; what has no answer yet is sent again. 0: it fails at once.
+            goes on behind its tokens; what has no answer yet is sent again. So is what the server
+            refuses with ``Retry-After``, as while its engine is started again. 0: it fails at once.
 
     Raises:
         BackendError: nothing answers at the URL, it is no runtime, or it refuses the key.
@@ -172,7 +174,7 @@ class RuntimeEndpoint(NativeBackend):
         self._check_open()
         with self._http.exchange("POST", "/generate", body) as exchange:
             if exchange.status != 200:
-                raise _refused(exchange.status, exchange.read())
+                raise _refused(exchange.status, exchange.read(), exchange.retry_after)
             events = _Events(self.base_url)
             for line in exchange.lines():
                 yield from events.of(line)
@@ -181,7 +183,7 @@ class RuntimeEndpoint(NativeBackend):
     async def _aevents(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         async with (await self._async_http()).exchange("POST", "/generate", body) as exchange:
             if exchange.status != 200:
-                raise _refused(exchange.status, await exchange.read())
+                raise _refused(exchange.status, await exchange.read(), exchange.retry_after)
             events = _Events(self.base_url)
             async for line in exchange.lines():
                 for event in events.of(line):
@@ -191,14 +193,14 @@ class RuntimeEndpoint(NativeBackend):
     async def program_call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """POST ``body`` about a program on the server; return the reply. Raises BackendError."""
         async with (await self._async_http()).exchange("POST", path, body) as exchange:
-            answer = _answer(self.base_url, exchange.status, await exchange.read(), _is_object)
+            answer = _answer(self.base_url, exchange, await exchange.read(), _is_object)
             return dict(answer)
 
     async def close_program_session(self, session_id: str) -> None:
         """End a session of programs that the runtime runs. Raises BackendError."""
         path = f"/v1/session/{session_id}"
         async with (await self._async_http()).exchange("DELETE", path) as exchange:
-            _answer(self.base_url, exchange.status, await exchange.read(), _is_object)
+            _answer(self.base_url, exchange, await exchange.read(), _is_object)
 
     async def program_events(
         self, path: str, body: dict[str, Any]
@@ -206,7 +208,7 @@ class RuntimeEndpoint(NativeBackend):
         """POST ``body`` about a program on the server; yield its events. Raises BackendError."""
         async with (await self._async_http()).exchange("POST", path, body) as exchange:
             if exchange.status != 200:
-                raise _refused(exchange.status, await exchange.read())
+                raise _refused(exchange.status, await exchange.read(), exchange.retry_after)
             events = _Events(self.base_url, _is_object)
             async for line in exchange.lines():
                 for event in events.of(line):
@@ -297,7 +299,7 @@ class RuntimeEndpoint(NativeBackend):
     ) -> Any:
         self._check_open()
         with self._http.exchange(method, path, body) as exchange:
-            return _answer(self.base_url, exchange.status, exchange.read(), promised)
+            return _answer(self.base_url, exchange, exchange.read(), promised)
 
     async def _asend(
         self,
@@ -307,7 +309,7 @@ class RuntimeEndpoint(NativeBackend):
         promised: Callable[[Any], bool] = _is_object,
     ) -> Any:
         async with (await self._async_http()).exchange(method, path, body) as exchange:
-            return _answer(self.base_url, exchange.status, await exchange.read(), promised)
+            return _answer(self.base_url, exchange, await exchange.read(), promised)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -328,9 +330,14 @@ def _parcels(values: Sequence[Any]) -> Iterator[list[Any]]:
         yield some
 
 
-def _answer(url: str, status: int, content: bytes, promised: Callable[[Any], bool]) -> Any:
-    if status != 200:
-        raise _refused(status, content)
+def _answer(
+    url: str,
+    exchange: HttpExchange | AsyncExchange,
+    content: bytes,
+    promised: Callable[[Any], bool],
+) -> Any:
+    if exchange.status != 200:
+        raise _refused(exchange.status, content, exchange.retry_after)
     return _decoded(url, content, promised)
 
 
@@ -350,7 +357,7 @@ def _no_runtime(url: str, content: str | bytes) -> BackendError:
     return BackendError(f"{url} is no runtime: it answered {text[:200]!r}")
 
 
-def _refused(status: int, content: bytes) -> BackendError:
+def _refused(status: int, content: bytes, retry_after: float | None) -> BackendError:
     code = None
     try:
         error = json.loads(content)["error"]
@@ -359,7 +366,10 @@ def _refused(status: int, content: bytes) -> BackendError:
     except (ValueError, KeyError, TypeError):
         message = content[:500].decode("utf-8", "replace") or responses.get(status, "")
     kind = ServerLeaves if code == LEAVES else refusal(status)
-    return kind(f"the runtime answered {status}: {message}", status)
+    error = kind(f"the runtime answered {status}: {message}", status)
+    if status in BUSY and kind is not ServerLeaves:
+        error.again_in = retry_after
+    return error
 
 
 class _Events:

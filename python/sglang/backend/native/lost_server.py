@@ -1,6 +1,7 @@
 """ServerLoss: what becomes of a request whose server is lost.
 
-The server, or another one behind the same URL, may be there again in a moment. A request of which
+The server, or another one behind the same URL, may be there again in a moment. So may the engine of
+a server, which then refuses requests with ``Retry-After``. A request of which
 nothing has come is sent again; a stream goes on behind the tokens that have come (``output_ids``),
 so that its text is that of one stream. It may be the request itself that ends servers, so it goes
 on a few times only.
@@ -71,10 +72,11 @@ class ServerLoss:
     def pause(self, error: BackendError) -> float:
         """Return the seconds to wait before ``body`` is sent. Raises ``error`` where the request
         cannot go on."""
-        now = time.monotonic()
-        if not isinstance(error, ConnectionFailed | ServerLeaves) or not self._may_go_on():
+        now, refused = time.monotonic(), error.again_in is not None
+        known = refused or isinstance(error, ConnectionFailed | ServerLeaves)
+        if not known or not self._may_go_on():
             raise error
-        if not isinstance(error, NoServer | ServerLeaves):
+        if not refused and not isinstance(error, NoServer | ServerLeaves):
             self._losses += 1
             if self._losses > MOST_LOSSES:
                 raise ConnectionFailed(
@@ -82,9 +84,11 @@ class ServerLoss:
                 ) from error
         if not self._until:
             self._until, self._pause = now + self._seconds, FIRST_PAUSE
-        if now >= self._until:
+        if now + (error.again_in or 0.0) >= self._until:
             raise error
         self._go_on()
+        if error.again_in is not None:
+            return error.again_in
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return min(pause, self._until - now)
 

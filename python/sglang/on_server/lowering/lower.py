@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sglang.backend.base import Backend, Choose, Complete, Completion
-from sglang.backend.output_constraint import constraint_of
+from sglang.backend.output_constraint import OutputConstraint, constrained
 from sglang.errors import SglangError, Unsupported, located
 from sglang.ir.choices import METHODS, Decision
 from sglang.ir.graph import Graph
@@ -106,6 +106,20 @@ def lower(
     return lowering.result()
 
 
+class _Unanswered(Interpreter):
+    """An interpreter whose calls are answered by ``ANSWER``, which satisfies every constraint."""
+
+    def asked(
+        self,
+        node: Gen,
+        params: GenParams,
+        constraint: OutputConstraint | None,
+        model_type: str = "",
+        named: bool = True,
+    ) -> Steps:
+        return super().asked(node, params, None, model_type, named)
+
+
 @dataclass
 class _LoweredStream:
     """The steps of one stream so far, and its interpreter. ``begin``: as it is sent."""
@@ -151,7 +165,7 @@ class _Lowering:
         self._step = Step(0, ConstantText(""))
 
     def interpreter(self, stream: Stream, defaults: GenParams) -> Interpreter:
-        return Interpreter(self.backend, stream, defaults, Usage())
+        return _Unanswered(self.backend, stream, defaults, Usage())
 
     def result(self) -> Lowered:
         """Return the submission of all steps so far."""
@@ -255,8 +269,7 @@ class _Lowering:
 
     def _gen(self, number: int, node: Gen, model_type: str = "") -> None:
         interpreter = self._stream.interpreter
-        params = node.params.over(interpreter.defaults)
-        constraint = constraint_of(params)
+        params, constraint = constrained(node.params, interpreter.defaults)
         if constraint is not None and not self.backend.enforces(constraint):
             raise Unsupported(
                 f"{self.backend.name} does not enforce {constraint.kind}, so the client would have "

@@ -62,8 +62,9 @@ class ToolFormat(Protocol):
         strict."""
         ...
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        """A reader of one text, that finds calls of ``tools`` in it."""
+    def parser(self, tools: Sequence[Tool], any_name: bool = False) -> ToolParser:
+        """A reader of one text, that finds calls of ``tools`` in it. ``any_name``: and of others
+        behind ``marks``, where the model was not held to the tools."""
         ...
 
     def written(self, calls: Calls) -> str:

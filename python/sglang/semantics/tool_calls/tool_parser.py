@@ -52,8 +52,9 @@ class CallParser:
     marks: tuple[str, ...] = ()
     line_marks = ""
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
+    def __init__(self, names: Collection[str], any_name: bool = False) -> None:
+        """``any_name``: behind ``marks`` a call may have a name that is none of ``names``."""
+        self._names, self._any_name, self._marked = names, any_name, False
         self._words = _words("".join(mark[0] for mark in self.marks), bool(self.line_marks))
         self._out: list[Delta] = []
         self._calls = 0
@@ -107,6 +108,10 @@ class CallParser:
         self._fresh = self._fresh or "\n" in found[0]
         return found.end()
 
+    def _knows(self, name: str | None) -> bool:
+        """Whether an object or a call of this name is the call of a tool."""
+        return name in self._names or (self._any_name and self._marked and bool(name))
+
     def _open(self, mark: str) -> None:
         """A mark was read; sets the step that reads on."""
         raise NotImplementedError
@@ -140,6 +145,7 @@ class CallParser:
         if self._tag in self.marks or (self._fresh and self._tag in self.line_marks):
             mark, self._tag = self._tag, ""
             self._held, self._space = [*self._space, mark], []
+            self._marked = mark in self.marks
             self._open(mark)
         elif not any(mark.startswith(self._tag) for mark in self.marks):
             self._say("".join(self._space) + self._tag[:-1])
@@ -210,6 +216,10 @@ class ObjectParser(CallParser):
     def _behind(self, char: str) -> None:
         raise NotImplementedError
 
+    def _called(self, found: CallObject) -> bool:
+        """Whether an object whose name is known is the call of a tool."""
+        return self._knows(found.name) or (self._any_name and bool(found.arguments))
+
     def _run(self, text: str, at: int) -> int:
         if self._step != self._in_object or self._held:
             return super()._run(text, at)
@@ -227,7 +237,7 @@ class ObjectParser(CallParser):
                 self._step = self._behind
             if found.wrong:
                 self._behind(char)
-        elif found.wrong or (found.ready and found.name not in self._names):
+        elif found.wrong or (found.ready and not self._called(found)):
             self._refuse(char)
         else:
             self._held.append(char)

@@ -42,7 +42,7 @@ from sglang.srt.core.messages import (
     Verb,
 )
 from sglang.srt.core.request_stats import RequestStats
-from sglang.srt.engine.client import Client, EngineLost
+from sglang.srt.engine.client import Client, EngineLost, SuspectRequest
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.requests.completion.completion_request import (
     CompletionRequest,
@@ -64,7 +64,7 @@ from sglang.srt.requests.completion.whole_choices import ScoredChoice, pick
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
-__all__ = ["Completer", "EngineLost"]
+__all__ = ["Completer", "EngineLost", "SuspectRequest"]
 
 
 class Completer:

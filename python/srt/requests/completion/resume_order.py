@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from sglang.srt.engine.client import EngineLost
+from sglang.srt.engine.client import EngineLost, SuspectRequest
 from sglang.srt.requests.completion.serving_engines import EngineLeft
 
 GATHERING = 0.05  # seconds until all requests of a lost engine know of it
@@ -84,7 +84,7 @@ class LostEngines:
         self._all += 1
         self._counted += not began or self._all == 1
         if self._counted > self.most or self._all > self.most + MORE:
-            raise EngineLost(
+            raise SuspectRequest(
                 f"{error}; the request has been in {self._all} engines that were lost, and "
                 f"may go on {self.most} times (--max-resumes)"
             )

@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 import msgspec
-from sglang.srt.requests.completion.completer import EngineLost
+from sglang.srt.requests.completion.completer import EngineLost, SuspectRequest
 from sglang.srt.requests.request_error import RequestError, brief
 from sglang.srt.web.exchange.current_caller import CALLER
 from starlette.exceptions import HTTPException
@@ -125,6 +125,8 @@ def error_response(error: BaseException, scope: Scope | None = None) -> Response
     elif scope and ollama(scope["path"]):
         body = {"error": body["error"]["message"]}
     retry = getattr(error, "retry", None) or _RETRY.get(code)
+    if isinstance(error, SuspectRequest):
+        retry = None  # sent again, the request might end another engine
     headers = {"Retry-After": str(retry)} if retry else {}
     if code == "invalid_api_key":
         headers["WWW-Authenticate"] = "Bearer"

@@ -17,7 +17,6 @@ from sglang.srt.web.ollama.ollama_options import DEFAULTS
 
 TAG = ":latest"
 FOREVER = "9999-12-31T23:59:59Z"  # when a model that stays loaded is unloaded
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -110,7 +109,7 @@ def _card(runtime: EngineRuntime, name: str, modified: int) -> dict[str, Any]:
         "name": tagged(name),
         "model": tagged(name),
         "modified_at": moment(modified),
-        "size": info.parameters * _BYTES.get(info.dtype.removeprefix("torch."), 2),
+        "size": info.weight_bytes,
         "digest": hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest(),
         "details": _details(runtime, name),
     }

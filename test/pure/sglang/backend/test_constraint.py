@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from sglang.backend.base import Prompt
 from sglang.backend.native.native_backend import NativeBackend
-from sglang.backend.output_constraint import OutputConstraint, constraint_of
+from sglang.backend.output_constraint import OutputConstraint, constrained, constraint_of
 from sglang.errors import InvalidOutput
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
 from sglang.ir.params import GenParams, to_wire
@@ -50,7 +50,7 @@ def made(**params: Any) -> OutputConstraint:
         ({"json_schema": bool, "whitespace_pattern": " ?"}, "json_schema",
          {"json_schema": {"type": "boolean"}, "whitespace_pattern": " ?", "stop": ["!"]}),
         ({"regex": "a+", "whitespace_pattern": " ?"}, "regex", {"regex": "a+", "stop": ["!"]}),
-        ({"one_of": ("a", "b", "a")}, "choices", {"choices": ["a", "b"], "stop": ["!"]}),
+        ({"one_of": ("a", "b", "a")}, "choices", {"choices": ["a", "b"]}),
     ],
 )  # fmt: skip
 def test_what_the_backend_is_sent(params: Any, kind: str, sent: dict[str, Any]) -> None:
@@ -63,6 +63,21 @@ def test_what_the_backend_is_sent(params: Any, kind: str, sent: dict[str, Any]) 
         body["json_schema"] = json.loads(body["json_schema"])
     assert body == {"max_new_tokens": 9, **sent}
     assert constraint.free(given) == GenParams(max_new_tokens=9, stop="!")
+
+
+def test_texts_are_cut_by_no_stop_and_no_inherited_limit() -> None:
+    stops: dict[str, Any] = {"stop": ("b", "c"), "stop_regex": "a", "stop_token_ids": (1,)}
+    own = GenParams(one_of=["ab", "ü" * 100], **stops)
+    params, constraint = constrained(own, GenParams(max_new_tokens=128))
+    assert constraint is not None
+    assert to_wire(constraint.resolve(params))["sampling_params"] == {
+        "max_new_tokens": 201, "choices": ["ab", "ü" * 100],
+    }  # fmt: skip
+    assert constraint.free(params).stop == ("c",)
+    limited, _ = constrained(replace(own, max_new_tokens=3), GenParams())
+    assert limited.max_new_tokens == 3
+    generous, _ = constrained(own, GenParams(max_new_tokens=300))
+    assert generous.max_new_tokens == 300
 
 
 class Team(BaseModel):

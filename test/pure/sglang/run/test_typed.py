@@ -68,6 +68,37 @@ def test_the_line_is_that_of_the_gen_also_in_a_fork() -> None:
     assert str(refusal.value).endswith(f"{__file__}:{line}")
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["run", "graph"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_part_of_an_option_is_no_answer(compiled: bool, stream: bool) -> None:
+    @sgl.function
+    def pick(s):
+        s += "City:" + sgl.gen("city", one_of=[" New York", " Rome"], max_tokens=1)
+        s += "!"
+
+    line = inspect.getsourcelines(pick.func)[1] + 2
+    program = pick.compile() if compiled else pick
+    backend = sgl.Mock([" New York"], constraints=["choices"])
+    with pytest.raises(sgl.ProgramError) as refusal:
+        program.run(backend=backend, stream=stream)["city"]
+    assert str(refusal.value) == (
+        "stopped at max_tokens=1: ' New' is none of ' New York', ' Rome'; raise max_tokens at "
+        f"{__file__}:{line}"
+    )
+
+
+def test_an_option_has_room_and_no_stop_inside() -> None:
+    options = [f"{'word ' * 200}end", "a\nb"]
+
+    @sgl.function
+    def pick(s):
+        s += "A:" + sgl.gen("first", one_of=options) + sgl.gen("second", one_of=options)
+
+    backend = sgl.Mock(options, constraints=["choices"])
+    state = pick.run(backend=backend, stop="\n", max_new_tokens=4)
+    assert [state["first"], state["second"]] == options
+
+
 def test_a_text_that_fills_the_context_says_so() -> None:
     typed = Typed(Dtype("int"), 128, Location("a.py", 3))
     with pytest.raises(sgl.InvalidOutput) as refusal:

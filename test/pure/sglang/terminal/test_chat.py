@@ -243,6 +243,17 @@ def test_server_errors_have_their_class() -> None:
         ChatServer("ftp://x")
 
 
+def test_a_server_that_is_busy_is_asked_again() -> None:
+    busy = [Refuse(status, "later", {"Retry-After": "0"}) for status in (503, 429, 503)]
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    with FakeOpenAI([*busy, "Hello.", Refuse(503, "gone")]) as service:
+        server = ChatServer(service.url)
+        assert "".join(piece.text for piece in server.stream(body)) == "Hello."
+        with pytest.raises(BackendError, match="gone"):
+            list(server.stream(body))
+    assert len(service.bodies) == 5
+
+
 def test_an_address_that_serves_no_models_is_told() -> None:
     with FakeOpenAI("x") as service, pytest.raises(BackendError):
         ChatServer(service.url).models()

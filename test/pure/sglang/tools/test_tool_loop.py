@@ -167,6 +167,21 @@ def test_errors_are_told_to_the_model() -> None:
     assert state["x"] == "Sorry"
 
 
+@pytest.mark.parametrize("form", ["hermes", "llama3", "mistral", "tiny"])
+def test_a_call_of_no_tool_is_told_to_the_model(form: str) -> None:
+    text = calls(("sub", {"a": 3}), form=form)
+    state = ask.run("What?", backend=sgl.Mock([text, "Sorry"], tool_format=form))
+    (call,) = state["x_calls"]
+    assert call["error"].startswith("there is no tool 'sub'; there are add, ")
+    assert (call["arguments"], state["x"]) == ({"a": 3}, "Sorry")
+
+
+def test_an_answer_in_json_is_no_call() -> None:
+    text = '{"name": "Nora"}'
+    state = ask.run("Who?", backend=sgl.Mock([text], tool_format="llama3"))
+    assert (state["x"], state["x_calls"]) == (text, [])
+
+
 @pytest.mark.parametrize("tool", [add, {"name": "add"}], ids=["function", "definition"])
 def test_arguments_nested_too_deep_are_told_to_the_model(tool: Any) -> None:
     nested = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
@@ -428,7 +443,11 @@ def test_bad_options_are_named(options: Any, error: type[Exception], said: str) 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"n": 2}, "fork the state instead"), ({"regex": "a"}, "regex cannot be given with tools")],
+    [
+        ({"n": 2}, "fork the state instead"),
+        ({"regex": "a"}, "regex cannot be given with tools"),
+        ({"one_of": ["a"]}, "one_of cannot be given with tools"),
+    ],
 )
 def test_what_tools_exclude_is_named(options: Any, said: str) -> None:
     with pytest.raises(sgl.ProgramError, match=said):

@@ -41,8 +41,8 @@ class Hermes(Plain):
         tags = [_tag(tool, False) for tool in tools]
         return {"type": "triggered_tags", "triggers": [BEGIN], "tags": tags}
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return HermesParser({tool.name for tool in tools})
+    def parser(self, tools: Sequence[Tool], any_name: bool = False) -> ToolParser:
+        return HermesParser({tool.name for tool in tools}, any_name)
 
     def written(self, calls: Calls) -> str:
         return "\n".join(

@@ -40,7 +40,7 @@ class KeywordParser(CallParser):
         self._held.append(char)
 
     def _in_name(self, char: str) -> None:
-        if char == "(" and self._name in self._names:
+        if char == "(" and self._knows(self._name):
             self._hold(char)
             self._key, self._told = "", False
             self._step = self._before_key

@@ -39,8 +39,8 @@ class Llama3(Plain):
     def tagged(self, tools: Sequence[Tool]) -> Form:
         return either(repeated([_tag(tool, False) for tool in tools], "; ", True), plain_lines("{"))
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return Llama3Parser({tool.name for tool in tools})
+    def parser(self, tools: Sequence[Tool], any_name: bool = False) -> ToolParser:
+        return Llama3Parser({tool.name for tool in tools}, any_name)
 
     def written(self, calls: Calls) -> str:
         return "; ".join(

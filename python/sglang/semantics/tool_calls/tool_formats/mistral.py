@@ -58,8 +58,8 @@ class Mistral(Plain):
             return tag(f"{BEGIN}{tool.name}{ARGS}", arguments, "")
         return tag(f'{{"name": "{tool.name}", "arguments": ', arguments, "}")
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return MistralParser({tool.name for tool in tools})
+    def parser(self, tools: Sequence[Tool], any_name: bool = False) -> ToolParser:
+        return MistralParser({tool.name for tool in tools}, any_name)
 
     def written(self, calls: Calls) -> str:
         if self.by_name:
@@ -126,7 +126,7 @@ class MistralParser(ObjectParser):
         if char == "{":
             name, mark, rest = "".join(self._name).partition(ARGS)
             name = name.partition(ID)[0].strip(SPACE)
-            if mark and not rest.strip(SPACE) and name in self._names:
+            if mark and not rest.strip(SPACE) and self._knows(name):
                 self._value = Value(char)
                 self._tell(name, char)
                 self._step = self._given

@@ -45,8 +45,8 @@ class Pythonic(Plain):
     def tagged(self, tools: Sequence[Tool]) -> Form:
         return either(self.calls(tools, True), plain_lines("["))
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return PythonicParser({tool.name for tool in tools})
+    def parser(self, tools: Sequence[Tool], any_name: bool = False) -> ToolParser:
+        return PythonicParser({tool.name for tool in tools}, any_name)
 
     def written(self, calls: Calls) -> str:
         return f"[{', '.join(call_text(name, given) for name, given in calls)}]"

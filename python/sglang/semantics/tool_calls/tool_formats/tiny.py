@@ -34,8 +34,8 @@ class Tiny:
         tags = [_tag(tool) for tool in tools]
         return {"type": "triggered_tags", "triggers": [BEGIN], "tags": tags}
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return TinyParser({tool.name: one_text(tool) for tool in tools})
+    def parser(self, tools: Sequence[Tool], any_name: bool = False) -> ToolParser:
+        return TinyParser({tool.name: one_text(tool) for tool in tools}, any_name)
 
     def written(self, calls: Calls) -> str:
         return "".join(f"{BEGIN}{_call(name, given)}{END}" for name, given in calls)
@@ -79,15 +79,15 @@ class TinyParser(KeywordParser):
 
     marks = (BEGIN,)
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        super().__init__(texts.keys())
+    def __init__(self, texts: Mapping[str, str], any_name: bool = False) -> None:
+        super().__init__(texts.keys(), any_name)
         self._texts = texts
 
     def _open(self, mark: str) -> None:
         self._begin_call()
 
     def _arguments_begin(self) -> None:
-        if key := self._texts[self._name]:
+        if key := self._texts.get(self._name):
             self._tell(self._name, f'{{{to_json(key)}: "')
             self._told, self._closing, self._step = True, '"}', self._in_text
 

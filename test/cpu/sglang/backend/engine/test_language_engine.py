@@ -320,6 +320,35 @@ def test_one_of_many_texts_is_written(backend: Any, engine: Any) -> None:
     assert state["x"] == engine.generate("The ", parameters)["text"]
 
 
+def test_one_of_is_whole_or_an_error(backend: Any) -> None:
+    """An option is longer than the default limit, and the stops stand in both."""
+    options = ["ab\n" * 60, "cd\n" * 60]
+
+    @sgl.function
+    def program(s, most):
+        s += "The " + sgl.gen("x", most, one_of=options, stop="\n", stop_regex="b|d") + "!"
+
+    assert program.run(None, backend=backend)["x"] in options
+    with pytest.raises(sgl.ProgramError, match=r"stopped at max_tokens=5: .* is none of"):
+        program.run(5, backend=backend)["x"]
+
+
+def test_one_of_on_the_server_is_whole_or_an_error(runtime: Any) -> None:
+    options = ["ab\n" * 60, "cd\n" * 60]
+
+    @sgl.function
+    def whole(s):
+        s += "The " + sgl.gen("x", one_of=options, stop="\n") + "!"
+
+    @sgl.function
+    def cut(s):
+        s += "The " + sgl.gen("x", one_of=options, max_tokens=5) + "!"
+
+    assert whole.run(backend=runtime, on="server")["x"] in options
+    with pytest.raises(sgl.ProgramError, match=r"stopped at max_tokens=5: .* is none of"):
+        cut.run(backend=runtime, on="server")["x"]
+
+
 def test_the_boundary_cases_really_cross_it(engine: sgl.Engine) -> None:
     own = list(engine.tokenizer.encode("The quick brown fo"))
     joined = list(engine.tokenizer.encode("The quick brown fox jumps"))

@@ -51,6 +51,9 @@ class Between(socketserver.BaseRequestHandler):
             while data := self.request.recv(1 << 16):
                 if data.startswith((b"GET", b"POST")):
                     self.generating, self.seen = data.startswith(b"POST /generate"), b""
+                    if self.generating and self.server.refusals:
+                        self.request.sendall(self.server.refusals.pop(0))
+                        continue
                 there.sendall(data)
             there.shutdown(socket.SHUT_RDWR)
 
@@ -79,6 +82,7 @@ class CutNetwork(socketserver.ThreadingTCPServer):
     Attributes:
         cuts: for each answer that is cut, the number of its events that arrive.
         lost: number of answers that were cut.
+        refusals: answers to the next requests, which the server does not see.
     """
 
     daemon_threads = allow_reuse_address = True
@@ -86,6 +90,7 @@ class CutNetwork(socketserver.ThreadingTCPServer):
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), Between)
         self.port, self.cuts, self.lost = port, list[int](), 0
+        self.refusals: list[bytes] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -166,6 +171,52 @@ def test_a_request_may_lose_so_many_servers(network: CutNetwork) -> None:
     with pytest.raises(ConnectionFailed, match=f"in {MOST_LOSSES + 1} servers that were lost"):
         list(endpoint.call_stream(body))
     assert network.lost == MOST_LOSSES + 1
+
+
+def refusal_of(status: int, *headers: str) -> bytes:
+    body = b'{"error": {"message": "later", "code": "engine_lost"}}'
+    lines = [f"HTTP/1.1 {status} No", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+SOON = "Retry-After: 0"
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_what_is_refused_for_the_moment_is_sent_again(
+    served: Served, network: CutNetwork, status: int
+) -> None:
+    body = {"text": "the quick", "sampling_params": {**LONG, "max_new_tokens": 4}}
+    endpoint, many = sgl.RuntimeEndpoint(network.url), 2 * MOST_LOSSES + 1
+    whole = endpoint.call(body)["text"]
+    for ask in (
+        lambda: endpoint.call(body)["text"],
+        lambda: asyncio.run(endpoint.acall(body))["text"],
+        lambda: events(endpoint, {**body, "stream": True}, "threads")[-1]["text"],
+        lambda: events(endpoint, {**body, "stream": True}, "loop")[-1]["text"],
+    ):
+        network.refusals = [refusal_of(status, SOON)] * many
+        assert ask() == whole
+        assert network.refusals == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "seconds"),
+    [
+        (refusal_of(503), 30.0),
+        (refusal_of(500, SOON), 30.0),
+        (refusal_of(429, "Retry-After: 3600"), 30.0),
+        (refusal_of(503, SOON), 0.0),
+    ],
+    ids=["not for the moment", "an error", "too long", "off"],
+)
+def test_a_refusal_that_stays_is_an_error(
+    network: CutNetwork, refusal: bytes, seconds: float
+) -> None:
+    network.refusals = [refusal]
+    with pytest.raises(BackendError, match="later"):
+        sgl.RuntimeEndpoint(network.url, resume_seconds=seconds).call({"text": "a"})
+    assert network.refusals == []
 
 
 @pytest.mark.parametrize("field", [{"park": {}}, {"sampling_params": {**LONG, "n": 2}}])

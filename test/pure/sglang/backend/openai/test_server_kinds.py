@@ -83,6 +83,24 @@ def test_a_kind_is_told_in_its_own_words(kind: str, chat: bool) -> None:
         assert fields == SCHEMAS.get(kind, {})
 
 
+@pytest.mark.parametrize("told", [None, "vllm"], ids=["unknown", "vllm"])
+def test_options_have_room_and_no_stop_inside(told: str | None) -> None:
+    options = ["word " * 50 + "\nend", "no"]
+
+    @sgl.function
+    def pick(s: Any, most: int | None) -> None:
+        s += "A:" + sgl.gen("x", most, one_of=options, stop=["\n", "!"], max_retries=0)
+
+    with FakeOpenAI([options[0], "wo"], told=TOLD.get(told or "", {})) as service:
+        backend = sgl.OpenAI("m", base_url=service.url, is_chat_model=False)
+        assert pick.run(None, backend=backend)["x"] == options[0]
+        with pytest.raises(sgl.ProgramError, match="'wo' is none of 'word"):
+            pick.run(1, backend=backend)["x"]
+    whole, cut = service.bodies
+    assert (whole["max_tokens"], cut["max_tokens"]) == (255, 1)
+    assert whole.get("stop") == (["!"] if told is None else None)
+
+
 def test_a_server_that_is_not_known_has_its_texts_checked() -> None:
     with FakeOpenAI(["none", "42"]) as service:
         backend = sgl.OpenAI("m", base_url=service.url)

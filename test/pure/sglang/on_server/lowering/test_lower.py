@@ -49,6 +49,16 @@ def test_roles_are_rendered_as_in_a_run(template):
     assert main[-1]["text"] == program.run(backend=backend).text()
 
 
+def test_one_of_has_room_for_its_texts():
+    @sgl.function
+    def program(s):
+        s += "A:" + sgl.gen("a", one_of=["x" * 300, "y"], stop="x")
+
+    (_, gen) = steps(program, backend=Mock(constraints=("choices",)))
+    assert gen["body"]["sampling_params"]["max_new_tokens"] == 301
+    assert gen["body"]["sampling_params"]["stop"] == ["<|im_end|>"]
+
+
 def test_gen_has_the_body_of_a_run():
     @sgl.function
     def program(s):
