@@ -61,6 +61,14 @@ def cached(root: Path, name: str, dtype: str = "bfloat16") -> Path:
     return once(folder, lambda half: make(half, shape, dtype))
 
 
+def resolved(name: str, folder: Path, dtype: str = "float32", seed: int = 0) -> str:
+    """Folder of the model that an option names: of ``SHAPES``, made in ``folder``; "embedded"; else
+    a checkpoint's own."""
+    if name in SHAPES:
+        return str(make(folder / name, SHAPES[name], dtype, seed))
+    return str(EMBEDDED) if name == "embedded" else name
+
+
 def once(folder: Path, make: Callable[[Path], object]) -> Path:
     """``folder``, made by ``make`` if it is not there: whole or not at all."""
     if not folder.is_dir():

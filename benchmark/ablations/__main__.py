@@ -9,10 +9,8 @@ embedded``, in float32, no ablation may change an answer.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 
@@ -20,11 +18,13 @@ from benchmark.ablations.measure import RATES, Record, hit_rate_curve, hit_rates
 from benchmark.ablations.rounds import Size
 from benchmark.harness.ablations import ABLATIONS
 from benchmark.harness.claim import Scale
+from benchmark.harness.command import command_parser
+from benchmark.harness.machine import about
 from benchmark.harness.measure import MODES
+from benchmark.harness.records import append
 from benchmark.harness.text_model import checkpoint
 from benchmark.models import EMBEDDED, SHAPES
 from benchmark.paper.claims import ABLATED, APART, NAMES, claim
-from benchmark.serving.report import environment
 
 PARTS = ("ablations", "curve", "hits")
 CURVE = "tree_of_thought"
@@ -38,15 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = checkpoint(options.model)
     scale = Scale(options.items, options.long)
     size = Size(model, scale, options.memory, options.seed)
-    machine = environment()
 
     def tell(record: Record) -> None:
         print(told(record), flush=True)
         if options.output_file:
-            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            line = {"time": now, **record, "options": vars(options), "environment": machine}
-            with open(options.output_file, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+            append(options.output_file, {**record, **about(options)})
 
     chosen = [claim(name) for name in options.claims]
     same = True
@@ -84,10 +80,9 @@ def told(record: Record) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmark.ablations", description=(__doc__ or "").split("\n\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser(
+        "benchmark.ablations", __doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     add = parser.add_argument
     names = [name for name in NAMES if name not in APART]
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what is measured")

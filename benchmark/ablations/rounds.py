@@ -16,6 +16,7 @@ from benchmark.harness.claim import Claim, Item, Scale
 from benchmark.harness.hits import Hits, hits
 from benchmark.harness.hooks.patch import inner
 from benchmark.harness.hooks.recorder import recording
+from benchmark.harness.rounds import in_turns
 from benchmark.models import EMBEDDED
 
 
@@ -102,9 +103,8 @@ def runs(
         for side in sides:
             run(side, claim, items[:2], "throughput", 0)
         for mode in modes:
-            for number in range(rounds):
-                for side in sides[:: -1 if number % 2 else 1]:
-                    yield run(side, claim, items, mode, number)
+            for number, side in in_turns(sides, rounds):
+                yield run(side, claim, items, mode, number)
 
 
 def run(side: Ablated, claim: Claim, items: Sequence[Item], mode: str, number: int) -> Run:

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 
 from benchmark.api_speculation.bill import bills
 from benchmark.api_speculation.claim import CLAIM
 from benchmark.harness import main as runs
 from benchmark.harness.claim import Scale
+from benchmark.harness.records import append
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """1 where answers differ."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--items", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--long", action="store_true")
-    parser.add_argument("--output-file", default="")
-    options, _ = parser.parse_known_args(argv)
+    options = runs.parser(CLAIM).parse_args(argv)
     status = runs.main(CLAIM, argv)
     if status:
         return status
     found = bills(CLAIM.items(Scale(options.items, options.long), options.seed))
     print(told(found))
     if options.output_file:
-        with open(options.output_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"claim": CLAIM.name, "mode": "bill", **found}) + "\n")
+        append(options.output_file, {"claim": CLAIM.name, "mode": "bill", **found})
     return 0 if found["equal"] else 1
 
 

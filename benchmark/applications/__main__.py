@@ -12,14 +12,9 @@ paper's. ``--paper-engine`` takes the attention of the paper's engine, whose pas
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.applications.experiments import (
     Ratio,
@@ -29,6 +24,7 @@ from benchmark.applications.experiments import (
     tail_ratios,
 )
 from benchmark.applications.machines import A100, A6000, as_in_paper
+from benchmark.harness.command import command_parser
 
 CLAIMED = {"sustained rate over no sharing": 12.0, "16 files: time of 'throughput' over ours": 2.45}
 
@@ -46,7 +42,7 @@ def experiments(paper_engine: bool) -> dict[str, Callable[[], list[Ratio]]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("benchmark.applications", __doc__)
     parser.add_argument("--only", default="", help="experiments, separated by commas")
     parser.add_argument(
         "--paper-engine", action="store_true", help="attention of the paper's engine"

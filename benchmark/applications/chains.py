@@ -9,32 +9,28 @@ proxy that delays each message and counts those to the server. The two ways take
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
 import random
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import httpx
-from sglang.srt.commands.bench.stats import median
 
+from benchmark.harness.command import command_parser
+from benchmark.harness.server import Server
 from benchmark.models import EMBEDDED
+from benchmark.peers.child import ROOT
 
 DELAY = (0.1, 0.15)  # seconds of a message
 CLAIMED = 1.4
-ROOT = Path(__file__).resolve().parents[2]
+READY_SECONDS = 120.0
 
 
 class DelayingProxy:
@@ -103,30 +99,6 @@ class DelayingProxy:
                 return
 
 
-@contextmanager
-def served(model: Path) -> Iterator[int]:
-    """Port of a server of the model, ready; it ends with the block."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model),
-               "--port", str(port), "--schedule-policy", "app"]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
-    try:
-        for _ in range(1200):
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                    break
-            if process.poll() is not None:
-                raise RuntimeError("the server has ended")
-            time.sleep(0.1)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def part(seed: int, step: int) -> str:
     """Text before a call."""
     return f"\nNotes {seed}, part {step}: "
@@ -164,7 +136,7 @@ def by_server(client: httpx.Client, seed: int, steps: int, tokens: int) -> list[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("benchmark.applications.chains", __doc__)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
@@ -172,8 +144,13 @@ def main() -> int:
     options = parser.parse_args()
     seconds: dict[str, list[float]] = {"client": [], "server": []}
     messages: dict[str, int] = {}
-    with served(options.model) as port:
-        proxy = DelayingProxy(port)
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(options.model),
+               "--port", "{port}", "--schedule-policy", "app"]  # fmt: skip
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        server = Server(command, Path(folder) / "log", {"PYTHONPATH": str(ROOT / "python")})
+        stack.callback(server.close)
+        server.ready(READY_SECONDS)
+        proxy = DelayingProxy(server.port)
         with httpx.Client(base_url=f"http://127.0.0.1:{proxy.port}", timeout=600) as client:
             by_server(client, 999, 2, 4)  # opens the connection
             for seed in range(options.rounds):

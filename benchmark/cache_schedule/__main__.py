@@ -9,17 +9,11 @@ computed, "x bound" divides them by the tokens of the prompts' union tree, the l
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
-
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from sglang.srt.config.sections import POLICIES
 
 from benchmark.cache_schedule.measure import Result, longest, measure
 from benchmark.cache_schedule.workloads import WORKLOADS, lower_bound, workload
+from benchmark.harness.command import command_parser
 
 DRAW = 8
 
@@ -33,7 +27,7 @@ def line(memory: str, policy: str, result: Result) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = command_parser("benchmark.cache_schedule", __doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the prompts and their order")
     seed = parser.parse_args().seed
     for name in WORKLOADS:

@@ -32,6 +32,7 @@ from sglang.ir.graph import Graph
 from sglang.program import SglFunction
 
 from benchmark.code_movement.templates import TEMPLATES
+from benchmark.harness.command import command_parser
 
 
 def words(text: str) -> int:
@@ -94,7 +95,7 @@ def report(rows: Sequence[Row], bound: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0; a check that fails raises."""
-    parser = argparse.ArgumentParser(prog="python -m benchmark.code_movement")
+    parser = command_parser("benchmark.code_movement", __doc__)
     parser.add_argument(
         "--backend",
         default="constants_first",

@@ -8,7 +8,6 @@ compute, then the sampled ones.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -19,10 +18,12 @@ from typing import Any
 
 from benchmark.curves import page
 from benchmark.curves.measure import BATCHES, CONTEXTS, Measure, Sample
+from benchmark.harness.command import command_parser
+from benchmark.harness.machine import machine
+from benchmark.harness.records import append
 from benchmark.models import SHAPES, cached
 from benchmark.peers.__main__ import CACHE
 from benchmark.peers.child import ROOT
-from benchmark.peers.machine import machine
 from benchmark.peers.roofline import Meter
 from benchmark.serving.options import setting
 
@@ -39,10 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(page.markdown(about, samples))
     if options.output_file:
-        options.output_file.parent.mkdir(parents=True, exist_ok=True)
-        with options.output_file.open("a", encoding="utf-8") as file:
-            for sample in samples:
-                file.write(json.dumps({**asdict(sample), **about}) + "\n")
+        append(options.output_file, *({**asdict(sample), **about} for sample in samples))
     if options.write_docs:
         page.into(ROOT / "docs", about, samples)
     return 0
@@ -50,9 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
-    out = argparse.ArgumentParser(
-        prog="python -m benchmark.curves", description=(__doc__ or "").split("\n\n")[1]
-    )
+    out = command_parser("benchmark.curves", __doc__, 1)
     add = out.add_argument
     add("--size", default="S", choices=list(SHAPES), help="default: %(default)s")
     add("--rounds", type=int, default=3, help="default: %(default)s")

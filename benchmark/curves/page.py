@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from sglang.srt.commands.bench.stats import median
-
 from benchmark.curves.measure import CURVES, Sample
-from benchmark.peers.page import put, table
+from benchmark.harness.page import put, table
 
 NAME = "curves"
 PLOT = Path("images") / "curves.svg"

@@ -6,7 +6,6 @@ of its own, whose packages are those of an environment with DSPy and then ours: 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any
 from benchmark.dspy_rag.claim import ABOUT, TASK, items, messages
 from benchmark.dspy_rag.retrieve import index
 from benchmark.harness.claim import Item, Scale
+from benchmark.harness.command import command_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (".peers/dspy", ".clients/dspy")
@@ -113,7 +113,7 @@ def run(found: Sequence[Item], model_path: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("benchmark.dspy_rag.pipeline", __doc__)
     parser.add_argument("--items", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--long", action="store_true")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 
@@ -11,19 +9,13 @@ from benchmark.dspy_rag.claim import CLAIM
 from benchmark.dspy_rag.pipeline import replies
 from benchmark.harness import main as runs
 from benchmark.harness.claim import Scale
+from benchmark.harness.records import append
 from benchmark.harness.text_model import checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: that of the claim, or 1 where DSPy sends anything else than the program."""
-    parser = argparse.ArgumentParser(add_help=False)
-    for name in ("--model-path", "--size", "--output-file", "--base-url"):
-        parser.add_argument(name, default="")
-    parser.add_argument("--backend", default="sglang")
-    parser.add_argument("--items", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--long", action="store_true")
-    options, _ = parser.parse_known_args(argv)
+    options = runs.parser(CLAIM).parse_args(argv)
     status = runs.main(CLAIM, argv)
     if status or options.base_url or options.backend != "sglang":
         return status  # DSPy is for the engine that is measured, in a process of its own
@@ -43,6 +35,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{found['prompt_tokens']} prompt tokens, {cached:.1f} % cached, the same prompts"
     )
     if options.output_file:
-        with open(options.output_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"claim": CLAIM.name, "mode": "dspy", **found}) + "\n")
+        append(options.output_file, {"claim": CLAIM.name, "mode": "dspy", **found})
     return 0

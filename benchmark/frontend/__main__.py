@@ -21,14 +21,13 @@ import sglang as sgl
 
 from benchmark.frontend import batches, primitives, requests
 from benchmark.frontend.instant import server
-from benchmark.frontend.rounds import WrongAnswer
-from benchmark.tables import Row, told
+from benchmark.harness.command import command_parser
+from benchmark.harness.rounds import WrongAnswer
+from benchmark.harness.tables import Row, told
 
 
 def _parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog="python -m benchmark.frontend", description=(__doc__ or "").split("\n\n")[0]
-    )
+    out = command_parser("benchmark.frontend", __doc__)
     add = out.add_argument
     add("--rounds", type=int, default=7, help="default: %(default)s")
     add("--uses", type=int, default=200, help="of a primitive in a program; default: %(default)s")

@@ -11,8 +11,8 @@ import sglang as sgl
 from sglang.srt.commands.bench.load_client import Http
 
 from benchmark.frontend.requests import SAMPLING
-from benchmark.frontend.rounds import take_turns
-from benchmark.tables import Figure, Row
+from benchmark.harness.rounds import take_turns
+from benchmark.harness.tables import Figure, Row
 
 CONCURRENCY = 64
 

@@ -13,8 +13,8 @@ import sglang as sgl
 from sglang.program import SglFunction
 
 from benchmark.frontend.instant import Instant
-from benchmark.frontend.rounds import take_turns
-from benchmark.tables import Figure, Row
+from benchmark.harness.rounds import take_turns
+from benchmark.harness.tables import Figure, Row
 
 BRANCHES = 8
 LIMIT = 100.0  # microseconds a primitive

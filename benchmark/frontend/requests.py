@@ -12,8 +12,8 @@ import httpx
 import sglang as sgl
 
 from benchmark.frontend.primitives import BRANCHES, LIMIT
-from benchmark.frontend.rounds import WrongAnswer, take_turns
-from benchmark.tables import Figure, Row
+from benchmark.harness.rounds import WrongAnswer, take_turns
+from benchmark.harness.tables import Figure, Row
 
 OPTIONS = ("yes", "no", "maybe")
 WINDOW = 8  # tokens before the end of the prompt from which a select is scored first

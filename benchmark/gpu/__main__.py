@@ -35,10 +35,11 @@ from types import FrameType
 from benchmark.gpu.report import write
 from benchmark.gpu.stages import REPORT, STAGES, Stage, chosen
 from benchmark.gpu.supervise import Supervisor
+from benchmark.harness.command import command_parser
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmark.gpu")
+    parser = command_parser("benchmark.gpu", __doc__)
     parser.add_argument("--stages", default=",".join(STAGES), help="with commas, in any order")
     parser.add_argument("--minutes", type=float, default=30.0, help="time for all stages")
     parser.add_argument(

@@ -16,11 +16,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from benchmark.harness.command import command_parser
+
 BROKEN = 3
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmark.gpu.stage_main")
+    parser = command_parser("benchmark.gpu.stage_main", __doc__)
     parser.add_argument("stage")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)

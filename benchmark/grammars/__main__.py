@@ -14,12 +14,10 @@ it, and needs numpy there.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,10 @@ from benchmark.grammars.asked import Asked, Missing
 from benchmark.grammars.contenders import CONTENDERS, Tokens
 from benchmark.grammars.vocabulary import NAMES, vocabulary
 from benchmark.grammars.work import Item, lists, table
-from benchmark.serving.report import environment
+from benchmark.harness import records
+from benchmark.harness.command import command_parser
+from benchmark.harness.machine import about, heading
+from benchmark.harness.tables import columns
 
 VERDICTS = ("right", "wrong accept", "wrong refuse", "refused", "late")
 LISTS = ("regexes", "schemas", "suite")
@@ -38,9 +39,7 @@ ALLOWED = {"regexes": 0.98, "schemas": 0.86}  # least shares of ours
 
 
 def _parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog="python -m benchmark.grammars", description=(__doc__ or "").split("\n\n")[0]
-    )
+    out = command_parser("benchmark.grammars", __doc__)
     add = out.add_argument
     add("--contenders", nargs="*", default=list(CONTENDERS), choices=list(CONTENDERS))
     add("--python", nargs="*", default=[], metavar="NAME=PATH", help="interpreter of a contender")
@@ -85,10 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                             out.append({"constraint": item.name, "contender": name, **figures})
             except Missing as error:
                 print(f"{name} is skipped: {error}", file=sys.stderr)
-    print(" ".join(f"{name}={value}" for name, value in environment().items()))
+    print(heading())
     _print(options, work, judged, times)
     if options.output_file:
-        _write(options, out)
+        common = about(options)
+        records.append(options.output_file, *({**line, **common} for line in out))
     return 0 if _good(judged) else 1
 
 
@@ -173,7 +173,7 @@ def _print(
         print(f"\n{len(work[title])} {title}, vocabulary {options.vocabulary}")
         lines = [["", *VERDICTS]]
         lines += [[name, *(str(found[v]) for v in VERDICTS)] for name, found in by_name.items()]
-        _columns(lines)
+        print(columns(lines))
         for name, found in by_name.items():
             if found["forced tokens"]:
                 share = found["forced tokens"] / found["tokens"]
@@ -183,14 +183,7 @@ def _print(
         print("compile ms | mask us: mean / p99 of a first walk, mean of a second")
         names = [name for name in options.contenders if any(name in row for row in times.values())]
         rows = [[title, *(row.get(name, "") for name in names)] for title, row in times.items()]
-        _columns([["", *names], *rows])
-
-
-def _columns(lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for line in lines:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:])]
-        print("  ".join([line[0].ljust(widths[0]), *cells]))
+        print(columns([["", *names], *rows]))
 
 
 def _good(judged: dict[str, dict[str, Counter[str]]]) -> bool:
@@ -208,17 +201,6 @@ def _good(judged: dict[str, dict[str, Counter[str]]]) -> bool:
             print(f"{title}: {found['right']} of {total} right; {ALLOWED[title]:.0%} are claimed")
             good = False
     return good
-
-
-def _write(options: argparse.Namespace, lines: Sequence[dict[str, Any]]) -> None:
-    common = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "options": vars(options),
-        "environment": environment(),
-    }
-    with open(options.output_file, "a", encoding="utf-8") as file:
-        for line in lines:
-            file.write(json.dumps({**line, **common}) + "\n")
 
 
 if __name__ == "__main__":

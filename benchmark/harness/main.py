@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -19,13 +18,14 @@ from sglang.errors import SglangError
 from benchmark.harness.apis.dialects import DIALECTS
 from benchmark.harness.claim import Claim, Item, Scale
 from benchmark.harness.contenders import Contender, contenders
+from benchmark.harness.machine import machine
 from benchmark.harness.measure import MODES
+from benchmark.harness.records import append
 from benchmark.harness.side import BACKENDS, Ours, Plain, Side
 from benchmark.harness.text_model import checkpoint
 from benchmark.harness.turns import ratios, record, take_turns
 from benchmark.models import EMBEDDED, SHAPES
 from benchmark.peers.child import ROOT, Failed
-from benchmark.peers.machine import machine
 
 SEEDS = 1000  # between the items of two rounds
 SIZE = "S"  # default size of a claim's own model
@@ -38,7 +38,7 @@ def main(
 ) -> int:  # fmt: skip
     """The exit code: 2 where nothing could be measured, with a word on standard error. ``known``:
     the contenders that can run this claim."""
-    options = _parser(claim).parse_args(argv)
+    options = parser(claim).parse_args(argv)
     # So that what was started is ended.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -140,9 +140,7 @@ def _tell(claim: Claim, options: argparse.Namespace, line: dict[str, Any]) -> No
     else:
         print(f"{claim.name}: without {line['side']}: {line['why']}", flush=True)
     if options.output_file:
-        line = {**line, "options": vars(options), "machine": machine()}
-        with open(options.output_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+        append(options.output_file, {**line, "options": vars(options), "machine": machine()})
 
 
 def told(claim: Claim, line: dict[str, Any]) -> str:
@@ -205,12 +203,13 @@ def _some(text: str) -> int:
     return int(text)
 
 
-def _parser(claim: Claim) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser(claim: Claim) -> argparse.ArgumentParser:
+    """Parser of the command line of a claim."""
+    made = argparse.ArgumentParser(
         prog=f"python -m benchmark.{claim.name}", description=f"{claim.title}. {claim.paper}.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )  # fmt: skip
-    add = parser.add_argument
+    add = made.add_argument
     add("--backend", choices=BACKENDS, default="sglang", help="who is asked")
     add("--base-url", default="", help="a server that runs; else one is started, where possible")
     add("--served-model", default="default", help="the model's name there")
@@ -228,4 +227,4 @@ def _parser(claim: Claim) -> argparse.ArgumentParser:
     add("--rounds", type=_some, default=1, help="runs of each mode")
     add("--modes", nargs="+", choices=MODES, default=list(MODES), help="what is measured")
     add("--output-file", default="", help="append a line of JSON a run")
-    return parser
+    return made

@@ -15,8 +15,15 @@ from benchmark.peers.child import Group
 POLL_SECONDS = 0.2
 
 
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Server(Group):
-    """``{port}`` in ``command`` stands for a free port; ``url`` is where it answers.
+    """``{port}`` in ``command`` stands for a free ``port``; ``url`` is where it answers.
 
     ``ready()`` must be called before the first request.
     """
@@ -24,11 +31,10 @@ class Server(Group):
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        super().__init__([part.replace("{port}", str(port)) for part in command], log, environment)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [part.replace("{port}", str(self.port)) for part in command]
+        super().__init__(command, log, environment)
 
     def ready(self, seconds: float) -> None:
         """Wait until ``/health`` says so.

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
 from benchmark.harness.claim import Claim, Item
+from benchmark.harness.machine import now
 from benchmark.harness.measure import Outcome, accuracy
+from benchmark.harness.rounds import rotated
 from benchmark.harness.side import Side
 from benchmark.peers.figures import Middle
 
@@ -65,7 +66,7 @@ def record(
 ) -> Record:
     """Record of a run; ``number`` is the round's."""
     return {
-        "kind": "run", "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "kind": "run", "time": now(),
         "claim": claim.name, "side": side.name, "backend": side.backend, "mode": mode,
         "round": number, "items": len(items), "rate": outcome.rate(),
         "accuracy": accuracy(claim, items, outcome.answers), **outcome.plain(),
@@ -90,9 +91,7 @@ class Race:
 
     def round(self, number: int, items: list[Item]) -> None:
         first: Outcome | None = None  # outcome of round 0, which the others' answers must equal
-        # The same order every round, begun one further: no side always follows the same one.
-        at = number % max(1, len(self.sides))
-        order = self.sides[at:] + self.sides[:at]
+        order = rotated(self.sides, number)
         # Settled before any side runs, by what all did with as many items: each is quicker, item by
         # item, with more of them. And once for all rounds, which would else be chosen by outcome.
         if number == 0:

@@ -13,18 +13,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, NamedTuple
-
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import sglang as sgl
 from sglang.srt.inferlet.dispatch_policies import POLICIES
 
+from benchmark.harness.command import command_parser
 from benchmark.inferlets.decoding import best, distributions, lease, sampled
 
 SUBJECT = "The weather report says that tomorrow will be a fine day for the farmer"
@@ -140,7 +136,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = command_parser("benchmark.inferlets", __doc__)
     parser.add_argument("--model", default="", help="folder of a checkpoint; default: embedded")
     parser.add_argument("--programs", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)

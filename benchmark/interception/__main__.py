@@ -30,9 +30,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from benchmark.harness.command import command_parser
 from benchmark.interception.claims import CLAIMED_SECONDS, judged
 from benchmark.interception.plots import draw_arms, draw_steps
 from benchmark.interception.records import (
@@ -105,9 +103,7 @@ def measured(options: argparse.Namespace) -> Iterator[list[Record]]:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("benchmark.interception", __doc__, None)
     add = parser.add_argument
     add("--rates", type=rates, help="sessions a second; 4,6 by default, 2,4 of the breakdown")
     add("--arms", type=names(CHOICES), help=f"of {', '.join(CHOICES)}")

@@ -37,11 +37,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from sglang.srt.interception.gate import ProgramGate
 
+from benchmark.harness.command import command_parser
 from benchmark.interception.__main__ import names
 from benchmark.interception.agent_load import (
     BLOCK,
@@ -153,9 +151,7 @@ def ratios(found: dict[str, Figures]) -> list[tuple[str, float, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("benchmark.interception.agents", __doc__, None)
     parser.add_argument("--loads", type=loads, default=[0.75, 1.5, 3.0, 6.0], help="live KV / KV")
     parser.add_argument(
         "--arms", type=names(CHOICES), default=[name for name in CHOICES if "tiers" not in name],

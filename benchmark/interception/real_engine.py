@@ -20,14 +20,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import sglang as sgl
-from sglang.srt.commands.bench.stats import median
 
+from benchmark.harness.command import command_parser
 from benchmark.interception.sessions import WORKLOADS, Session, sessions
 from benchmark.models import SHAPES, cached
 
@@ -120,9 +118,7 @@ def measure(model: Path, vocab: int, arm: str, options: argparse.Namespace) -> F
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("benchmark.interception.real_engine", __doc__, None)
     parser.add_argument("--seconds", type=float, default=15.0, help="an arm and round")
     parser.add_argument("--clients", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=2)

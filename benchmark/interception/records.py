@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from benchmark.harness.records import append as append_line
+from benchmark.harness.records import read as read_lines
 from benchmark.interception.session_run import Outcome
 
 MIXED = "mixed"
@@ -108,11 +109,9 @@ def row(records: Sequence[Record]) -> str:
 
 def append(path: Path, each: Record) -> None:
     """Append a record to a file, as a line of JSON."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(each)) + "\n")
+    append_line(path, asdict(each))
 
 
 def read(path: Path) -> list[Record]:
     """Read the records of a file. Raises ValueError or TypeError for a line that is none."""
-    with path.open(encoding="utf-8") as file:
-        return [Record(**json.loads(line)) for line in file]
+    return [Record(**found) for found in read_lines(path)]

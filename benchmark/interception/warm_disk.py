@@ -11,7 +11,6 @@ be those of the first process.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -23,9 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from benchmark.harness.command import command_parser
 from benchmark.models import SHAPES, cached
 
 CLAIM = 5.0
@@ -88,7 +85,7 @@ def child(*arguments: str) -> list[tuple[float, int, int]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("benchmark.interception.warm_disk", __doc__)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--serve", nargs=3, metavar=("DIR", "MODEL", "WARM"), help="a child")

@@ -21,20 +21,20 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from benchmark.harness.command import command_parser
 from benchmark.harness.hooks.grammars import compiled_per_request, forget_grammars
-from benchmark.json_decode.sides import Failed, Run, cpu_ratios, engines, in_turns, ratios, run
+from benchmark.harness.rounds import in_turns
+from benchmark.harness.tables import Figure, Ratio, Row, told
+from benchmark.json_decode.sides import Failed, Run, cpu_ratios, engines, ratios, run, runs_of
 from benchmark.json_decode.workloads import ANYTHING, WORKLOADS, Workload
-from benchmark.models import EMBEDDED, SHAPES, make
-from benchmark.tables import Figure, Ratio, Row, told
+from benchmark.models import resolved
 
 EQUAL_TOKENS = 96  # tokens of answers under a constraint that allows everything
 PARTS = ("jump", "compile", "mask")
 
 
 def _parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog="python -m benchmark.json_decode", description=(__doc__ or "").split("\n\n")[0]
-    )
+    out = command_parser("benchmark.json_decode", __doc__)
     add = out.add_argument
     add("--model", default="embedded",
         help="'embedded', S, M, L (random weights, a token a byte), or a directory")  # fmt: skip
@@ -72,11 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _settings(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    path = options.model
-    if path in SHAPES:
-        path = str(make(folder / path, SHAPES[path], seed=options.seed))
-    elif path == "embedded":
-        path = str(EMBEDDED)
+    path = resolved(options.model, folder, seed=options.seed)
     out = {"model_path": path, "load_format": options.load_format, "dtype": "float32"}
     return {**out, "random_seed": options.seed}
 
@@ -97,7 +93,7 @@ def _jump(options: argparse.Namespace, sides: dict[str, Any]) -> dict[str, list[
     for name in options.workloads:
         workload = WORKLOADS[name]
         prompts = _prompts(workload, options.num_requests)
-        runs = in_turns(sides, prompts, _sampling(workload, len(prompts)), options.rounds)
+        runs = runs_of(sides, prompts, _sampling(workload, len(prompts)), options.rounds)
         first, off = runs["exact"][0], runs["off"][0]
         for number, pair in enumerate(zip(runs["exact"], runs["off"])):
             _same(name, number, *pair)
@@ -151,13 +147,11 @@ def _compile(options: argparse.Namespace, engine: Any) -> dict[str, list[Row]]:
     workload, count = WORKLOADS["character"], options.num_requests
     prompts, sampling = _prompts(workload, count), _sampling(workload, count)
     once, each = [], []
-    for number in range(options.rounds):
-        for hook, runs in [(nullcontext, once), (compiled_per_request, each)][
-            :: -1 if number % 2 else 1
-        ]:
-            forget_grammars(engine)
-            with hook(engine):
-                runs.append(run(engine, prompts, sampling))
+    ways = [(nullcontext, once), (compiled_per_request, each)]
+    for _, (hook, runs) in in_turns(ways, options.rounds):
+        forget_grammars(engine)
+        with hook(engine):
+            runs.append(run(engine, prompts, sampling))
     figures = {
         "once, s": Ratio([r.seconds for r in once]),
         "each, s": Ratio([r.seconds for r in each]),
@@ -180,9 +174,8 @@ def _mask(options: argparse.Namespace, engine: Any) -> dict[str, list[Row]]:
         known = run(engine, prompts, sampling)
         lengths = [{**free, "max_new_tokens": len(tokens)} for tokens in known.tokens]
         bound, unbound = [], []
-        for number in range(options.rounds):
-            for work, runs in [(sampling, bound), (lengths, unbound)][:: -1 if number % 2 else 1]:
-                runs.append(run(engine, prompts, work))
+        for _, (work, runs) in in_turns([(sampling, bound), (lengths, unbound)], options.rounds):
+            runs.append(run(engine, prompts, work))
         figures = {
             "constrained, tokens/s": Figure([r.rate for r in bound]),
             "free, tokens/s": Figure([r.rate for r in unbound]),

@@ -10,6 +10,8 @@ from typing import Any
 
 from sglang.errors import BackendError
 
+from benchmark.harness.rounds import in_turns
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "exact": {},
     "off": {"disable_jump_forward": True},
@@ -97,16 +99,15 @@ def run(engine: Any, prompts: Sequence[str], sampling: Sequence[dict[str, Any]])
     )
 
 
-def in_turns(
+def runs_of(
     engines: dict[str, Any], prompts: Sequence[str], sampling: Sequence[dict[str, Any]], rounds: int
 ) -> dict[str, list[Run]]:
     """``rounds`` runs of each after one that is not counted; every second in opposite order."""
     found: dict[str, list[Run]] = {name: [] for name in engines}
     for engine in engines.values():
         run(engine, prompts, sampling)
-    for number in range(rounds):
-        for name in list(engines)[:: -1 if number % 2 else 1]:
-            found[name].append(run(engines[name], prompts, sampling))
+    for _, name in in_turns(engines, rounds):
+        found[name].append(run(engines[name], prompts, sampling))
     return found
 
 

@@ -7,7 +7,6 @@ With more than one thread it is the clock. Outputs are compared before anything 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from sglang.srt.attention.attention_protocol import Heads, Layout
 from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.core.batch import Sample
 from sglang.srt.logits import sampler
+
+from benchmark.harness.command import command_parser
 
 Q, KV, DIM = 12, 4, 64
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -160,7 +161,7 @@ def measure(case: Case, turns: int, clock: Callable[[], float], least: float = 0
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmark.kernels.attention")
+    parser = command_parser("benchmark.kernels.attention", __doc__)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--smoke", action="store_true", help="tiny cases, one turn")

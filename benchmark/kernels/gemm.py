@@ -10,7 +10,6 @@ nearest cache.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ import torch
 from sgl_kernel import native, packed
 from torch import Tensor
 from torch.nn import functional
+
+from benchmark.harness.command import command_parser
 
 SHAPES = ((2048, 768), (5632, 2048), (32000, 768))
 ROWS = (1, 4, 16, 64, 512)
@@ -138,7 +139,7 @@ def product_limit(threads: int, turns: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmark.kernels.gemm")
+    parser = command_parser("benchmark.kernels.gemm", __doc__)
     parser.add_argument("--threads", type=int, default=native.cores())
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--formats", nargs="+", default=list(packed.FORMATS))

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmark.harness.command import command_parser
+from benchmark.harness.rounds import in_turns
+from benchmark.harness.tables import Figure, Ratio, Row, told
 from benchmark.mixture.models import Experts, Sizes, make
-from benchmark.tables import Figure, Ratio, Row, told
 
 SHORT = 4  # tokens of a prompt whose text is long
 
@@ -100,11 +102,10 @@ def measure(engines: dict[str, Any], work: Work, vocab: int, rounds: int) -> lis
     """A row an engine; the first is the one that the others are held against. Raises Wrong."""
     texts = {name: check(engine, work, vocab) for name, engine in engines.items()}
     runs: dict[str, list[Run]] = {name: [] for name in engines}
-    for number in range(rounds):
-        for name in list(engines)[:: -1 if number % 2 else 1]:
-            runs[name].append(timed(engines[name], work, vocab))
-            if runs[name][-1].texts != texts[name]:
-                raise Wrong(f"{work.name}, {name}: a text of round {number} is another one")
+    for number, name in in_turns(engines, rounds):
+        runs[name].append(timed(engines[name], work, vocab))
+        if runs[name][-1].texts != texts[name]:
+            raise Wrong(f"{work.name}, {name}: a text of round {number} is another one")
     base = next(iter(runs.values()))
     return [
         Row(name, {
@@ -117,9 +118,7 @@ def measure(engines: dict[str, Any], work: Work, vocab: int, rounds: int) -> lis
 
 
 def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog="python -m benchmark.mixture", description=(__doc__ or "").split("\n\n")[0]
-    )
+    out = command_parser("benchmark.mixture", __doc__)
     add = out.add_argument
     add("--width", type=int, default=1024, help="of the hidden states; default: %(default)s")
     add("--layers", type=int, default=6, help="default: %(default)s")

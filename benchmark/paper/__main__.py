@@ -14,10 +14,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmark.harness.command import command_parser
+from benchmark.harness.records import read
 from benchmark.models import EMBEDDED, SHAPES
 from benchmark.paper import report
 from benchmark.paper.plan import Plan
-from benchmark.paper.records import Log, complete, read
+from benchmark.paper.records import Log, complete
 from benchmark.peers.child import ROOT
 
 RESULTS = ROOT / "benchmark" / "results" / "paper.jsonl"
@@ -48,10 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
-    out = argparse.ArgumentParser(
-        prog="python -m benchmark.paper", description=(__doc__ or "").split("\n\n")[1],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+    out = command_parser(
+        "benchmark.paper", __doc__, 1, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     add = out.add_argument
     add("--only", nargs="+", default=[], metavar="NAME", help="claims, kinds of parts, or both")
     add("--contenders", nargs="+", default=[], metavar="NAME", help="default: all there are")
@@ -72,10 +73,10 @@ def parser() -> argparse.ArgumentParser:
 def _measured(options: argparse.Namespace, given: Sequence[str]) -> Log:
     """Raises ValueError for an unknown name, or no time."""
     from benchmark.harness.contenders import contenders
+    from benchmark.harness.machine import machine
     from benchmark.paper.desk import Desk
     from benchmark.paper.figures import OURS
     from benchmark.paper.parts import WORKS, parts
-    from benchmark.peers.machine import machine
 
     if options.minutes <= 0:
         raise ValueError(f"--minutes is {options.minutes:g}; give more than 0")

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from benchmark.harness.claim import Claim, Scale
+from benchmark.harness.records import read
 from benchmark.harness.side import Side
 from benchmark.paper import claims
 from benchmark.paper.desk import Desk
 from benchmark.paper.figures import OURS, UNCACHED
 from benchmark.paper.plan import Part, Short
-from benchmark.paper.records import read
 from benchmark.paper.rounds import Rounds
 
 CURVE = "tree_of_thought"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmark.harness.records import append, read, write
 from benchmark.paper.plan import COMPLETE, Record
 
 KEY = ("table", "claim", "mode", "side")
@@ -28,29 +28,7 @@ class Log:
         self._part = record.get("part", self._part)
         record = {"part": self._part, **record} if self._part else record
         self.records.append(record)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(dumped(record) + "\n")
-
-
-def read(path: Path) -> list[Record]:
-    """Raises OSError where there is no such file. A last line cut short is left out."""
-    found = []
-    lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 ends none
-    for number, line in enumerate(lines):
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            if number + 1 < len(lines):
-                raise ValueError(f"{path}, line {number + 1}: not JSON") from None
-    return found
-
-
-def write(path: Path, records: Iterable[Record]) -> None:
-    path.write_text("".join(dumped(record) + "\n" for record in records), encoding="utf-8")
-
-
-def dumped(record: Record) -> str:
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+        append(self._path, record)
 
 
 def of_run(table: str, run: Record, more: Record) -> Record:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmark.harness.page import put
+from benchmark.harness.records import write
 from benchmark.paper import plot, sections, speeds
 from benchmark.paper.figures import Figures
 from benchmark.paper.plan import SHORT, Record
-from benchmark.paper.records import condensed, write
-from benchmark.peers.page import put
+from benchmark.paper.records import condensed
 
 PAGE, KEPT, IMAGES = "evaluation.md", "evaluation.jsonl", "images"
 NOTHING = "Not measured yet.\n"

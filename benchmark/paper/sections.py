@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from benchmark.harness.page import table
 from benchmark.models import SHAPES
 from benchmark.paper import published
 from benchmark.paper.figures import Figures
 from benchmark.paper.plan import Record
 from benchmark.paper.speeds import mean_of_optimal, times, title
 from benchmark.peers.figures import Middle
-from benchmark.peers.page import table
 
 ABLATION, CURVE, FULL = "ablation", "curve", "full"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from benchmark.harness.page import table
 from benchmark.paper import published
 from benchmark.paper.claims import PARALLEL
 from benchmark.paper.figures import NO_CACHE_PEERS, OURS, Figures
 from benchmark.peers.figures import Middle
-from benchmark.peers.page import table
 
 SPEED, IMAGES = "speed", "images"
 ALIKE = 0.05  # lengths of generated texts that differ by no more

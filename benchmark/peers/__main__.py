@@ -8,20 +8,21 @@ them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TextIO
 
+from benchmark.harness.command import command_parser
+from benchmark.harness.machine import machine
+from benchmark.harness.records import append, read, write
 from benchmark.models import SHAPES, cached
 from benchmark.peers import report
 from benchmark.peers.child import ROOT
 from benchmark.peers.contenders import contenders, interpreter
 from benchmark.peers.gguf_file import converted
-from benchmark.peers.machine import machine
 from benchmark.peers.race import Race, Record, Rules
 from benchmark.peers.roofline import Meter
 from benchmark.peers.work import WORKS
@@ -35,19 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 where all answers were right, 1 where not, 2 where nothing could be measured."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
-    options.output_file.parent.mkdir(parents=True, exist_ok=True)
-    if options.report:
-        records = report.read(options.output_file)
-    else:
-        records = []
-        with options.output_file.open("a" if options.append else "w", encoding="utf-8") as file:
-            try:
-                _measure(options, given, _writer(file, records))
-            except (OSError, ValueError) as error:
-                print(f"error: {error}", file=sys.stderr)
-                return 2
-        if options.append:
-            records = report.read(options.output_file)
+    if not options.report:
+        options.output_file.parent.mkdir(parents=True, exist_ok=True)
+        if not options.append:
+            write(options.output_file, [])
+        try:
+            _measure(options, given, partial(append, options.output_file))
+        except (OSError, ValueError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    records = read(options.output_file)
     print(report.markdown(records))
     if options.write_docs:
         report.into(ROOT / "docs", records)
@@ -59,9 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
-    out = argparse.ArgumentParser(
-        prog="python -m benchmark.peers", description=(__doc__ or "").split("\n\n")[1]
-    )
+    out = command_parser("benchmark.peers", __doc__, 1)
     add = out.add_argument
     add("--sizes", default="S,M", help=f"of {tuple(SHAPES)}; default: %(default)s")
     add("--works", default=",".join(WORKS), help="default: %(default)s")
@@ -79,15 +75,6 @@ def parser() -> argparse.ArgumentParser:
     add("--report", action="store_true", help="measure nothing, report the file")
     add("--write-docs", action="store_true", help="put tables and plot into docs/benchmarks.md")
     return out
-
-
-def _writer(file: TextIO, records: list[Record]) -> Callable[[Record], None]:
-    def tell(record: Record) -> None:
-        records.append(record)
-        file.write(json.dumps(record) + "\n")
-        file.flush()
-
-    return tell
 
 
 def _measure(

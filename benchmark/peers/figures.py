@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
-
-from sglang.srt.commands.bench.stats import median
 
 from benchmark.peers.work import WORKS
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from sglang.srt.commands.bench.stats import Spread, median
+from sglang.srt.commands.bench.stats import Spread
 
+from benchmark.harness.rounds import rotated
 from benchmark.models import Shape
 from benchmark.peers import roofline, work
 from benchmark.peers.check import equal_share, sample, wrong_lengths
@@ -92,7 +94,7 @@ class Race:
         for round in range(rules.rounds):
             requests = work.make(name, round, self.shape.vocab, rules.scale)
             limit = self._limit(requests)
-            for contender in _turns(list(runs), round):
+            for contender in rotated(list(runs), round):
                 if round >= 2 and self._too_slow(contender, runs):
                     continue
                 answer = self._ask(contender, requests)
@@ -181,9 +183,3 @@ class Race:
         self.say(f"{self.size}: without {contender.name}: {why}")
         about = {"size": self.size, "contender": contender.name, "why": why}
         self.tell({"kind": "left out", **about, "failed": not contender.missing})
-
-
-def _turns(contenders: list[Contender], round: int) -> list[Contender]:
-    """The same order every round, begun one further: none always follows the same one's heat."""
-    at = round % max(1, len(contenders))
-    return contenders[at:] + contenders[:at]

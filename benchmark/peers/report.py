@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmark.harness.page import put, table
 from benchmark.models import SHAPES
 from benchmark.peers import plot
 from benchmark.peers.check import LIMIT
 from benchmark.peers.figures import Figures, Middle, Record, counterpart
-from benchmark.peers.page import put, table
 from benchmark.peers.targets import outcomes
 from benchmark.peers.work import WORKS
 
 NAME = "peers"
 PLOT = Path("images") / "peers.svg"
-
-
-def read(path: Path) -> list[Record]:
-    """Records of a file. Raises OSError where there is none."""
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 def into(docs: Path, records: Sequence[Record]) -> None:

@@ -20,14 +20,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from benchmark.harness.command import command_parser
 from benchmark.models import EMBEDDED
 from benchmark.pipeline import figures
 from benchmark.pipeline.figures import COLUMNS, Point, Scope, reach
@@ -47,11 +44,7 @@ def words(text: str) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        "python -m benchmark.pipeline",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_parser("benchmark.pipeline", __doc__, None)
     made.add_argument("figures", nargs="*", default=["rates", "long-prompt"], metavar="figure",
                       help=f"some of {', '.join(FIGURES)}")  # fmt: skip
     made.add_argument("--workload", choices=sorted(LENGTHS), default="sharegpt")

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 from sglang import Engine
 from sglang.srt.commands.bench.offline import Offline
 from sglang.srt.commands.bench.server_target import Asking, Endpoint
-from sglang.srt.commands.bench.stats import median
 from sglang.srt.commands.bench.target import Target
 from sglang.srt.commands.bench.workload import (
     Conversation,
@@ -32,16 +32,16 @@ from sglang.srt.commands.bench.workload import (
     shared_prefix,
 )
 
-from benchmark.models import EMBEDDED, SHAPES, make
-from benchmark.serving.report import environment, table
+from benchmark.harness.command import command_parser
+from benchmark.harness.machine import heading
+from benchmark.models import resolved
+from benchmark.serving.report import table
 from benchmark.serving.session import Column, Work, comparisons, measure, speedup
 from benchmark.serving.static import Static
 
 
 def _parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog="python -m benchmark.prefix_sharing", description=(__doc__ or "").split("\n\n")[0]
-    )
+    out = command_parser("benchmark.prefix_sharing", __doc__)
     add = out.add_argument
     add(
         "--model",
@@ -71,18 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 where answers are equal and the speedup is reached, else 1."""
     options = _parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="prefix-sharing-") as folder:
-        path = _model(options, Path(folder))
+        path = resolved(options.model, Path(folder), options.dtype)
         with _targets(options, path) as targets:
             columns = asyncio.run(_measure(options, targets))
-    print(" ".join(f"{name}={value}" for name, value in environment().items()))
+    print(heading())
     print(table([(column.target.name, column.typical) for column in columns]))
     return 0 if _verdict(options, columns) else 1
-
-
-def _model(options: argparse.Namespace, folder: Path) -> str:
-    if options.model in SHAPES:
-        return str(make(folder / options.model, SHAPES[options.model], options.dtype))
-    return str(EMBEDDED) if options.model == "embedded" else options.model
 
 
 @contextmanager

@@ -8,14 +8,14 @@ exact.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 from dataclasses import dataclass
 from typing import Any
 
 import sglang
 
+from benchmark.harness.command import command_parser
+from benchmark.harness.records import append
 from tools.train_tiny.evaluate import questions
 
 SETTINGS = (
@@ -68,7 +68,7 @@ def likelihood(texts: list[Text], **settings: Any) -> list[float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmark.quantization", description=__doc__)
+    parser = command_parser("benchmark.quantization", __doc__)
     parser.add_argument("--count", type=int, default=8, help="texts of each job (default: 8)")
     parser.add_argument("--seed", type=int, default=1, help="of the texts (default: 1)")
     parser.add_argument(
@@ -98,8 +98,7 @@ def main() -> int:
             failed = True
         if arguments.output_file:
             record = {**settings, "tokens": len(values), "mean": mean, "change": change}
-            with open(arguments.output_file, "a") as file:
-                file.write(json.dumps(record) + "\n")
+            append(arguments.output_file, record)
     return int(failed)
 
 

@@ -7,10 +7,8 @@ and of each the least processor time counts; so other work on the machine shows 
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
@@ -19,17 +17,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.worker.model_worker import ModelWorker
+from torch import Tensor
 
+from benchmark.harness.command import command_parser
 from benchmark.models import SHAPES, cached
 
 CONTEXT = 64  # tokens of each row when decoding begins
@@ -143,7 +138,7 @@ class Decoder:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = command_parser("benchmark.quantization.speed", __doc__)
     parser.add_argument("--shape", choices=SHAPES, default="M", help="of the models (default: M)")
     parser.add_argument("--passes", type=int, default=30, help="of each model (default: 30)")
     parser.add_argument("--root", type=Path, default=Path(gettempdir()) / "sglang-bench")

@@ -21,14 +21,11 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from benchmark.harness.command import command_parser
+from benchmark.harness.machine import heading
 from benchmark.routing.choice_cost import choice_cost
 from benchmark.routing.figures import ONE, Means, Run, Scope, means, run_of
-from benchmark.serving.report import environment
 
 WORDS = (
     ONE, "predicted", "product", "cache-aware", "affinity", "least-load", "round-robin", "random",
@@ -119,15 +116,13 @@ def words(text: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("benchmark.routing", __doc__, None)
     parser.add_argument("--tables", type=words, default=list(TABLES), help=", ".join(TABLES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="small runs that decide nothing")
     options = parser.parse_args(arguments)
-    print(" ".join(f"{name}={value}" for name, value in environment().items()))
+    print(heading())
     scope = Scope(options.seeds, processes=options.processes)
     if options.quick:
         scope = Scope(1, 20.0, 8.0)

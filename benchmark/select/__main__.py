@@ -12,7 +12,6 @@ The claim: 1,000 options in at most a tenth of the time of the requests.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,11 @@ from typing import Any
 from sglang import Engine
 
 from benchmark.harness.claim import Api, Claim, Item
+from benchmark.harness.command import command_parser
 from benchmark.harness.contenders import contenders
+from benchmark.harness.machine import machine
+from benchmark.harness.records import append
 from benchmark.models import EMBEDDED
-from benchmark.peers.machine import machine
 from benchmark.select.options import KINDS, options, prompt
 from benchmark.select.ways import ROWS, WAYS, Differs, select, verify
 
@@ -34,9 +35,7 @@ LARGE, FASTER = 1000, 10.0
 
 
 def _parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog="python -m benchmark.select", description=(__doc__ or "").split("\n\n")[0]
-    )
+    out = command_parser("benchmark.select", __doc__)
     add = out.add_argument
     add("--model", default="", help="folder of a checkpoint; default: the embedded model")
     add("--counts", type=int, nargs="*", default=[10, 100, 1000], help="numbers of options")
@@ -66,9 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     rows += _guidance(given)
     if given.output_file:
-        with open(given.output_file, "a", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps({**row, "machine": about}) + "\n")
+        append(given.output_file, *({**row, "machine": about} for row in rows))
     missed = [row for row in rows if row.get("missed")]
     for row in missed:
         print(f"missed: {row['options']} {row['kind']} are {row['ratio']:.1f} times as fast")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 
 from sglang.srt.commands.bench.load_client import HttpError
 from sglang.srt.commands.bench.stats import as_json
 
+from benchmark.harness import records
+from benchmark.harness.machine import about
 from benchmark.serving import overhead
 from benchmark.serving.options import arrivals, parser, targets, workload
-from benchmark.serving.report import environment, table
+from benchmark.serving.report import table
 from benchmark.serving.session import Column, Work, comparisons, measure, speedup
 
 _SHOWN = 5  # problems printed
@@ -77,18 +77,15 @@ def _verdict(columns: Sequence[Column]) -> bool:
 def _write(options: argparse.Namespace, columns: Sequence[Column]) -> None:
     asked = {name: value for name, value in vars(options).items() if name != "api_key"}
     asked["request_rate"] = str(options.request_rate)  # JSON has no infinity
-    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    with open(options.output_file, "a", encoding="utf-8") as file:
-        for column in columns:
-            for number, (summary, counted) in enumerate(
-                zip(column.summaries, column.counted, strict=True)
-            ):
-                line = {
-                    "target": column.target.name, "round": number, "time": when,
-                    **as_json(summary), "counted": counted, "problems": column.problems[:_SHOWN],
-                    "options": asked, "environment": environment(),
-                }  # fmt: skip
-                file.write(json.dumps(line) + "\n")
+    common = {**about(options), "options": asked}
+    for column in columns:
+        runs = zip(column.summaries, column.counted, strict=True)
+        for number, (summary, counted) in enumerate(runs):
+            line = {
+                "target": column.target.name, "round": number, **as_json(summary),
+                "counted": counted, "problems": column.problems[:_SHOWN], **common,
+            }  # fmt: skip
+            records.append(options.output_file, line)
 
 
 if __name__ == "__main__":

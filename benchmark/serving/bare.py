@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from pathlib import Path
+
+from benchmark.peers.child import ROOT
 
 STEP_SECONDS = 0.02
 PIECE = b"data: " + b"x" * 200 + b"\n\n"  # as long as a chunk of /v1/completions
@@ -56,10 +57,9 @@ async def serve(streams: int, pieces: int) -> None:
 
 async def cost(streams: int, pieces: int) -> float:
     """Processor seconds a piece, of a bare server in a process of its own. Raises OSError."""
-    root = Path(__file__).resolve().parents[2]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmark.serving.bare", str(streams), str(pieces),
-        stdout=asyncio.subprocess.PIPE, cwd=root,
+        stdout=asyncio.subprocess.PIPE, cwd=ROOT,
     )  # fmt: skip
     assert process.stdout is not None
     port = int(await process.stdout.readline())

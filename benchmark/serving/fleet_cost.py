@@ -10,13 +10,11 @@ clock. Texts of all sides must be equal, or the run fails.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import os
-import re
 import sys
 import time
+from asyncio.subprocess import Process
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +25,11 @@ import httpx
 import msgspec
 import psutil
 
-PYTHON = Path(__file__).resolve().parents[2] / "python"
-READY = re.compile(r"sglang serving \S+ at (http://\S+) ")
-FLAGS = ["--port", "0", "--threads", "1", "--dtype", "float32", "--log-level", "warning"]
+from benchmark.harness.command import command_parser
+from benchmark.harness.rounds import ordered
+from benchmark.serving.launched import PYTHON, end, launch
+
+FLAGS = ["--threads", "1", "--dtype", "float32", "--log-level", "warning"]
 TOPICS = ("river", "harbour", "orchard", "clock", "winter", "violin", "market", "comet")
 
 
@@ -78,21 +78,12 @@ class Side:
     flags: list[str]
     spent: dict[str, list[Spent]] = field(default_factory=dict)
     url: str = ""
-    process: asyncio.subprocess.Process | None = None
+    process: Process | None = None
 
     async def start(self) -> None:
         """Raises OSError where it does not start."""
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sglang.launch_server", "--exit-with-parent", str(os.getpid()),
-            *FLAGS, *self.flags, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": self.tree},
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        line = await asyncio.wait_for(self.process.stdout.readline(), 300)
-        found = READY.match(line.decode())
-        if found is None:
-            raise OSError(f"side {self.name} did not start; it said {line!r}")
-        self.url = found[1]
+        name, flags = f"side {self.name}", [*FLAGS, *self.flags]
+        self.process, self.url = await launch(name, flags, self.tree)
 
     def cpu(self) -> tuple[float, float]:
         """Processor seconds so far: of the front, and of its engines."""
@@ -117,9 +108,7 @@ class Side:
         self.spent.setdefault(load.name, []).append(spent)
 
     async def stop(self) -> None:
-        if self.process is not None and self.process.returncode is None:
-            self.process.terminate()
-            await self.process.wait()
+        await end(self.process)
 
 
 def seconds(process: psutil.Process) -> float:
@@ -167,7 +156,7 @@ async def measure(sides: Sequence[Side], rounds: int, scale: int) -> None:
             await side.start()
         for turn in range(-1, rounds):
             for load in loads(scale):
-                for side in sides if turn % 2 else reversed(sides):
+                for side in ordered(sides, turn):
                     await side.run(load)
                 if len({tuple(side.spent[load.name][-1].texts) for side in sides}) > 1:
                     raise ValueError(f"the texts of {load.name!r} differ between the sides")
@@ -199,9 +188,7 @@ def report(sides: Sequence[Side], scale: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmark.serving.fleet_cost", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("benchmark.serving.fleet_cost", __doc__)
     parser.add_argument("--tree", default="", metavar="NAME=PATH",
                         help="the other side: one engine of another version")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
@@ -212,12 +199,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     model = ["--model-path", options.model_path, "--load-format", "dummy"]
     model = model if options.model_path else []
-    sides = [Side("one", str(PYTHON), model)]
+    sides = [Side("one", PYTHON, model)]
     if options.tree:
         name, _, path = options.tree.partition("=")
         sides.append(Side(name, path, model))
     else:
-        sides.append(Side("two", str(PYTHON), [*model, "--dp-size", "2"]))
+        sides.append(Side("two", PYTHON, [*model, "--dp-size", "2"]))
     asyncio.run(measure(sides, options.rounds, options.scale))
     print(report(sides, options.scale))
     return 0

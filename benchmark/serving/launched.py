@@ -7,16 +7,19 @@ import contextlib
 import os
 import re
 import sys
+from asyncio.subprocess import Process
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 from sglang.srt.commands.bench.result import BenchCall, Result
 from sglang.srt.commands.bench.server_target import Asking, Endpoint
 from sglang.srt.commands.bench.target import Target
 
-PYTHON = Path(__file__).resolve().parents[2] / "python"
-READY_SECONDS = 120.0
+from benchmark.peers.child import ROOT
+
+PYTHON = str(ROOT / "python")
+READY_SECONDS = 300.0
 SAMPLE_SECONDS = 0.05
 _READY = re.compile(r"sglang serving \S+ at (http://\S+) ")
 
@@ -30,6 +33,33 @@ class Cost:
     peak: int = 0
 
 
+async def launch(name: str, flags: Sequence[str], tree: str = PYTHON) -> tuple[Process, str]:
+    """Start ``sglang.launch_server`` on a free port, from a ``PYTHONPATH``. It ends with this
+    process at the latest. Returns it and its URL, ready; raises OSError where it does not start."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sglang.launch_server", "--port", "0",
+        "--exit-with-parent", str(os.getpid()), *flags,
+        stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": tree},
+    )  # fmt: skip
+    assert process.stdout is not None
+    line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS)
+    found = _READY.match(line.decode())
+    if found is None:
+        raise OSError(f"{name} did not start; it said {line!r}")
+    return process, found[1]
+
+
+async def end(process: Process | None) -> None:
+    """End a server that was launched, if it was and still runs."""
+    if process is not None and process.returncode is None:
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), 10)
+        except asyncio.TimeoutError:
+            process.kill()
+            await process.wait()
+
+
 class Launched(Target):
     """``arguments`` are those of ``sglang.launch_server``. The costs are of the server process and
     of its engine, each without the other.
@@ -40,7 +70,7 @@ class Launched(Target):
     def __init__(self, arguments: list[str], protocol: str, asking: Asking) -> None:
         self.name = f"server, {protocol}"
         self._arguments, self._protocol, self._asking = arguments, protocol, asking
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self._endpoint: Endpoint | None = None
         self._watch: asyncio.Task[None] | None = None
         self.server, self.engine = Cost(), Cost()
@@ -48,18 +78,8 @@ class Launched(Target):
 
     async def start(self) -> None:
         """Raises OSError where the server does not start."""
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sglang.launch_server", "--port", "0",
-            "--exit-with-parent", str(os.getpid()), *self._arguments,  # also where this is killed
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(PYTHON)},
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), READY_SECONDS)
-        found = _READY.match(line.decode())
-        if found is None:
-            raise OSError(f"the server did not start; it said {line!r}")
-        self._endpoint = Endpoint(self._protocol, found[1], self._asking)
+        self._process, url = await launch("the server", self._arguments)
+        self._endpoint = Endpoint(self._protocol, url, self._asking)
         await self._endpoint.start()
         self._watch = asyncio.create_task(self._sample())
 
@@ -100,10 +120,4 @@ class Launched(Target):
             self._watch.cancel()
         if self._endpoint is not None:
             await self._endpoint.close()
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
-            try:
-                await asyncio.wait_for(self._process.wait(), 10)
-            except asyncio.TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+        await end(self._process)

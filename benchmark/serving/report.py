@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from sglang.srt.commands.bench.result import Result
 from sglang.srt.commands.bench.stats import Spread, Summary
 from sglang.srt.commands.bench.workload import Conversation
+
+from benchmark.harness.tables import columns as lined_up
 
 
 def problems(
@@ -76,12 +75,7 @@ def table(columns: Sequence[tuple[str, Summary]]) -> str:
             cells = [_part(getattr(summary, name), part) for _, summary in columns]
             if any(cell != "-" for cell in cells):
                 rows.append([f"{label} {part} (ms)", *cells])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        row[0].ljust(widths[0])
-        + "".join("  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))
-        for row in rows
-    )
+    return lined_up(rows)
 
 
 def _part(spread: Spread | None, part: str) -> str:
@@ -109,29 +103,3 @@ _SPREADS = (
     ("latency", "latency"),
     ("sent late", "lag"),
 )
-
-
-def environment() -> dict[str, str | int]:
-    """The machine and the releases a figure belongs to."""
-    out: dict[str, str | int] = {
-        "machine": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
-        "python": platform.python_version(),
-    }
-    for package in ("sglang", "torch", "transformers"):
-        try:
-            out[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return out
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

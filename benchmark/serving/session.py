@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from sglang.srt.commands.bench.load import BenchRun, offer
-from sglang.srt.commands.bench.stats import Summary, median, summarise
+from sglang.srt.commands.bench.stats import Summary, summarise
 from sglang.srt.commands.bench.target import Target
 from sglang.srt.commands.bench.workload import Conversation
 

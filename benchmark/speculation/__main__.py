@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmark.harness.command import command_parser
+from benchmark.harness.rounds import in_turns
+from benchmark.harness.tables import Figure, Row, told
 from benchmark.models import EMBEDDED
 from benchmark.speculation.models import of_depth
-from benchmark.tables import Figure, Row, told
 
 PASSAGE = "The little dog ran to the river. It saw a red boat, and a cat in the red boat. "
 STARTS = ("The old farmer", "A bird in the snow", "My sister", "On Monday the teacher",
@@ -89,9 +91,8 @@ def measure(
     runs: dict[str, list[Run]] = {name: [] for name in sides}
     for engine, source in sides.values():
         run(engine, work, count, length, source)
-    for number in range(rounds):
-        for name in list(sides)[:: -1 if number % 2 else 1]:
-            runs[name].append(run(sides[name][0], work, count, length, sides[name][1]))
+    for _, name in in_turns(sides, rounds):
+        runs[name].append(run(sides[name][0], work, count, length, sides[name][1]))
     off = next(iter(runs.values()))
     rows = []
     for name, own in runs.items():
@@ -118,9 +119,7 @@ def measure(
 
 
 def _parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog="python -m benchmark.speculation", description=(__doc__ or "").split("\n\n")[0]
-    )
+    out = command_parser("benchmark.speculation", __doc__)
     add = out.add_argument
     add("--layers", type=int, default=48, help="of the model; its draft model has 4")
     add("--num-requests", type=int, nargs="*", default=[1, 4], help="at once; default: 1 4")

@@ -7,26 +7,27 @@ and what no server of this kind can avoid: the interpreter and ``import torch``.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from statistics import median
 
 import psutil
-from sglang.srt.commands.bench.stats import median
+
+from benchmark.harness.command import command_parser
+from benchmark.harness.server import free_port
 
 _POLL = 0.005  # seconds between two attempts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 where every start gave a token within the limit."""
-    parser = argparse.ArgumentParser(prog="python -m benchmark.startup")
+    parser = command_parser("benchmark.startup", __doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds a start may take")
     parser.add_argument("--target", type=float, default=5.0, help="median seconds not to exceed")
@@ -54,9 +55,7 @@ def first_token(arguments: Sequence[str], timeout: float) -> tuple[float, float]
 
     Raises RuntimeError where it ends or gives none within ``timeout`` seconds.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "sglang.launch_server", "--port", str(port)]
     command += ["--exit-with-parent", str(os.getpid()), *arguments]  # also where this is killed
     with tempfile.TemporaryFile() as log:

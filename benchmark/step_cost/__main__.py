@@ -10,17 +10,12 @@ another one is in flight. The cache's share is that of a real model, the embedde
 
 from __future__ import annotations
 
-import argparse
 import gc
-import sys
 from itertools import product
-from pathlib import Path
-
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from benchmark.harness.command import command_parser
 from benchmark.models import EMBEDDED
 from benchmark.step_cost.measure import decode_cost
 from benchmark.step_cost.tree import tree_share
@@ -31,7 +26,7 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = command_parser("benchmark.step_cost", __doc__)
     parser.add_argument("--rows", type=numbers, default=[1, 16, 64, 256, 512])
     parser.add_argument("--contexts", type=numbers, default=[128, 1024, 4096])
     parser.add_argument("--page-sizes", type=numbers, default=[1, 16])

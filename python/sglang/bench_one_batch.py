@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
+from statistics import median
 from typing import Any
 
 from sglang.backend.engine.embedded import Engine
@@ -22,7 +23,6 @@ from sglang.errors import SglangError
 from sglang.srt.commands.bench.load import offer
 from sglang.srt.commands.bench.offline import Offline
 from sglang.srt.commands.bench.result import Result
-from sglang.srt.commands.bench.stats import median
 from sglang.srt.commands.bench.workload import Conversation, Turn, WorkloadTokens
 from sglang.srt.config.command_line import Parser
 

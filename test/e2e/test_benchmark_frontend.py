@@ -9,8 +9,8 @@ import pytest
 
 from benchmark.frontend import requests
 from benchmark.frontend.__main__ import main
-from benchmark.frontend.rounds import WrongAnswer, take_turns
-from benchmark.tables import Figure
+from benchmark.harness.rounds import WrongAnswer, take_turns
+from benchmark.harness.tables import Figure
 
 TINY = ["--rounds", "1", "--uses", "2", "--items", "3", "--real-items", "0"]
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from benchmark.curves.__main__ import main as curves
+from benchmark.harness import page
 from benchmark.models import SHAPES, cached
-from benchmark.peers import page, plot, report
+from benchmark.peers import plot, report
 from benchmark.peers.__main__ import main
 from benchmark.peers.check import equal_share
 from benchmark.peers.child import Child, Failed

@@ -10,7 +10,7 @@ import ssl
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,6 +18,7 @@ import pytest
 import sglang as sgl
 from helpers.http_server import Client, is_error
 from helpers.launched import Server, launched, toy_model
+from helpers.waiting import until
 from sglang.srt.web import launch
 
 
@@ -44,13 +45,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True, capture_output=True,
     )  # fmt: skip
     return directory
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 # -- TLS ------------------------------------------------------------------------------------------
@@ -183,7 +177,7 @@ def test_keys_are_read_again_on_sighup(toy: list[str], tmp_path: Path) -> None:
         assert (ask(server, "one", "/metrics"), ask(server, "top", "/metrics")) == (403, 200)
         file.write_text(json.dumps([{"name": "b", "key": "two", "requests_per_minute": 1}]))
         server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: ask(server, "two") == 200)
+        until(lambda: ask(server, "two") == 200)
         assert ask(server, "one") == 401
         file.write_text("[")
         server.process.send_signal(signal.SIGHUP)

@@ -13,7 +13,8 @@ import httpx
 import pytest
 from helpers.browser import chromium
 from helpers.launched import Server, best_model, launched
-from helpers.page_driver import Opener, opening, until
+from helpers.page_driver import Opener, opening
+from helpers.waiting import until
 
 LONG = 3900  # tokens: more than any test waits for
 MARA = "Mara Fox is 17 years old. Mara lives in Rome. Mara works as a sailor."

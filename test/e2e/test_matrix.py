@@ -25,8 +25,9 @@ import pytest
 from helpers.apis import APIS, Api, user
 from helpers.http_server import Client
 from helpers.launched import best_model, gone, launched
-from helpers.matrix import Bench, error_of, wait_for
+from helpers.matrix import Bench, error_of
 from helpers.paths import ROOT
+from helpers.waiting import until
 from sglang.ir.sampling import PARAMETERS
 from sglang.srt.web.connection.guard import PROBES
 from sglang.srt.web.routes import ROUTES
@@ -447,7 +448,7 @@ def test_18_explosive_constraints(bench: Bench) -> None:
     before = bench.http.stats()["grammar_kills"]
     planners = bench.server.engine().children()
     assert len(planners) == 2
-    wait_for(lambda: all(map(waits, planners)))  # one that took too long was begun anew
+    until(lambda: all(map(waits, planners)))  # one that took too long was begun anew
     for planner in planners:
         planner.suspend()  # no constraint's fault
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -637,7 +638,7 @@ def opened(bench: Bench, count: int, prompt: Callable[[int], str]) -> list[socke
         bench.open(api.path, api.body(prompt(i), stream, **LONG))
         for i, (api, stream) in enumerate(WAYS)
     ]
-    wait_for(lambda: bench.http.stats()["received"] == before + count)
+    until(lambda: bench.http.stats()["received"] == before + count)
     return found
 
 
@@ -645,13 +646,13 @@ def test_33_clients_that_leave(bench: Bench) -> None:
     assert len(WAYS) == RUNNING
     before = bench.http.stats()
     decoding = opened(bench, len(WAYS), lambda i: f"{i}")
-    wait_for(lambda: bench.http.stats()["generated_tokens"] > before["generated_tokens"] + 50)
+    until(lambda: bench.http.stats()["generated_tokens"] > before["generated_tokens"] + 50)
     queued = opened(bench, len(WAYS), lambda i: f"{i} waits")
     stats = bench.http.stats()
     assert (stats["running"], stats["waiting"]) == (RUNNING, len(WAYS))
     for raw in queued:
         raw.close()
-    wait_for(lambda: bench.http.stats()["waiting"] == 0)
+    until(lambda: bench.http.stats()["waiting"] == 0)
     assert bench.http.stats()["aborted"] == before["aborted"] + len(WAYS)
     for raw in decoding:
         raw.close()
@@ -665,7 +666,7 @@ def test_33_clients_that_leave(bench: Bench) -> None:
     assert last["computed_tokens"] - after["computed_tokens"] < len(WAYS) * 1800
     texts = [f"{i} y" * 900 for i in range(QUEUED)]
     with bench.open("/v1/embeddings", {"input": texts}):
-        wait_for(lambda: bench.http.stats()["received"] > last["received"])
+        until(lambda: bench.http.stats()["received"] > last["received"])
     assert bench.http.idle()["aborted"] > last["aborted"]
 
 
@@ -676,8 +677,8 @@ def test_34_clients_that_stop_reading(bench: Bench) -> None:
         for api in APIS.values()
         if api.extra  # the others' streams fit into the buffers
     ]
-    wait_for(lambda: bench.http.stats()["running"] == len(stalled))
-    wait_for(lambda: bench.http.stats()["running"] == 0)
+    until(lambda: bench.http.stats()["running"] == len(stalled))
+    until(lambda: bench.http.stats()["running"] == 0)
     after = bench.http.idle()
     assert after["aborted"] == before["aborted"] + len(stalled)
     assert after["generated_tokens"] - before["generated_tokens"] < len(stalled) * 3000
@@ -727,8 +728,8 @@ def test_36_flushes_and_doubles_under_traffic(bench: Bench) -> None:
     doubles = [APIS["/generate"].body("a", **long)] * 2 + [APIS["/generate"].body("a", **others)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         pending = [pool.submit(bench.post, "/generate", body) for body in doubles]
-        wait_for(lambda: bench.http.stats()["running"] >= 2)
-        wait_for(lambda: bench.post("/abort_request", {"rid": "double"}).json()["aborted"] == 2)
+        until(lambda: bench.http.stats()["running"] >= 2)
+        until(lambda: bench.post("/abort_request", {"rid": "double"}).json()["aborted"] == 2)
     reasons = [r.result().json()["meta_info"]["finish_reason"]["type"] for r in pending]
     assert reasons == ["abort", "abort", "length"]
 
@@ -876,12 +877,12 @@ def test_38_tenants(keyed: Bench) -> None:
         }
         with concurrent.futures.ThreadPoolExecutor() as pool:
             flood = [pool.submit(a.post, "/generate", json=body) for _ in range(8)]
-            wait_for(lambda: keyed.http.stats()["running"])
+            until(lambda: keyed.http.stats()["running"])
             cached(b)  # served beside the flood
             assert b.post("/abort_request", json={"rid": "long"}).json()["aborted"] == 0
-            wait_for(lambda: sum(reply.done() for reply in flood) >= 6)
-            wait_for(lambda: a.post("/abort_request", json={"rid": "long"}).json()["aborted"])
-            wait_for(lambda: keyed.http.stats()["contexts"] == 0)
+            until(lambda: sum(reply.done() for reply in flood) >= 6)
+            until(lambda: a.post("/abort_request", json={"rid": "long"}).json()["aborted"])
+            until(lambda: keyed.http.stats()["contexts"] == 0)
         codes = sorted(reply.result().status_code for reply in flood)
         assert codes == [200, 200, *[429] * 6]
     with keyed.client(**{KEY: "key-c"}) as c:
@@ -902,10 +903,10 @@ def test_39_an_engine_that_is_lost(keyed: Bench, number: signal.Signals) -> None
     whole = [ask((api, False)) for api, _ in WAYS]
     with concurrent.futures.ThreadPoolExecutor(len(WAYS)) as pool:
         answers = [pool.submit(ask, way) for way in WAYS]
-        wait_for(lambda: keyed.http.stats()["contexts"] == len(WAYS))
-        wait_for(lambda: keyed.http.stats()["generated_tokens"] > 20)
+        until(lambda: keyed.http.stats()["contexts"] == len(WAYS))
+        until(lambda: keyed.http.stats()["generated_tokens"] > 20)
         engine.send_signal(number)
-        wait_for(lambda: keyed.http.get("/health").status_code == 503)
-        wait_for(lambda: keyed.http.get("/health").status_code == 200)
+        until(lambda: keyed.http.get("/health").status_code == 503)
+        until(lambda: keyed.http.get("/health").status_code == 200)
         assert [answer.result() for answer in answers] == whole
     gone([engine])

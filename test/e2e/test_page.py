@@ -12,7 +12,8 @@ import pytest
 from helpers.browser import chromium
 from helpers.http_server import serve_text
 from helpers.launched import Server, best_model, client_of, launched
-from helpers.page_driver import NARROW, WIDE, Opener, act, ended, opening, say, until
+from helpers.page_driver import NARROW, WIDE, Opener, act, ended, opening, say
+from helpers.waiting import until
 from sglang.srt.config import Config
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"

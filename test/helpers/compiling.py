@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,14 +76,6 @@ def answer(compiler: GrammarCompiler, text: str, kind: str = "regex") -> str:
         return str(error)
     assert isinstance(grammar, PlanGrammar)
     return grammar.answer
-
-
-def until(true: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait for something that another process does."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.005)
 
 
 def alive(pid: int) -> bool:

@@ -8,8 +8,7 @@ import os
 import re
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ import httpx
 import psutil
 from helpers.http_server import Client, is_error
 from helpers.launched import Server
+from helpers.waiting import until
 
 MIB = 1 << 20
 # Bytes that a process may grow by in all: heaps keep the memory of large bodies, and of answers
@@ -26,13 +26,6 @@ RSS = 128 * MIB
 POOL = min(32, (os.cpu_count() or 1) + 4)  # threads that asyncio makes as it needs them
 SECONDS = 60.0  # a busy machine is no failure
 FAULTS = re.compile(r"Traceback|never retrieved|never awaited|internal error|exception", re.I)
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def error_of(reply: httpx.Response, status: int) -> str:
@@ -173,7 +166,7 @@ class Bench:
         assert self.http.golden() == self.golden
         stats = self.http.idle(SECONDS)
         assert stats["failed_audits"] == stats["failed_passes"] == stats["compiling"] == 0
-        wait_for(lambda: self.answers() == self.sent - 1)  # all but the one that asks
+        until(lambda: self.answers() == self.sent - 1)  # all but the one that asks
         info = self.http.get("/get_server_info").json()
         assert (info["open_requests"], info["pending"]) == (1, 0)
         self._close()
@@ -205,7 +198,7 @@ class Bench:
             connections = self.process.net_connections("tcp")
             return not [c for c in connections if c.laddr.port == port and c.raddr]
 
-        wait_for(closed)
+        until(closed)
 
     def _verify_footprints(self) -> None:
         now: dict[str, Footprint] = {}
@@ -217,5 +210,5 @@ class Bench:
             )
 
         with contextlib.suppress(AssertionError):
-            wait_for(back)
+            until(back)
         assert back(), (now, self._before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -98,10 +97,3 @@ def scripted(page: Any, *replies: list[dict[str, Any]] | str) -> list[dict[str, 
 
     page.route("**/v1/chat/completions", answer)
     return bodies
-
-
-def until(check: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

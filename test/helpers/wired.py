@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sglang.srt.core.batch import Batch, StepResult, decode_batch, decode_result, encode
+from sglang.srt.core.batch import Batch, StepResult
 from sglang.srt.core.disk_jobs import Disk
+from sglang.srt.core.ints import from_wire, to_wire
 from sglang.srt.core.workers import NO_MASKS, Finish, Mask, Masks, Worker
+
+encode = msgspec.msgpack.Encoder(enc_hook=to_wire).encode
+decode_batch = msgspec.msgpack.Decoder(Batch, ext_hook=from_wire).decode
+decode_result = msgspec.msgpack.Decoder(StepResult, ext_hook=from_wire).decode
 
 
 class WiredMasks:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from time import monotonic
@@ -20,6 +19,7 @@ from sglang.srt.commands.bench.result import Result
 from sglang.srt.commands.bench.server_target import Asking, Endpoint
 from sglang.srt.commands.bench.workload import Conversation, Turn
 
+from benchmark.harness.server import free_port
 from benchmark.peers.sides.wire import Request, serve
 
 READY_SECONDS = 600.0
@@ -28,9 +28,7 @@ ANSWER_SECONDS = 600.0
 
 class Http:
     def load(self, spec: dict[str, Any]) -> dict[str, Any]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [part.replace("{port}", str(port)) for part in spec["command"]]
         self.server = subprocess.Popen(
             command, stdout=sys.stderr, env={**os.environ, **spec.get("environment", {})}

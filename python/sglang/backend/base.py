@@ -130,6 +130,13 @@ class Backend:
     tool_format: str = "hermes"
     scores_options: bool = False
 
+    def resemble(self, other: Backend) -> None:
+        """Take over what a program's flow depends on: name, template and the attributes above, but
+        for ``native``."""
+        for trait in ("name", "chat_template", "constraints", "speculates", "messages_only",
+                      "continues", "calls_tools", "tool_format"):  # fmt: skip
+            setattr(self, trait, getattr(other, trait))
+
     def __repr__(self) -> str:
         """The class, and the model or the address where they are known."""
         known = (vars(self).get(name) for name in ("model_name", "base_url", "path", "address"))

@@ -140,13 +140,7 @@ class Absent(Backend):
 
     def __init__(self, real: Backend) -> None:
         self._real = real
-        self.name = real.name
-        self.chat_template = real.chat_template
-        self.constraints = real.constraints
-        self.speculates = real.speculates
-        self.messages_only = real.messages_only
-        self.continues = real.continues
-        self.calls_tools, self.tool_format = real.calls_tools, real.tool_format
+        self.resemble(real)
 
     def request(self, call: Call) -> dict[str, Any]:
         return self._real.request(call)

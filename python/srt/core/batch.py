@@ -8,7 +8,7 @@ may read pages that another row of the same batch writes: requests that share an
 compute it once.
 
 A batch holds no callables and nothing that its receiver may change, so that it can be sent to
-another process as it is (``encode``).
+another process as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.ints import Floats, Ints, from_wire, ints, to_wire
+from sglang.srt.core.ints import Floats, Ints, ints
 from sglang.srt.core.media_marks import MediaSpan
 
 WHOLE = -2  # ``Row.packed``: the whole vocabulary
@@ -260,23 +260,3 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     seconds: float = 0.0
     copy_seconds: float = 0.0
     stages: Sequence[float] = ()
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=to_wire)
-_BATCHES = msgspec.msgpack.Decoder(Batch, ext_hook=from_wire)
-_RESULTS = msgspec.msgpack.Decoder(StepResult, ext_hook=from_wire)
-
-
-def encode(data: Batch | StepResult) -> bytes:
-    """MessagePack of a batch or of its outputs."""
-    return _ENCODER.encode(data)
-
-
-def decode_batch(data: bytes) -> Batch:
-    """The batch that was encoded. Raises msgspec.DecodeError, ValueError."""
-    return _BATCHES.decode(data)
-
-
-def decode_result(data: bytes) -> StepResult:
-    """The outputs that were encoded. Raises as ``decode_batch``."""
-    return _RESULTS.decode(data)

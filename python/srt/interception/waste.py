@@ -1,15 +1,13 @@
 """Waste: memory that a context in a call occupies without use, by what is done with its KV.
 
-Equations (1) to (5) of InferCept (sections 3.2, 4.2 and 4.3). Results are in token milliseconds:
-times M, the bytes of a token's KV, they are the paper's memory times time.
+Equations (2), (4) and (5) of InferCept (sections 3.2, 4.2 and 4.3). Results are in token
+milliseconds: times M, the bytes of a token's KV, they are the paper's memory times time.
 
     paper       here
     C_i^j       ``context``: tokens of the context in the call
     C_other     ``other``: tokens of the contexts of all other running requests
-    C_batch     ``batch``: tokens of all contexts of the batch, this one among them
     T_INT       ``t_int``: milliseconds of the call; here those that it is expected to last from now
     T_fwd       ``t_fwd``: milliseconds of a forward pass, by its tokens
-    T_swap      ``t_swap``: milliseconds of a copy, by its tokens
     n           ``n``: passes that a recomputation is spread over
 
 Tokens that other requests share cost nothing as long as those keep them. So ``context`` should
@@ -26,26 +24,9 @@ from sglang.srt.schedule.costs import Costs
 Milliseconds: TypeAlias = Callable[[float], float]  # by tokens
 
 
-def waste_discard(context: float, other: float, t_fwd: Milliseconds) -> float:
-    """WasteDiscard, equation (1): T_fwd(C) C + T_fwd(C) C_other.
-
-    The context is computed again in one pass. Its own memory produces no token in that time, and
-    the other requests' memory waits for it.
-    """
-    return t_fwd(context) * context + t_fwd(context) * other
-
-
 def waste_preserve(context: float, t_int: float) -> float:
     """WastePreserve, equation (2): T_INT C. The memory is held while the call lasts."""
     return t_int * context
-
-
-def waste_swap(context: float, batch: float, t_swap: Milliseconds) -> float:
-    """WasteSwap, equation (3): 2 T_swap(C) C_batch.
-
-    The whole batch waits while the context is copied out, and again while it is copied in.
-    """
-    return 2 * t_swap(context) * batch
 
 
 def waste_chunk_discard(context: float, other: float, n: int, t_fwd: Milliseconds) -> float:

@@ -20,6 +20,7 @@ import numpy as np
 from sglang.srt.files.location import inside
 from sglang.srt.models.checkpoint import FloatCheckpoint
 from sglang.srt.models.config_fields import read_json
+from sglang.srt.models.mapped_file import MappedFile
 from sglang.srt.numeric.host_arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, DType
 
 MAX_HEADER_BYTES = 100_000_000
@@ -171,7 +172,7 @@ class SafetensorsCheckpoint(FloatCheckpoint):
         ``read_checkpoint`` does."""
         self.source = directory
         self.entries = read_header(inside(directory, file)) if file else read_checkpoint(directory)
-        self._open: tuple[Path, mmap.mmap] | None = None
+        self._file = MappedFile()
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -195,23 +196,12 @@ class SafetensorsCheckpoint(FloatCheckpoint):
 
     def raw(self, name: str, dtype: DType) -> Array:
         """The tensor as it is stored, its bytes read as ``dtype``."""
-        return _view(self._map(self.entries[name].file), self.entries[name], dtype)
+        return _view(self._file.of(self.entries[name].file), self.entries[name], dtype)
 
     def forget(self, name: str) -> None:
-        """Give back the pages that have been read: they would count as this process's memory."""
+        """Give back the pages that have been read."""
         entry = self.entries[name]
-        if self._open is not None and self._open[0] == entry.file and entry.end > entry.begin:
-            begin = entry.begin // mmap.PAGESIZE * mmap.PAGESIZE
-            if hasattr(self._open[1], "madvise"):
-                self._open[1].madvise(mmap.MADV_DONTNEED, begin, entry.end - begin)
-
-    def _map(self, path: Path) -> mmap.mmap:
-        """One file at a time; the last one's mapping lives on while something was read from it."""
-        if self._open is None or self._open[0] != path:
-            with path.open("rb") as file:
-                # Private: pages come in when read, and stay writable for torch's sake.
-                self._open = path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._open[1]
+        self._file.forget(entry.file, entry.begin, entry.end)
 
 
 def _view(data: mmap.mmap, entry: SafetensorsEntry, dtype: DType) -> Array:

@@ -134,16 +134,6 @@ class Grant:
 Budget = Callable[[EngineLoad], Grant]
 
 
-def by_waiting(waiting: int, limits: Throttle) -> int:
-    """Return gLLM's equation 1, rounded down: prompt tokens by what waits."""
-    return int(min(max(waiting / limits.iterations, limits.least), limits.most))
-
-
-def by_memory(free: float, limits: Throttle) -> int:
-    """Return gLLM's equation 2, rounded down: prompt tokens by what memory is free."""
-    return int(max(limits.most * free, limits.least))
-
-
 def by_both(waiting: int, free: float, limits: Throttle) -> int:
     """Return gLLM's equation 3, rounded down; 0 where less than the threshold is free. The paper's
     order of clamps: ``least`` is the floor, also where memory would allow less."""

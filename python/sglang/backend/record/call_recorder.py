@@ -42,13 +42,7 @@ class Recorder(Backend):
 
     def __init__(self, backend: Any, path: str | os.PathLike[str]) -> None:
         self._backend = inner = checked_backend(backend)
-        self.name = inner.name
-        self.chat_template = inner.chat_template
-        self.constraints = inner.constraints
-        self.speculates = inner.speculates
-        self.messages_only = inner.messages_only
-        self.continues = inner.continues
-        self.calls_tools, self.tool_format = inner.calls_tools, inner.tool_format
+        self.resemble(inner)
         self.native = inner.native
         self._lock = threading.Lock()
         self._file = open(path, "w", encoding="utf-8", errors="surrogatepass")  # noqa: SIM115

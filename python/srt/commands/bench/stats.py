@@ -39,10 +39,6 @@ def percentile(ordered: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def median(values: Sequence[float]) -> float:
-    return percentile(sorted(values), 50)
-
-
 @dataclass(frozen=True)
 class Summary:
     """One run. Rates are per second of ``seconds``, from the first request sent to the last answer;

@@ -122,15 +122,7 @@ class IntegerModule:
         name = f"{self.name}.weight_g_idx"
         if name not in self.parts:
             return None
-        groups = files.read(name).astype(np.int64)
-        count = self._scales(files).shape[1]
-        low, high = int(groups.min()), int(groups.max())
-        if not 0 <= low <= high < count:
-            raise ValueError(
-                f"{files.plain.source}: tensor {name} names groups {low} to {high}; there are "
-                f"{count}."
-            )
-        return groups
+        return files.groups(name, self._scales(files).shape[1])
 
 
 def _by_row(x: Array, rows: int) -> Array:

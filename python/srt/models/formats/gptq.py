@@ -94,14 +94,7 @@ class GptqModule:
         name = f"{self.name}.g_idx"
         if name not in self.parts:
             return None
-        groups = files.read(name).astype(np.int64)
-        count = files.entries[f"{self.name}.scales"].shape[0]
-        low, high = int(groups.min()), int(groups.max())
-        if not 0 <= low <= high < count:
-            raise ValueError(
-                f"{files.plain.source}: tensor {name} names groups {low} to {high}; there are "
-                f"{count}."
-            )
+        groups = files.groups(name, files.entries[f"{self.name}.scales"].shape[0])
         usual = np.arange(len(groups)) // self.group
         return None if np.array_equal(groups, usual) else groups
 

@@ -61,6 +61,17 @@ class QuantisedFiles:
         """Names that have the suffix, without it, sorted."""
         return sorted(n.removesuffix(suffix) for n in self.entries if n.endswith(suffix))
 
+    def groups(self, name: str, count: int) -> Array:
+        """int64 [k]: the group of each input, below ``count``. Raises ValueError."""
+        groups = self.read(name).astype(np.int64)
+        low, high = int(groups.min()), int(groups.max())
+        if not 0 <= low <= high < count:
+            raise ValueError(
+                f"{self.plain.source}: tensor {name} names groups {low} to {high}; there are "
+                f"{count}."
+            )
+        return groups
+
     def need(self, name: str, dtypes: Iterable[str], *shape: int) -> SafetensorsEntry:
         """The entry of a tensor; a size of -1 may be anything but 0. Raises ValueError."""
         entry = self.entries.get(name)

@@ -17,6 +17,7 @@ from sglang.srt.models.gguf.families import Change
 from sglang.srt.models.gguf.gguf_config import GgufFields
 from sglang.srt.models.gguf.integers import INTEGERS, quantised
 from sglang.srt.models.gguf.quants import FLOATS, READABLE, dequantise
+from sglang.srt.models.mapped_file import MappedFile
 from sglang.srt.numeric.host_arrays import Array
 
 # Read with the config, or of no use here.
@@ -49,7 +50,7 @@ class GgufCheckpoint:
             for name, tensor in file.tensors.items():
                 for part_name, part in self._named(name, tensor):
                     self._parts[part_name] = part
-        self._open: tuple[Path, mmap.mmap] | None = None
+        self._file = MappedFile()
 
     def _named(self, name: str, tensor: Tensor) -> Iterator[tuple[str, GgufPart]]:
         """The tensor's names in the checkpoint; its own where the family does not know it."""
@@ -106,7 +107,7 @@ class GgufCheckpoint:
         shape = tuple(reversed(part.shape)) if part.change == "transposed" else part.shape
         if begin == end:
             return np.empty(part.shape, np.float32)
-        x = _values(self._map(part.tensor.file), begin, end, kind).reshape(shape)
+        x = _values(self._file.of(part.tensor.file), begin, end, kind).reshape(shape)
         if part.change == "transposed":
             found: Array = x.T
             return found
@@ -121,13 +122,9 @@ class GgufCheckpoint:
         return found
 
     def forget(self, name: str) -> None:
-        """Give back the pages that have been read: they would count as this process's memory."""
+        """Give back the pages that have been read."""
         part = self._parts[name]
-        begin, end = self._span(part)
-        if self._open is not None and self._open[0] == part.tensor.file and end > begin:
-            first = begin // mmap.PAGESIZE * mmap.PAGESIZE
-            if hasattr(self._open[1], "madvise"):
-                self._open[1].madvise(mmap.MADV_DONTNEED, first, end - first)
+        self._file.forget(part.tensor.file, *self._span(part))
 
     @property
     def method(self) -> str:
@@ -148,7 +145,7 @@ class GgufCheckpoint:
         begin, end = self._span(part)
         if not self.bits(name) or begin == end:
             return None
-        raw = _bytes(self._map(part.tensor.file), begin, end)
+        raw = _bytes(self._file.of(part.tensor.file), begin, end)
         found = quantised(raw, part.shape[0], part.tensor.kind)
         if part.change == "pairs":
             return found.rows(lambda x: self._unpaired(name, x))
@@ -169,13 +166,6 @@ class GgufCheckpoint:
             return tensor.begin, tensor.end
         size = (tensor.end - tensor.begin) // tensor.shape[0]
         return tensor.begin + part.expert * size, tensor.begin + (part.expert + 1) * size
-
-    def _map(self, path: Path) -> mmap.mmap:
-        """One file at a time."""
-        if self._open is None or self._open[0] != path:
-            with path.open("rb") as file:
-                self._open = path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._open[1]
 
 
 def _values(data: mmap.mmap, begin: int, end: int, kind: GgufKind) -> Array:

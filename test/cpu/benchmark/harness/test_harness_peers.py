@@ -23,13 +23,13 @@ from benchmark.harness.apis.openai_url import OpenaiUrl
 from benchmark.harness.apis.transformers_api import TransformersApi
 from benchmark.harness.claim import Claim, Item, Scale
 from benchmark.harness.contenders import Contender, contenders
+from benchmark.harness.machine import environment
 from benchmark.harness.main import main
 from benchmark.harness.measure import Outcome
 from benchmark.harness.server import Server
 from benchmark.harness.turns import LEAST, PATIENCE, WARM, ratios, take_turns
 from benchmark.models import EMBEDDED
 from benchmark.peers.child import Failed
-from benchmark.serving.report import environment
 
 
 class Asked(BaseHTTPRequestHandler):

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.tables import Tables
+from helpers.wired import encode
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
-from sglang.srt.core.batch import LOOSE, Batch, Row, encode
+from sglang.srt.core.batch import LOOSE, Batch, Row
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.messages import Advance, Failed, Generate, Open, Tokens
 from sglang.srt.engine.engine_core import EngineCore

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from helpers.paths import ROOT
 
+from benchmark.harness.records import read, write
 from benchmark.paper import plot, report, sections, speeds
 from benchmark.paper.figures import Figures
-from benchmark.paper.records import Log, complete, condensed, read, write
+from benchmark.paper.records import Log, complete, condensed
 from benchmark.peers.figures import Middle
 
 Record = dict[str, Any]

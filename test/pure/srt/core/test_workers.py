@@ -12,7 +12,7 @@ from helpers.either import Either
 from helpers.fake_worker import TOKEN_BYTES, FakeWorker, fake_info
 from helpers.text_worker import TextWorker
 from helpers.toy_grammar import ToyGrammars
-from helpers.wired import Wired
+from helpers.wired import Wired, decode_batch, decode_result, encode
 from sglang.ir.constraint import Constraint
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
@@ -25,9 +25,6 @@ from sglang.srt.core.batch import (
     RowScore,
     Sample,
     StepResult,
-    decode_batch,
-    decode_result,
-    encode,
 )
 from sglang.srt.core.ints import from_wire, ints
 from sglang.srt.core.media_marks import MediaSpan

@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers.compiling import ODD, alive, answer, descriptors, odd_compiler, until
+from helpers.compiling import ODD, alive, answer, descriptors, odd_compiler
 from helpers.paths import TESTS
 from helpers.threads import running_threads
+from helpers.waiting import until
 from sglang.ir.constraint import Constraint
 from sglang.srt.grammar import compile_plan, compile_worker
 from sglang.srt.grammar import compile_process as process_module

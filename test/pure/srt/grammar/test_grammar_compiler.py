@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.compiling import BYTES, PlanGrammar, answer, odd_compiler, until
+from helpers.compiling import BYTES, PlanGrammar, answer, odd_compiler
+from helpers.waiting import until
 from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
 from sglang.srt.grammar import grammar_cache as caches

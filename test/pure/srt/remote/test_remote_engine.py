@@ -31,6 +31,7 @@ from helpers.remote_child import (
     on_a_thread,
 )
 from helpers.text_worker import TextWorker
+from helpers.waiting import reached
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Done, Generate, Open, Tokens
@@ -88,13 +89,6 @@ async def generate(client: Client, prompt: list[int], count: int) -> list[int]:
     return [token for event in events if isinstance(event, Tokens) for token in event.tokens]
 
 
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 async def begun(engine: RemoteEngine) -> asyncio.Task[list[int]]:
     """A long generation that the engine computes."""
     task = asyncio.create_task(generate(engine.client, [9, 9], LONG))
@@ -126,7 +120,7 @@ def test_two_fronts_at_once_have_the_same_texts() -> None:
                 assert stats["fronts"] == 2
                 assert stats["contexts"] == stats["protected_tokens"] == 0
                 assert one.exact
-            await until(lambda: own.fronts.count == 0)
+            await reached(lambda: own.fronts.count == 0)
             assert own.fronts.counts.lost_fronts == 0
             assert not own.engine.store.contexts
 
@@ -143,7 +137,7 @@ def test_what_a_front_that_leaves_computed_ends() -> None:
                     leaves.client.send(Open(context, ints([1, 2]).tobytes()))
                     assert (await leaves.client.control("stats")).data["contexts"] == 2
                 assert "has left" in await lost(pending)
-                await until(lambda: not own.engine.store.contexts)
+                await reached(lambda: not own.engine.store.contexts)
                 assert await generate(stays.client, [4], 8) == expected_text([4], 8)
                 stats = (await stays.client.control("stats")).data
                 assert stats["running"] == stats["waiting"] == stats["protected_tokens"] == 0
@@ -163,10 +157,10 @@ def test_a_front_that_is_killed_or_stopped_leaves_nothing(fault: int) -> None:
                     env={"PYTHONPATH": f"{PYTHON}:{Path(__file__).parents[3]}"},
                 )
                 try:
-                    await until(lambda: len(own.engine.store.contexts) == 3)
+                    await reached(lambda: len(own.engine.store.contexts) == 3)
                     os.kill(child.pid, fault)
-                    await until(lambda: own.fronts.counts.lost_fronts == 1)
-                    await until(lambda: not own.engine.store.contexts)
+                    await reached(lambda: own.fronts.counts.lost_fronts == 1)
+                    await reached(lambda: not own.engine.store.contexts)
                     stats = (await stays.client.control("stats")).data
                     assert stats["fronts"] == 1
                     assert stats["running"] == stats["protected_tokens"] == 0
@@ -186,7 +180,7 @@ def test_more_fronts_than_may_be_are_refused() -> None:
                     async with front(own.address):
                         pass
                 assert await generate(one.client, [4], 8) == expected_text([4], 8)
-            await until(lambda: own.fronts.count == 0)
+            await reached(lambda: own.fronts.count == 0)
             async with front(own.address):
                 pass
             assert own.fronts.counts.refused_fronts == 1
@@ -205,7 +199,7 @@ def test_a_cut_connection_ends_the_session_on_both_sides() -> None:
                 proxy.cut()
                 assert "connection" in await lost(pending)
                 assert str(await engine.wait_lost()) == str(engine.client.lost)
-                await until(lambda: not own.engine.store.contexts)
+                await reached(lambda: not own.engine.store.contexts)
                 again = engine.again()
                 await again.ready(30)  # the same engine, another session
                 assert again.facts == first
@@ -226,8 +220,8 @@ def test_a_partition_is_noticed_on_both_sides() -> None:
                 pending = await begun(engine)
                 proxy.flowing.clear()
                 assert f"not heard of for {HEARTBEAT:g} s" in await lost(pending)
-                await until(lambda: own.fronts.counts.lost_fronts == 1)
-                await until(lambda: not own.engine.store.contexts)
+                await reached(lambda: own.fronts.counts.lost_fronts == 1)
+                await reached(lambda: not own.engine.store.contexts)
                 proxy.flowing.set()  # late bytes come now
                 async with front(own.address) as direct:
                     assert await generate(direct.client, [4], 8) == expected_text([4], 8)
@@ -316,7 +310,7 @@ def test_frames_out_of_order_end_the_session(kinds: Any, change: Any) -> None:
                         assert "frames are missing, or in another order" in await lost(task)
                     assert engine.counts.broken + own.fronts.counts.broken_sessions == 1
                     engine.kill()
-            await until(lambda: not own.engine.store.contexts)
+            await reached(lambda: not own.engine.store.contexts)
 
     run(test)
 
@@ -560,7 +554,7 @@ def test_keys_let_their_own_in_and_no_others(tmp_path: Path) -> None:
                 with pytest.raises(EngineRefused, match=reason):
                     async with front(own.address, keys):
                         pass
-            await until(lambda: own.fronts.counts.refused_strangers >= 3)
+            await reached(lambda: own.fronts.counts.refused_strangers >= 3)
             assert own.fronts.counts.front_sessions == 0
             async with front(own.address, mine) as engine:
                 assert await generate(engine.client, [4], 8) == expected_text([4], 8)
@@ -594,7 +588,7 @@ def test_garbage_from_strangers_is_dropped_and_fronts_go_on() -> None:
                 for parts in frames:
                     stranger.send_multipart(parts)
                 assert await pending == expected_text([4], 200)
-                await until(lambda: own.fronts.counts.dropped_frames >= 4)
+                await reached(lambda: own.fronts.counts.dropped_frames >= 4)
                 assert header_of(stranger.recv()).kind is Kind.REFUSED
                 assert own.fronts.count == 1
                 context.destroy(linger=0)

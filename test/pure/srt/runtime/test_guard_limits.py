@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from helpers.http_server import GOLDEN, Served, is_error, serve_text
+from helpers.waiting import until
 from sglang.srt.config import Config
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.fair_queue import FairQueue
@@ -127,13 +126,6 @@ def http_of(server: Served, name: str) -> httpx.Client:
     return httpx.Client(base_url=server.url, timeout=60, headers=headers)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_limits_over_http_are_exact_whatever_ends_a_request(tmp_path: Path) -> None:
     file = keys_file(
         tmp_path,
@@ -166,7 +158,7 @@ def test_limits_over_http_are_exact_whatever_ends_a_request(tmp_path: Path) -> N
                 assert http.post("/abort_request", json={"rid": "x"}).status_code == 200
                 with http_of(server, "rare") as other:
                     assert other.post("/generate", json=GOLDEN).status_code == 200
-            wait_for(lambda: few.open == 0)  # both have left
+            until(lambda: few.open == 0)  # both have left
             assert http.post("/generate", json=GOLDEN).status_code == 200
         with http_of(server, "rare") as http:
             codes = [http.post("/generate", json={}).status_code for _ in range(4)]
@@ -255,7 +247,7 @@ def test_a_flood_of_one_leaves_room_and_turns_for_another(
         with concurrent.futures.ThreadPoolExecutor(flood) as pool, http_of(server, "a") as a:
             a.timeout = httpx.Timeout(60, pool=60)
             asked = [pool.submit(a.post, "/generate", json=body) for _ in range(flood)]
-            wait_for(lambda: server.state.runtime.queue.held("a") >= (running + queued) // 2)
+            until(lambda: server.state.runtime.queue.held("a") >= (running + queued) // 2)
             server.worker.seconds = 0.004
             with http_of(server, "b") as b:
                 for _ in range(2):
@@ -307,7 +299,7 @@ def test_many_prompts_whose_client_leaves_keep_no_turns(tmp_path: Path) -> None:
                 lines = reply.iter_lines()
                 next(lines)
                 assert server.state.runtime.queue.held("a") == 8
-            wait_for(lambda: server.state.open_requests == 0)
+            until(lambda: server.state.open_requests == 0)
             assert server.state.runtime.queue.held("a") == server.state.runtime.queue.waiting == 0
             with http_of(server, "b") as b:
                 assert b.post("/generate", json=GOLDEN).status_code == 200
@@ -333,7 +325,7 @@ def test_who_waits_for_a_turn_is_aborted_too(tmp_path: Path) -> None:
             asked = [pool.submit(send, a, f"job{i}") for i in range(4)]
             texts = {"input": ["a", "b"], "rid": "texts"}
             read = pool.submit(a.post, "/v1/embeddings", json=texts)
-            wait_for(lambda: server.state.runtime.queue.held("a") == 4 * 2 + 2)
+            until(lambda: server.state.runtime.queue.held("a") == 4 * 2 + 2)
             assert server.state.runtime.queue.waiting >= 6
             assert abort(b, rid="job3") == 0
             assert abort(a, rid="texts") == 2
@@ -367,7 +359,7 @@ def test_a_flood_of_texts_to_embed_leaves_turns_for_another(
         texts = {"input": [f"{i} {i}" for i in range(300)], "pooling": "mean"}
         with concurrent.futures.ThreadPoolExecutor(1) as pool, http_of(server, "a") as a:
             read = pool.submit(a.post, "/v1/embeddings", json=texts)
-            wait_for(lambda: server.state.runtime.queue.held("a") == 300)
+            until(lambda: server.state.runtime.queue.held("a") == 300)
             server.worker.seconds = 0.02
             with http_of(server, "b") as b:
                 body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}

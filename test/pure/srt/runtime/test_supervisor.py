@@ -21,6 +21,7 @@ from helpers import engine_child
 from helpers.fake_worker import fake_info
 from helpers.threads import running_threads
 from helpers.toy_tokenizer import byte_level
+from helpers.waiting import reached
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.progress import PASS, STOP_PATTERNS, Progress
@@ -85,13 +86,6 @@ async def completer_of(supervisor: Supervisor, tokenizer: Tokenizer) -> Complete
     return completer_on(supervisor, supervisor._config, tokenizer)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "hung": signal.SIGUSR1}
 
 
@@ -127,14 +121,14 @@ def test_a_lost_engine_is_started_again(
                 await asyncio.sleep(0.01)
             os.kill(children[0].pid, FAULTS[fault])
             faulty.set()
-            await until(lambda: "started again" in str(completion.lost))
+            await reached(lambda: "started again" in str(completion.lost))
             body = {"text": "a"}
             for reply in (await http.get("/health"), await http.post("/generate", json=body)):
                 assert reply.status_code == 503
                 assert reply.headers["retry-after"]
                 assert reply.json()["error"]["code"] == "engine_lost"
                 assert "it is being started again" in reply.json()["error"]["message"]
-            await until(lambda: completion.lost is None)
+            await reached(lambda: completion.lost is None)
             assert (await http.get("/health")).status_code == 200
         after = await golden(completion)
         found = await pending
@@ -175,8 +169,8 @@ def test_a_lost_device_ends_the_engine_and_another_one_serves(
         for task in tasks:
             with pytest.raises(RequestError, match=r"forward pass failed: .*illegal memory"):
                 await task
-        await until(lambda: "device was lost" in str(completion.lost))
-        await until(lambda: completion.lost is None)
+        await reached(lambda: "device was lost" in str(completion.lost))
+        await reached(lambda: completion.lost is None)
         assert not file.exists()
         assert children[0].wait() == process.DEVICE_LOST
         assert (await golden(completion)).tokens == before.tokens
@@ -256,7 +250,7 @@ def test_health_tells_of_steps_that_do_not_come(
             assert completion.lost is None
             file.unlink()
             assert (await task)[0].tokens == before.tokens
-            await until(lambda: not completion.engines.clients[0].stalled)
+            await reached(lambda: not completion.engines.clients[0].stalled)
             assert (await http.get("/health")).status_code == 200
         told = [record.message for record in caplog.records if "request" in record.message]
         assert len([text for text in told if "stop patterns" in text]) == 1, "logged once"
@@ -327,7 +321,7 @@ def test_an_answer_that_waits_to_be_read_is_an_answer(
             time.sleep(0.7)  # this process does nothing meanwhile, as one that was stopped
 
         client._transmit = suspended  # type: ignore[method-assign]
-        await until(lambda: pings[0] == 3)
+        await reached(lambda: pings[0] == 3)
         assert supervisor.restarts == 0
         assert completion.lost is None
         keeping.cancel()
@@ -346,10 +340,10 @@ def test_it_gives_up_after_so_many_restarts(
         completion = await completer_of(supervisor, tokenizer)
         keeping = asyncio.create_task(supervisor.run())
         for life in range(limit + 1):
-            await until(lambda: completion.lost is None)
+            await reached(lambda: completion.lost is None)
             assert supervisor.restarts == life
             children[-1].kill()
-            await until(lambda: completion.lost is not None)
+            await reached(lambda: completion.lost is not None)
         lost = await asyncio.wait_for(keeping, SECONDS)
         assert "exited with code -9" in str(lost)
         assert len(children) == limit + 1
@@ -404,7 +398,7 @@ def test_the_memory_of_the_first_engine_is_that_of_the_next(
         keeping = asyncio.create_task(supervisor.run())
         monkeypatch.setenv("ENGINE_CHILD_CAPACITY", "1024")  # less is free by now
         children[0].kill()
-        await until(lambda: supervisor.restarts == 1)
+        await reached(lambda: supervisor.restarts == 1)
         assert completion.info.capacity == 4096
         keeping.cancel()
         await supervisor.stop()
@@ -423,7 +417,7 @@ def test_the_end_in_the_middle_of_a_restart_leaves_nothing(
         monkeypatch.setenv("ENGINE_CHILD_SECONDS", "60")
         keeping = asyncio.create_task(supervisor.run())
         children[0].kill()
-        await until(lambda: len(children) == 2)
+        await reached(lambda: len(children) == 2)
         begun = time.monotonic()
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
@@ -441,7 +435,7 @@ def test_the_second_signal_kills_an_engine_that_is_loading(
     async def test() -> None:
         supervisor = Supervisor(Config.of(), tokenizer)
         loading = asyncio.create_task(supervisor.start())
-        await until(lambda: bool(children))
+        await reached(lambda: bool(children))
         supervisor.kill()
         assert children[0].poll() is not None
         loading.cancel()
@@ -477,12 +471,12 @@ def test_restarts_leave_nothing_behind(
             children[-1].kill()
             with pytest.raises(EngineLost):
                 await pending
-            await until(lambda: supervisor.restarts == life)  # noqa: B023
+            await reached(lambda: supervisor.restarts == life)  # noqa: B023
             if life == 2:
                 await asyncio.sleep(0.1)
                 before = counts()
         # Leftovers of other tests in this process may end meanwhile, so less is no fault.
-        await until(lambda: all(count <= before[name] for name, count in counts().items()))
+        await reached(lambda: all(count <= before[name] for name, count in counts().items()))
         assert (await golden(completion)).tokens == first.tokens
         keeping.cancel()
         await supervisor.stop()

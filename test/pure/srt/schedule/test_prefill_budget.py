@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import deque
 from fractions import Fraction
@@ -19,9 +18,7 @@ from sglang.srt.schedule.prefill_budget import (
     Throttle,
     balance,
     by_both,
-    by_memory,
     by_stages,
-    by_waiting,
     throttle,
     turns,
 )
@@ -43,22 +40,6 @@ def test_every_word_of_the_config_has_a_function() -> None:
 
 
 # -- the equations -------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 1 << 20), LIMITS)
-def test_equation_1(waiting: int, limits: Throttle) -> None:
-    share = Fraction(waiting, limits.iterations)
-    clamped = limits.least if share < limits.least else share
-    clamped = limits.most if clamped > limits.most else clamped
-    assert by_waiting(waiting, limits) == math.floor(clamped)
-
-
-@given(st.integers(0, 100), LIMITS)
-def test_equation_2(percent: int, limits: Throttle) -> None:
-    found = by_memory(percent / 100, limits)
-    exact = Fraction(limits.most * percent, 100)
-    assert abs(found - max(exact, limits.least)) <= 1
-    assert found >= limits.least
 
 
 @given(st.integers(0, 1 << 20), FREE, LIMITS)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from helpers.http_server import Served, is_error, serve_text
+from helpers.waiting import until
 from sglang.ir.sampling import PARAMETERS
 from sglang.srt.config import Config
 from sglang.srt.requests.request_error import RequestError
@@ -356,13 +356,6 @@ def test_a_request_may_not_bring_a_template(http: httpx.Client) -> None:
 LONG = {"max_new_tokens": 900, "ignore_eos": True}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     "body",
@@ -378,7 +371,7 @@ def test_a_client_that_leaves_while_decoding_is_aborted(
     served.worker.seconds = 0.005
     before = served.client.stats()
     connection = served.open({**body, "stream": stream})
-    wait_for(lambda: served.client.stats()["generated_tokens"] > before["generated_tokens"] + 5)
+    until(lambda: served.client.stats()["generated_tokens"] > before["generated_tokens"] + 5)
     connection.close()
     after = served.client.idle()
     assert after["finished"] - before["finished"] == int("n" in body["sampling_params"])  # the fill
@@ -393,18 +386,18 @@ def test_a_client_that_leaves_the_queue_or_the_prefill(
     served.worker.seconds = 0.02
     before = served.client.stats()
     running = [served.open({"text": "a", "sampling_params": LONG}) for _ in range(4)]
-    wait_for(lambda: served.client.stats()["running"] == 4)
+    until(lambda: served.client.stats()["running"] == 4)
     queued = served.open({"text": "b", "sampling_params": LONG, "stream": stream})
-    wait_for(lambda: served.client.stats()["waiting"] == 1)
+    until(lambda: served.client.stats()["waiting"] == 1)
     queued.close()
-    wait_for(lambda: served.client.stats()["waiting"] == 0)
+    until(lambda: served.client.stats()["waiting"] == 0)
     for connection in running:
         connection.close()
     after = served.client.idle()
     assert after["aborted"] - before["aborted"] == 5
     served.worker.seconds = 0.5  # the next pass is the prefill
     filling = served.open({"input_ids": [9] * 500, "sampling_params": LONG, "stream": stream})
-    wait_for(lambda: served.client.stats()["running"] == 1)
+    until(lambda: served.client.stats()["running"] == 1)
     filling.close()
     assert served.client.idle()["aborted"] - before["aborted"] == 6
 
@@ -471,7 +464,7 @@ def test_who_is_let_in_waits_for_no_more_than_the_queue(
 def test_flush_is_refused_under_traffic(served: Served, http: httpx.Client) -> None:
     served.worker.seconds = 0.01
     with served.open({"text": "a", "sampling_params": LONG}):
-        wait_for(lambda: served.client.stats()["running"] == 1)
+        until(lambda: served.client.stats()["running"] == 1)
         assert is_error(http.post("/flush_cache"), 400)["code"] == "busy"
     served.client.idle()
     assert http.post("/flush_cache").status_code == 200
@@ -489,7 +482,7 @@ def test_abort_by_rid_and_all(served: Served, http: httpx.Client) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, rid, rid == "s") for rid in ("x", "y", "s")]
-        wait_for(lambda: served.client.stats()["running"] == 3)
+        until(lambda: served.client.stats()["running"] == 3)
         assert http.post("/abort_request", json={"rid": "y"}).json()["aborted"] == 1
         found = asked[1].result()
         assert found["meta_info"]["finish_reason"]["type"] == "abort"

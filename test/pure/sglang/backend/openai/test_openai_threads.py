@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
@@ -17,6 +17,7 @@ import pytest
 import sglang as sgl
 from helpers.fake_openai import FakeOpenAI, Late
 from helpers.threads import running_threads
+from helpers.waiting import until
 from sglang import errors
 from sglang.backend.base import Choose, Complete, Prompt, StreamCall
 from sglang.backend.loop_thread import LoopThread
@@ -31,12 +32,6 @@ CALLS = [
     StreamCall(PROMPT, DEFAULTS, lambda _: None),
     Choose(PROMPT, ("a", "b"), token_length_normalized),
 ]
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait without a limit: that of the test run ends it."""
-    while not condition():
-        time.sleep(0.001)
 
 
 @pytest.fixture

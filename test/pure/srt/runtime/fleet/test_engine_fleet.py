@@ -16,6 +16,7 @@ import pytest
 from helpers import engine_child
 from helpers.fake_worker import fake_info
 from helpers.toy_tokenizer import byte_level
+from helpers.waiting import reached
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
@@ -105,11 +106,6 @@ async def texts(completer: Completer, asked: list[CompletionRequest]) -> list[An
     return [[(output.text, output.tokens, output.finish) for output in one] for one in found]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 def test_requests_survive_the_loss_of_engines(
     tokenizer: Tokenizer, children: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -123,12 +119,12 @@ def test_requests_survive_the_loss_of_engines(
             fleet.resumed = lambda: moved.append(1)
             task = asyncio.create_task(texts(completer, asked))
             for nth in range(3):
-                await until(lambda: len(fleet.members.serving()) == 2)
+                await reached(lambda: len(fleet.members.serving()) == 2)
                 await asyncio.sleep(0.15)
                 children[nth].kill()
             assert await task == whole
             assert moved, "no request has moved"
-            await until(lambda: len(fleet.members.serving()) == 2)
+            await reached(lambda: len(fleet.members.serving()) == 2)
             assert await texts(completer, asked[:6]) == whole[:6]
             assert fleet.pending == 0
             assert fleet.router.engines.waiting == 0
@@ -151,7 +147,7 @@ def test_a_request_that_kills_its_engine_kills_two(
         async with serving(tokenizer) as (fleet, completer):
             whole = await texts(completer, asked)
             task = asyncio.create_task(texts(completer, asked))
-            await until(lambda: completer.pending >= 40)
+            await reached(lambda: completer.pending >= 40)
             with pytest.raises(EngineLost, match=r"in 2 engines that were lost.*--max-resumes"):
                 await completer.generate(CompletionRequest(ints([poison] * 8), rid="poison"))
             assert await task == whole
@@ -187,7 +183,7 @@ def test_an_engine_may_leave(tokenizer: Tokenizer) -> None:
         async with serving(tokenizer, max_resumes=0) as (fleet, completer):
             whole = await texts(completer, asked)
             task = asyncio.create_task(texts(completer, asked))
-            await until(lambda: fleet.members.engines["1"].client.pending > 0)
+            await reached(lambda: fleet.members.engines["1"].client.pending > 0)
             moved = await fleet.leave("1", 0.0)
             assert moved > 0
             assert await task == whole
@@ -206,7 +202,7 @@ def test_an_engine_that_leaves_in_time_finishes_what_it_has(tokenizer: Tokenizer
         async with serving(tokenizer) as (fleet, completer):
             asked = requests(tokenizer, 6, tokens=30)
             task = asyncio.create_task(texts(completer, asked))
-            await until(lambda: fleet.members.engines["0"].client.pending > 0)
+            await reached(lambda: fleet.members.engines["0"].client.pending > 0)
             assert await fleet.leave("0", 60.0) == 0
             await task
 
@@ -218,16 +214,16 @@ def test_the_last_engine_that_is_given_up_ends_the_fleet(
 ) -> None:
     async def test() -> None:
         async with serving(tokenizer, max_engine_restarts=0) as (fleet, completer):
-            fleet_ends = asyncio.ensure_future(until(lambda: fleet.lost is not None))
+            fleet_ends = asyncio.ensure_future(reached(lambda: fleet.lost is not None))
             children[0].kill()
-            await until(lambda: list(fleet.members._kept) == ["1"])
+            await reached(lambda: list(fleet.members._kept) == ["1"])
             assert fleet.members.serving() == ["1"]
             assert fleet.lost is None
             with pytest.raises(RequestError, match="'1' is the only one"):
                 await fleet.leave("1", 0.0)
             await texts(completer, requests(tokenizer, 3, tokens=5))
             task = asyncio.create_task(texts(completer, requests(tokenizer, 3)))
-            await until(lambda: fleet.pending > 0)
+            await reached(lambda: fleet.pending > 0)
             children[1].kill()
             await fleet_ends
             with pytest.raises(EngineLost, match=r"may go on|exited with code"):
@@ -340,8 +336,8 @@ def test_an_engine_that_was_given_up_may_leave(
     async def test() -> None:
         async with serving(tokenizer, dp_size=3, max_engine_restarts=0) as (fleet, completer):
             children[0].kill()
-            await until(lambda: len(fleet.members.serving()) == 2)
-            await until(lambda: len(fleet.router.engines) == 2)
+            await reached(lambda: len(fleet.members.serving()) == 2)
+            await reached(lambda: len(fleet.router.engines) == 2)
             (lost,) = fleet.members.engines.keys() - set(fleet.members.serving())
             assert await fleet.leave(lost, 60.0) == 0, "nothing to wait for"
             leaves = [asyncio.ensure_future(fleet.leave(n, 0.0)) for n in fleet.members.serving()]

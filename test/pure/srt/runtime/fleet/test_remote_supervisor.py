@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from helpers.remote_child import TOKENS, ThreadEngine, on_a_thread
+from helpers.waiting import reached
 from sglang.srt.config import Config
 from sglang.srt.engine.client import EngineLost
 from sglang.srt.remote import remote_engine
@@ -46,11 +47,6 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 def free_address() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
@@ -74,7 +70,7 @@ def test_an_engine_that_is_not_there_at_the_start_joins_later(
             capacity = members.info.capacity
             assert members.info is members.info, "it is computed once"
             other = await asyncio.to_thread(ThreadEngine, late)
-            await until(lambda: late in members.engines)
+            await reached(lambda: late in members.engines)
             assert joined == [late]
             assert sorted(members.serving()) == sorted([late, one.address])
             assert members.info.capacity == capacity
@@ -104,7 +100,7 @@ def test_a_late_engine_that_does_not_fit_is_given_up(caplog: pytest.LogCaptureFi
             await members.start({})
             keeping = asyncio.create_task(members.run())
             other = await asyncio.to_thread(ThreadEngine, late, messages="other")
-            await until(lambda: f"engine {late} is given up" in caplog.text)
+            await reached(lambda: f"engine {late} is given up" in caplog.text)
             assert list(members.engines) == [one.address]
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)

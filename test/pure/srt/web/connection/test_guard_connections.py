@@ -8,12 +8,13 @@ import logging
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from helpers.http_server import GOLDEN, Client, Served, serve_text
+from helpers.waiting import until
 from sglang.srt.config import Config
 from sglang.srt.web.connection.protocol import PIPELINE, WRITE_BUFFER, Protocol
 from sglang.srt.web.exchange import json_body as body
@@ -137,13 +138,6 @@ def error_of(answer: bytes) -> dict[str, Any]:
     return error  # type: ignore[no-any-return]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 # -- heads ----------------------------------------------------------------------------------------
 
 ENDLESS: dict[str, tuple[bytes, bytes]] = {
@@ -174,7 +168,7 @@ def test_a_head_without_end_is_a_431(
         sent = len(first)
         while raw.send(more) and not raw.answered() and sent < 10 << 20:
             sent += len(more)
-            wait_for(lambda: raw.answered() or sum(taken) >= sent)  # noqa: B023
+            until(lambda: raw.answered() or sum(taken) >= sent)  # noqa: B023
         assert sent < 2 * HEAD_BYTES + (32 << 10)
         answer = raw.rest()
         if name != "trailers":  # the answer to the request itself may come first
@@ -266,7 +260,7 @@ def test_a_body_that_stands_still_is_a_408(served: Served, chunked: bool, drip: 
         answer = raw.rest()
         assert status(answer) == 408
         assert "--body-timeout" in error_of(answer)["message"]
-    wait_for(lambda: served.state.open_requests == 0)
+    until(lambda: served.state.open_requests == 0)
 
 
 @pytest.mark.usefixtures("soon")
@@ -304,13 +298,13 @@ def test_bodies_that_arrive_at_once_take_bounded_memory(
             raw.send(POST + b"Content-Length: 1000000\r\n\r\n")
         for raw in (first, second):
             raw.send(part)
-        wait_for(lambda: body._arriving.size == 1_800_000)
+        until(lambda: body._arriving.size == 1_800_000)
         third.send(part)
         answer = third.rest()
         assert status(answer) == 503
         assert error_of(answer)["code"] == "overloaded"
         assert http.post("/generate", json=GOLDEN).status_code == 200
-    wait_for(lambda: body._arriving.size == 0)
+    until(lambda: body._arriving.size == 0)
     large = {**GOLDEN, "x": "y" * 900_000}
     assert http.post("/generate", json=large).status_code == 200
 
@@ -339,7 +333,7 @@ def test_a_body_past_the_limit_is_refused_before_it_is_there(
 def test_a_refused_body_read_to_its_end_costs_no_connection(served: Served, http: Client) -> None:
     with Raw(served) as raw:
         raw.send(b"POST /nowhere HTTP/1.1\r\n" + HOST + b"Content-Length: 9\r\n\r\n")
-        wait_for(raw.answered)
+        until(raw.answered)
         raw.send(b" " * 9 + GET + b"Connection: close\r\n\r\n")
         answer = raw.rest()
         assert status(answer) == 404
@@ -408,7 +402,7 @@ def test_an_offer_of_http2_is_declined(served: Served, http: Client) -> None:
         raw.send(POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
                  b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
                  b"Content-Length: %d\r\n\r\n" % len(data) + data)  # fmt: skip
-        wait_for(raw.answered)
+        until(raw.answered)
         raw.send(GET + b"Connection: close\r\n\r\n")
         answer = raw.rest()
         assert answer.count(b"HTTP/1.1 200 OK") == 2
@@ -441,11 +435,11 @@ def test_a_client_that_leaves_is_seen_whatever_it_sent_behind(
     before = http.stats()["aborted"]
     with Raw(served) as raw:
         raw.send(started(served, http, stream) + behind)
-        wait_for(lambda: http.stats()["running"] == 1)
+        until(lambda: http.stats()["running"] == 1)
         if behind == GET + b"\r\n":  # one more, when the server is not about to read
             raw.send(behind)
             time.sleep(0.05)
-    wait_for(lambda: http.stats()["running"] == 0)
+    until(lambda: http.stats()["running"] == 0)
     assert http.stats()["aborted"] == before + 1
 
 
@@ -482,8 +476,8 @@ def test_a_client_that_sent_too_many_requests_and_leaves_is_seen(
     before = http.stats()["aborted"]
     with Raw(served) as raw:
         raw.send(started(served, http, True) + (GET + b"\r\n") * 20)
-        wait_for(lambda: http.stats()["running"] == 1)
-    wait_for(lambda: http.stats()["running"] == 0)
+        until(lambda: http.stats()["running"] == 1)
+    until(lambda: http.stats()["running"] == 0)
     assert http.stats()["aborted"] == before + 1
 
 
@@ -492,19 +486,19 @@ def test_too_much_behind_a_request_ends_both(served: Served, http: Client) -> No
     with Raw(served) as raw:
         raw.send(started(served, http, False) + BIG)
         assert raw.rest() == b""
-    wait_for(lambda: http.stats()["running"] == 0)
+    until(lambda: http.stats()["running"] == 0)
 
 
 def test_noise_behind_a_request_never_enters_its_stream(served: Served, http: Client) -> None:
     served.worker.seconds = 0.01
     with Raw(served) as raw:
         raw.send(started(served, http, True))
-        wait_for(raw.answered)
+        until(raw.answered)
         raw.send(b"\x00 noise \r\n\r\n")
         answer = raw.rest()
         assert answer.count(b"HTTP/1.1") == 1
         assert b"malformed" not in answer
-    wait_for(lambda: http.stats()["running"] == 0)
+    until(lambda: http.stats()["running"] == 0)
 
 
 def test_clients_that_reset_their_streams_leave_the_log_empty(
@@ -537,7 +531,7 @@ def test_connections_beyond_the_limit_are_told_so(served: Served, http: Client) 
     finally:
         for raw in held:
             raw.socket.close()
-    wait_for(lambda: _reachable(served))
+    until(lambda: _reachable(served))
 
 
 def _reachable(served: Served) -> bool:
@@ -580,7 +574,7 @@ def test_a_client_that_stops_reading_its_stream_is_let_go(
                        "return_logprob": True, "top_logprobs_num": 20}).encode()  # fmt: skip
     with Raw(served, size=4096) as raw:
         raw.send(POST + b"Content-Length: %d\r\n\r\n" % len(data) + data)
-        wait_for(lambda: http.stats()["running"] >= 1)
+        until(lambda: http.stats()["running"] >= 1)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             asked = pool.submit(httpx.post, f"{served.url}/generate", json=text, timeout=30)
             largest = 0
@@ -591,8 +585,8 @@ def test_a_client_that_stops_reading_its_stream_is_let_go(
                 time.sleep(0.002)
             beside = asked.result().text
         assert WRITE_BUFFER < largest < 4 * WRITE_BUFFER  # the buffer and one event
-        wait_for(lambda: http.stats()["contexts"] == 0)
-        wait_for(lambda: served.state.open_requests <= 1)
+        until(lambda: http.stats()["contexts"] == 0)
+        until(lambda: served.state.open_requests <= 1)
         assert len(raw.rest()) < 8 << 20
     after = http.stats()
     assert after["aborted"] > before["aborted"]
@@ -670,11 +664,11 @@ def test_a_client_that_never_takes_its_last_bytes_is_let_go(
     data = json.dumps({"text": "a", "sampling_params": LONG, "stream": True}).encode()
     with Raw(served, size=4096) as raw:
         raw.send(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
-        wait_for(raw.answered)
-        wait_for(lambda: not http.stats()["running"])
-        wait_for(lambda: connections[0].transport.is_closing())
+        until(raw.answered)
+        until(lambda: not http.stats()["running"])
+        until(lambda: connections[0].transport.is_closing())
         assert http.stats()["aborted"] == before
-        wait_for(lambda: connections[0].parser is None)  # the connection is lost
+        until(lambda: connections[0].parser is None)  # the connection is lost
 
 
 # -- assumptions about uvicorn --------------------------------------------------------------------

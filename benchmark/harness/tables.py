@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from statistics import median
 
-from sglang.srt.commands.bench.stats import median
-
-from benchmark.serving.report import environment
+from benchmark.harness import records
+from benchmark.harness.machine import about, heading
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,13 @@ class Row:
 
 def table(rows: Sequence[Row]) -> str:
     """One line a row; the rows have the same columns."""
-    columns = list(rows[0].figures)
-    lines = [["", *columns]]
-    lines += [[row.name, *(str(row.figures[name]) for name in columns)] for row in rows]
+    names = list(rows[0].figures)
+    cells = [[row.name, *(str(row.figures[name]) for name in names)] for row in rows]
+    return columns([["", *names], *cells])
+
+
+def columns(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells in columns as wide as their widest cell, all but the first to the right."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:]))])
@@ -68,7 +70,7 @@ def table(rows: Sequence[Row]) -> str:
 def told(tables: Mapping[str, Sequence[Row]], options: argparse.Namespace) -> int:
     """Print the tables and the limits that they miss; append them to ``options.output_file``, where
     there is one. The exit code: 1 where a limit is missed."""
-    print(" ".join(f"{name}={value}" for name, value in environment().items()))
+    print(heading())
     for title, rows in tables.items():
         print(f"\n{title}\n{table(rows)}")
     if options.output_file:
@@ -85,18 +87,13 @@ def told(tables: Mapping[str, Sequence[Row]], options: argparse.Namespace) -> in
 
 
 def _write(tables: Mapping[str, Sequence[Row]], options: argparse.Namespace) -> None:
-    common = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "options": vars(options),
-        "environment": environment(),
-    }
-    with open(options.output_file, "a", encoding="utf-8") as file:
-        for title, rows in tables.items():
-            for row in rows:
-                figures = {
-                    name: {"median": figure.median, "values": list(figure.values),
-                           "limit": figure.limit}
-                    for name, figure in row.figures.items()
-                }  # fmt: skip
-                line = {"table": title, "row": row.name, "figures": figures, **common}
-                file.write(json.dumps(line) + "\n")
+    common = about(options)
+    for title, rows in tables.items():
+        for row in rows:
+            figures = {
+                name: {"median": figure.median, "values": list(figure.values),
+                       "limit": figure.limit}
+                for name, figure in row.figures.items()
+            }  # fmt: skip
+            line = {"table": title, "row": row.name, "figures": figures, **common}
+            records.append(options.output_file, line)
