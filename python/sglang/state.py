@@ -17,7 +17,7 @@ from sglang.ir.nodes import Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetV
 from sglang.ir.params import GenParams
 from sglang.ir.source_location import caller
 from sglang.run.api_speculation import Speculation
-from sglang.run.forks import append_side_by_side, record_join, refuse_offset
+from sglang.run.forks import append_side_by_side, record_join, refuse_copy, refuse_offset
 from sglang.run.run_scope import Usage
 from sglang.run.stream_executor import StreamExecutor
 from sglang.semantics.transform_words import TransformedValue
@@ -100,6 +100,8 @@ class ProgramState:
         """
         if self._executor.others_append():
             self._executor.run.cancel(Cancelled("the program was cancelled by its reader"))
+
+    __reduce__ = refuse_copy
 
     def __enter__(self) -> ProgramState:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +41,10 @@ MEDIA = "$media"
 class ResultsFile:
     """Lines of ``path`` that belong to ``items``, and room for those that are missing.
 
-    An item is known by the program's name and code, all its arguments and the generation
-    parameters; of equal items each has a line of its own. Other lines are left alone, a last line
-    that was cut is removed. Thread-safe; one batch at a time may write to a file.
+    An item is known by the program's name and code (constants and functions of its module that it
+    reads among them), all its arguments and the generation parameters; of equal items each has a
+    line of its own. Other lines are left alone, a last line that was cut is removed. Thread-safe;
+    one batch at a time may write to a file.
 
     Raises:
         ValueError: the file holds something else.
@@ -159,18 +162,73 @@ def _key(program: Program, item: Mapping[str, Any], defaults: GenParams) -> str:
                 f"argument {name!r} is a {type(value).__name__}, by which results_file cannot know "
                 f"an item again ({error}); give text, numbers, lists or dicts, such as a path"
             ) from error
-    name, code = getattr(program, "__qualname__", ""), getattr(program.func, "__code__", None)
-    whole = [name, _said(code), arguments, given(defaults)]
+    name = getattr(program, "__qualname__", "")
+    whole = [name, _said(program.func, {}), arguments, given(defaults)]
     text = json.dumps(whole, sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
 
 
-def _said(code: Any) -> list[Any]:
-    """Instructions and constants of a function, with those of the functions in it."""
+def _said(function: Any, seen: dict[Any, int]) -> Any:
+    """Code of a function, and what it reads besides its arguments: defaults, variables around it
+    and constants of its module that are plain values; functions of its module by their code.
+
+    ``seen``: number of each code that was read; for a second reading the number is enough.
+    """
+    function = getattr(function, "func", function)  # a program has its function there
+    code = getattr(function, "__code__", None)
     if code is None:
-        return []
-    constants = [_said(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
-    return [code.co_code.hex(), constants, code.co_names]
+        return None
+    if code in seen:
+        return seen[code]
+    seen[code] = len(seen)
+    instructions, names = _read(code)
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+        if name in names:
+            with suppress(ValueError):  # a cell that is still empty
+                found[name] = cell.cell_contents
+    values = {name: _value(value, function, seen) for name, value in sorted(found.items())}
+    defaults = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
+    return [instructions, values, [_value(value, function, seen) for value in defaults]]
+
+
+def _read(code: Any) -> tuple[list[Any], set[str]]:
+    """Instructions and constants of a code, with those of the functions in it; names that they read
+    and do not set."""
+    constants = []
+    names = {*code.co_names, *code.co_freevars}
+    names -= {
+        step.argval
+        for step in dis.get_instructions(code)
+        if step.opname in ("STORE_GLOBAL", "STORE_DEREF")
+    }
+    for constant in code.co_consts:
+        if hasattr(constant, "co_code"):
+            inner, more = _read(constant)
+            constants.append(inner)
+            names |= more
+        else:
+            constants.append(_plain(constant))
+    return [code.co_code.hex(), constants, code.co_names], names
+
+
+def _value(value: Any, reader: Any, seen: dict[Any, int]) -> Any:
+    """A value that ``reader`` reads, as plain data; None for one that may change as it runs."""
+    function = getattr(value, "func", value)
+    if hasattr(function, "__code__") and function.__module__ == reader.__module__:
+        return _said(function, seen)
+    return _plain(value) if isinstance(value, (*PLAIN, bytes, tuple, frozenset)) else None
+
+
+def _plain(value: Any) -> Any:
+    """A constant as text that is the same in every process: a set has no order of its own."""
+    if isinstance(value, (tuple, frozenset)):
+        texts = [_plain(item) for item in value]
+        return [
+            type(value).__name__,
+            *(sorted(map(repr, texts)) if isinstance(value, frozenset) else texts),
+        ]
+    return repr(value) if isinstance(value, (*PLAIN, bytes, complex)) else type(value).__name__
 
 
 def _encoded(value: Any) -> Any:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
 from sglang.errors import SglangError, Unsupported
 from sglang.ir.nodes import Node, Parallel
 from sglang.ir.source_location import Location
 from sglang.run.live_nodes import Later
 from sglang.run.stream_executor import StreamExecutor
+
+
+def refuse_copy(state: object) -> NoReturn:
+    """Raise TypeError: ``copy`` and ``pickle`` would make a second name of one state."""
+    raise TypeError(
+        "a state belongs to its run and cannot be pickled or copied; s.copy() and s.fork() go on "
+        "from it, and dict(s), s.text() and s.messages() are plain data"
+    )
 
 
 def refuse_offset(position_ids_offset: Sequence[int] | None) -> None:

@@ -50,10 +50,10 @@ class Fields:
             if default is None:
                 raise ValueError(f"{self.source}: {key} is missing.")
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < _LIMIT:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise self.error(key, f"it must be an integer of at least {low}.")
-        if value > _MOST.get(key, value):
-            raise self.error(key, f"it must be at most {_MOST[key]}.")
+        if value > (most := _MOST.get(key, _LIMIT - 1)):
+            raise self.error(key, f"it must be at most {most}.")
         return value
 
     def float(self, key: str, default: float | None = None, low: float = 0.0) -> float:

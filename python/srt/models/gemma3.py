@@ -21,12 +21,13 @@ def ropes(config: Fields) -> tuple[Rope, Rope]:
         values = dict(config.values)
         if kind == "sliding_attention":
             values["rope_theta"] = config.float("rope_local_base_freq", 10000.0, low=1.0)
+            values["rope_scaling"] = None
         else:
             values.setdefault("rope_theta", 1_000_000.0)
         if params.has(kind):
             values["rope_parameters"] = params.fields(kind).values
         elif kind == "sliding_attention":
-            values["rope_parameters"] = values["rope_scaling"] = None
+            values["rope_parameters"] = None
         values.setdefault("max_position_embeddings", 131072)
         found.append(read_rope(Fields(values, config.source)))
     return found[0], found[1]

@@ -202,11 +202,27 @@ def extended(spec: ModelSpec, family: type[S], **more: Any) -> S:
     return family(**{f.name: getattr(spec, f.name) for f in fields(spec)}, **more)
 
 
+def _rope_settings(config: Fields) -> Fields:
+    """``rope_parameters``, or ``rope_scaling`` of older configs. Raises ValueError where the latter
+    is there too and says something else: transformers would follow it, and forget the theta."""
+    params, older = config.fields("rope_parameters"), config.fields("rope_scaling")
+    if not params.values:
+        return older
+    for key, value in older.values.items():
+        name = "rope_type" if key == "type" else key
+        said = params.values.get(name, params.values.get(key))
+        same = value == said or (name == "rope_type" and {value, said} <= {"mrope", "default"})
+        if value is not None and not same:
+            raise ValueError(
+                f"{config.source}: rope_scaling has {key} {value!r} and rope_parameters has "
+                f"{said!r}; put what is meant into rope_parameters and remove rope_scaling."
+            )
+    return params
+
+
 def read_rope(config: Fields, partial: bool = False) -> Rope:
     """Reads ``rope_parameters``, or ``rope_scaling`` and ``rope_theta`` beside it."""
-    params = config.fields("rope_parameters")
-    if not params.values:
-        params = config.fields("rope_scaling")
+    params = _rope_settings(config)
     theta = params.float("rope_theta", config.float("rope_theta", 10000.0, low=1.0), low=1.0)
     kind = params.text("rope_type") or params.text("type", "default")
     if params.has("long_factor"):

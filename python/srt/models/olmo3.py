@@ -16,12 +16,9 @@ def ropes(config: Fields) -> tuple[Rope, Rope]:
     ``rope_scaling`` of older configs belongs to the former."""
     config = config.assuming(rope_theta=500_000.0)
     params = config.fields("rope_parameters")
-    wide = (
-        params.values.get("full_attention") if params.values else config.values.get("rope_scaling")
-    )
-    local = params.values.get("sliding_attention")
+    wide, local = (params.values.get(f"{kind}_attention") for kind in ("full", "sliding"))
     return (
-        read_rope(config.replacing(rope_parameters=wide, rope_scaling=None)),
+        read_rope(config.replacing(rope_parameters=wide)),
         read_rope(config.replacing(rope_parameters=local, rope_scaling=None)),
     )
 

@@ -15,6 +15,8 @@ from sglang.srt.models.checkpoint import Checkpoint
 from sglang.srt.numeric.host_arrays import Weight, storage_key
 from tqdm import tqdm
 
+ROWS_AT_ONCE = 1024  # compared at once in two tables
+
 
 def match(slots: Slots, checkpoint: Checkpoint, ignores: Callable[[str], bool]) -> None:
     """Raise ValueError unless the checkpoint holds exactly the tensors that the model needs.
@@ -44,6 +46,17 @@ def match(slots: Slots, checkpoint: Checkpoint, ignores: Callable[[str], bool]) 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{more}"
+
+
+def same(checkpoint: Checkpoint, first: str, second: str) -> bool:
+    """Whether two tensors of the checkpoint are equal, bit by bit."""
+    if checkpoint.shapes[first] != checkpoint.shapes[second]:
+        return False
+    one, other = checkpoint.read(first), checkpoint.read(second)
+    return all(
+        one[row : row + ROWS_AT_ONCE].tobytes() == other[row : row + ROWS_AT_ONCE].tobytes()
+        for row in range(0, len(one), ROWS_AT_ONCE)
+    )
 
 
 def load(

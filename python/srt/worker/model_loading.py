@@ -19,6 +19,7 @@ from sglang.srt.layers.kernel_trial import KernelTrial, TrialSizes
 from sglang.srt.layers.operations import TORCH, operations_of
 from sglang.srt.layers.weight import HostPlace, OutlinePlace, Place
 from sglang.srt.models import weights
+from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.checkpoint import Checkpoint
 from sglang.srt.models.checkpoint_format import open_checkpoint
 from sglang.srt.models.decoder_model import DecoderModel
@@ -119,11 +120,14 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
     choose(settings.attention_backend, device)  # refused before anything is loaded
     # A model without storage tells which tensors it needs before anything is allocated.
     meta = OutlinePlace(HOST, FLOAT32)
-    outline = family(spec, meta, 1)
-    slots = outline.slots()
     checkpoint = None
     if settings.load_format != "dummy":
         checkpoint = named(open_checkpoint(directory, fields), family)
+        if spec.tied and has_own_head(family, spec, checkpoint):
+            spec = replace(spec, tied=False)
+    outline = family(spec, meta, 1)
+    slots = outline.slots()
+    if checkpoint is not None:
         weights.match(slots, checkpoint, outline.ignores)
     storage = storage_of(config, spec, slots, checkpoint, device)
     if not shard.whole:
@@ -137,6 +141,23 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
     if not plan.on_host:
         need_torch(plan)
     return plan
+
+
+def has_own_head(family: type[DecoderModel], spec: ModelSpec, checkpoint: Checkpoint) -> bool:
+    """Whether a head stands in the checkpoint that is not the embedding, though ``config.json``
+    ties the two. The head counts then, as for transformers since 5."""
+    if not issubclass(family, CausalLM) or spec.purpose != "generate":
+        return False
+    head, embedding = family.HEAD, family.EMBEDDING
+    if not {head, embedding} <= checkpoint.shapes.keys():
+        return False
+    if weights.same(checkpoint, head, embedding):
+        return False
+    log.warning(
+        "config.json has tie_word_embeddings true, and %s differs from %s: it is used as it is; "
+        "set tie_word_embeddings false to say so", head, embedding,
+    )  # fmt: skip
+    return True
 
 
 def need_torch(plan: ModelPlan) -> None:

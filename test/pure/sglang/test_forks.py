@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
+from typing import Any
 
 import pytest
 import sglang as sgl
@@ -266,3 +269,16 @@ def test_when_no_thread_can_be_had_the_caller_does_the_work(monkeypatch) -> None
     ran = []
     Workers().submit(lambda: ran.append(threading.get_ident()))
     assert ran == [threading.get_ident()]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_state_is_not_copied_by_other_means(copied: Any) -> None:
+    """copy.copy gave a second name of one state: what one appended, both had."""
+
+    @sgl.function
+    def program(s):
+        s += "text"
+        copied(s)
+
+    with pytest.raises(TypeError, match=r"s\.fork\(\) go on from it"):
+        program.run(backend=sgl.Mock([]))

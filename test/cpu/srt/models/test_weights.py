@@ -245,6 +245,15 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"rms_norm_eps": float("nan")}, "finite"),
     ({"rope_scaling": {"type": "spiral"}}, "rope type 'spiral' is not supported"),
     ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+    (
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}},
+        "rope_scaling has type 'yarn' and rope_parameters has 'default'",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "linear", "factor": 2}, "rope_scaling": {"factor": 4}},
+        "rope_scaling has factor 4 and rope_parameters has 2",
+    ),
+    ({"max_position_embeddings": 1 << 40}, "it must be at most 2147483647"),
     ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor is missing"),
     ({"partial_rotary_factor": 0.5}, "only 1 is supported"),
     ({"eos_token_id": [2, 160]}, r"integers in \[0, 160\)"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -90,6 +93,63 @@ def test_other_programs_arguments_and_parameters_do_not_match(tmp_path: Path) ->
     assert calls(simple, [("b",)]) == 1
     assert calls(sgl.function(lambda s, ending: None), [("a",)]) == 0
     assert calls(simple, [("a",)]) == 0
+
+
+PROMPT, LATER = "One ", 0
+
+
+def helper(text: str) -> str:
+    return PROMPT + text
+
+
+@sgl.function
+def reading_around(s, ending):
+    global LATER
+    LATER += 1
+    s += helper(ending) + sgl.gen("x")
+    return s.text()
+
+
+def made(prompt: str, end: str) -> sgl.SglFunction:
+    @sgl.function
+    def inner(s, ending, *, last=end):
+        s += prompt + ending + last
+        return s.text()
+
+    return inner
+
+
+def test_what_a_program_reads_tells_it_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def texts(program: sgl.SglFunction) -> Any:
+        path = tmp_path / "r"
+        return program.run_batch([("b",)], backend=sgl.Mock(["."]), results_file=path)[0].ret_value
+
+    assert [texts(made(*ends)) for ends in ("ac", "xc", "az", "ac")] == ["abc", "xbc", "abz", "abc"]
+    assert texts(reading_around) == "One b."
+    monkeypatch.setattr(sys.modules[__name__], "PROMPT", "Two ")
+    assert texts(reading_around) == texts(reading_around) == "Two b."
+    assert LATER == 2, "what a program sets is no part of what it is"
+
+
+COUNT_KEYS = """
+import sys, sglang as sgl
+@sgl.function
+def among(s, word):
+    if word in {"a", "bc", "def", "ghij", "klmno"}:
+        s += "known"
+among.run_batch([("a",)], backend=sgl.Mock([]), results_file=sys.argv[1])
+"""
+
+
+def test_a_program_with_a_set_is_known_in_another_process(tmp_path: Path) -> None:
+    """The order of a set of texts is another one in each process."""
+    for seed in "123":
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", COUNT_KEYS, str(tmp_path / "r")]
+        subprocess.run(command, check=True, env=environment)
+    assert len((tmp_path / "r").read_text().splitlines()) == 1
 
 
 def test_items_equal_to_each_other_are_each_kept(tmp_path: Path) -> None:
