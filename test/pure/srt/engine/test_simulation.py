@@ -1,4 +1,4 @@
-"""Random histories of the engine over a fake worker, 1,000 of them. ``make test-long`` runs 4,000
+"""Random histories of the engine over a fake worker, 500 of them. ``make test-long`` runs 4,000
 with the same least counts, ``make histories`` any number without them."""
 
 from __future__ import annotations
@@ -151,13 +151,13 @@ def test_a_history_is_a_function_of_its_seed() -> None:
 @pytest.mark.slow
 def test_make_histories_says_what_they_contain() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "histories", "--count", "101", "--seed", "5", "--jobs", "1"],
+        [sys.executable, "-m", "histories", "--count", "26", "--seed", "5", "--jobs", "1"],
         cwd=ROOT, env={"PYTHONPATH": f"{PYTHON}:{TESTS}"}, timeout=250,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "histories 101" in done.stdout
-    assert "0 of 101 histories from seed 5 on broke a promise" in done.stdout
+    assert "histories 26" in done.stdout
+    assert "0 of 26 histories from seed 5 on broke a promise" in done.stdout
 
 
 def test_make_histories_names_the_seed_of_a_failure(
