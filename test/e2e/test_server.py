@@ -324,7 +324,7 @@ def test_a_server_killed_while_loading_leaves_no_engine(
     before its first line, in its imports, while it makes the model, and when it first sends."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with launched(toy, ready=False) as server:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not psutil.Process(server.process.pid).children():
             assert time.monotonic() < deadline
         engine = server.engine()
