@@ -11,7 +11,7 @@ import histories
 import pytest
 from helpers.paths import PYTHON, ROOT, TESTS
 from helpers.seeds import LONG
-from helpers.simulation import HISTORIES, History, simulate
+from helpers.simulation import FINDERS, HISTORIES, History, simulate
 
 CHUNK = 500
 
@@ -132,6 +132,11 @@ def test_histories(first: int) -> None:
         seen += simulate(seed).seen
     rare = {name: seen[name] for name, least in USUAL.items() if seen[name] < least}
     assert not rare, f"histories {first} to {first + CHUNK - 1} hardly contain: {rare}"
+
+
+@pytest.mark.parametrize("seed", FINDERS)
+def test_histories_that_alone_find_a_fault(seed: int) -> None:
+    simulate(seed)
 
 
 def test_a_failed_pass_leaves_no_drafts_in_other_contexts() -> None:
