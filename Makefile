@@ -48,12 +48,15 @@ test: JOBS := 3
 test: $(STAMP) browser  ## the whole test suite, lint included (JOBS=3)
 	@$(PYTEST) --reruns 1 -r R $(ARGS)
 
-# The random tests that run fewer seeds in each run of the suite (test/helpers/seeds.py).
+# The tests that run fewer seeds or cases in each run of the suite (test/helpers/seeds.py).
 LONG_TESTS := test/pure/srt/engine/test_simulation.py test/pure/srt/grammar/test_stop_watch.py \
   test/pure/srt/routing test/pure/benchmark/cache_schedule test/cpu/sgl_kernel/triton \
+  test/cpu/project/test_gpu_bodies.py test/cpu/srt/ranks/test_ranks_model.py \
+  test/cpu/srt/engine/test_cache_neutrality.py test/e2e/test_openapi.py test/e2e/test_matrix.py \
+  test/e2e/test_server.py::test_a_server_killed_while_loading_leaves_no_engine \
   test/e2e/test_ranks_server.py::test_seeded_faults_of_ranks
 
-test-long: $(STAMP)  ## random tests with all their seeds, 100 faults of ranks, every variant of the Triton kernels
+test-long: $(STAMP)  ## tests with all their seeds and cases, 100 faults of ranks, every variant of the Triton kernels
 	@TEST_LONG=1 $(PYTEST) $(LONG_TESTS) $(ARGS)
 
 test-clients: $(STAMP)  ## other people's clients, installed into .clients, run with the network cut

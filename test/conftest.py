@@ -29,11 +29,12 @@ settings.load_profile("fixed")
 # Files that take long. With several workers they run first: at the end they would leave the other
 # workers idle (``make test``; pytest-xdist's own order is by the number of tests).
 LONG = (
-    "test_openapi.py", "test_matrix.py", "test_benchmark_gpu.py", "test_supervised.py",
-    "test_paper_smoke.py", "test_triton_compiled.py", "test_ranks_server.py", "test_gpu_bodies.py",
-    "test_server.py", "test_lint.py", "test_triton_interpreted.py", "test_simulation.py",
-    "test_ranks_model.py", "test_soak.py", "test_benchmark_peers.py", "test_mutations.py",
-    "test_supervisor.py", "test_stop_watch.py", "test_interception.py", "test_engine_process.py",
+    "test_openapi.py", "test_ranks_server.py", "test_matrix.py", "test_lint.py",
+    "test_supervised.py", "test_paper_smoke.py", "test_server.py", "test_triton_compiled.py",
+    "test_gpu_bodies.py", "test_benchmark_gpu.py", "test_triton_interpreted.py",
+    "test_ranks_model.py", "test_simulation.py", "test_soak.py", "test_benchmark_peers.py",
+    "test_mutations.py", "test_supervisor.py", "test_stop_watch.py", "test_interception.py",
+    "test_engine_process.py",
 )  # fmt: skip
 
 

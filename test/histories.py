@@ -1,6 +1,6 @@
 """``make histories``: random histories of the engine, as many as one likes, from any seed.
 
-``test/pure/srt/engine/test_simulation.py`` runs 1,000 of them. Prints a progress bar, and
+``test/pure/srt/engine/test_simulation.py`` runs 500 of them. Prints a progress bar, and
 the seed of every history that breaks a promise with how to replay it: then the exit status is 1.
 """
 
@@ -17,7 +17,7 @@ from multiprocessing import Pool
 
 from helpers.simulation import simulate
 
-CHUNK = 100  # histories that a process runs before it reports
+CHUNK = 25  # histories that a process runs before it reports
 WIDTH = 30  # characters of the progress bar
 MOST_FAILURES = 10
 

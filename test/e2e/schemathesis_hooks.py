@@ -42,8 +42,9 @@ FIRST_WORD = re.compile(r"\w*")
 # Coverage gives each field its default beside those that vary: thousands of texts of 128 tokens, or
 # up to the end of the context, are minutes of the engine.
 LENGTHS = ("max_new_tokens", "max_tokens")
-DEFAULT, SHORT = 128, 4
+DEFAULT, SHORT = 128, 2
 OPTIONAL_LENGTHS = {
+    "/v1/completions": ("max_tokens",),
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
     "/v1/responses": ("max_output_tokens",),
 }

@@ -70,8 +70,8 @@ def test_the_live_view_shows_the_engine_at_work(server: Server, open_page: Opene
         rate = page.locator(".tile strong").first
         until(lambda: rate.inner_text()[0] in "123456789")
         page.click("#pause")
+        page.locator("#state", has_text="paused").wait_for()
         shown = page.locator("#running").inner_text()
-        assert page.locator("#state").inner_text() == "paused"
     assert page.locator("#running").inner_text() == shown
     page.click("#pause")
     page.get_by_text("Nothing runs.").wait_for()
@@ -84,7 +84,7 @@ def test_the_live_view_shows_the_engine_at_work(server: Server, open_page: Opene
 
     page.locator(".edge").first.focus()
     page.keyboard.press("End")
-    assert "from the start" in page.locator("#node").inner_text()
+    page.locator("#node", has_text="from the start").wait_for()
     assert page.evaluate("document.activeElement.className").startswith("edge")
 
 

@@ -58,9 +58,9 @@ def test_a_conversation(server: Server, open_page: Opener) -> None:
     facts = page.locator(".facts").last
     assert f"prompt {prompt}, {100 * (prompt - 1) / prompt:.0f} % cached" in facts.text_content()
     say(page, "What is the city?")
-    assert page.locator(".message").count() == 4
+    until(lambda: page.locator(".message").count() == 4)
     page.get_by_text("Why not cached?").last.click()
-    assert "came from the cache" in page.locator(".why pre").first.inner_text()
+    page.locator(".why pre", has_text="came from the cache").first.wait_for()
     used = int(page.locator("#context-text").inner_text().split(" of ")[0].replace(",", ""))
     assert used > prompt
 
@@ -116,12 +116,12 @@ def test_errors_are_readable(server: Server, open_page: Opener) -> None:
     assert "(400, invalid_value" in text
     page.route("**/v1/chat/completions", lambda route: route.abort())
     say(page, "hello again")
-    assert "cannot be reached" in page.get_by_role("alert").last.inner_text()
+    page.get_by_role("alert").filter(has_text="cannot be reached").wait_for()
     broken = 'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "half"}}]}\n\n'
     page.unroute("**/v1/chat/completions")
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=broken))
     assert say(page, "once more") == "half"
-    assert "ended before its end" in page.get_by_role("alert").last.inner_text()
+    page.get_by_role("alert").filter(has_text="ended before its end").wait_for()
 
 
 # -- program --------------------------------------------------------------------------------------

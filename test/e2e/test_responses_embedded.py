@@ -93,6 +93,6 @@ def test_the_background_ends_with_the_server(tmp_path_factory: pytest.TempPathFa
                 client.responses.create(input="Hi", background=True, extra_body=extra)
         begun = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        assert server.wait_end(15) == 0
-        assert time.monotonic() - begun < 10
+        assert server.wait_end() == 0
+        assert time.monotonic() - begun < 25  # other requests get 30 s
         assert "Traceback" not in server.errors()

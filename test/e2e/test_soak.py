@@ -8,7 +8,7 @@ from soak.__main__ import main
 
 
 def test_a_short_soak(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--minutes", "0.25", "--seed", "1", "--workers", "12", "--quiet", "8", "--kill", "6"]
+    asked = ["--minutes", "0.15", "--seed", "1", "--workers", "12", "--quiet", "5", "--kill", "4"]
     status = main(asked)
     shown = capsys.readouterr().out
     assert status == 0, shown

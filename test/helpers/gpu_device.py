@@ -2,7 +2,8 @@
 
     SGLANG_TEST_DEVICE=cpu TRITON_INTERPRET=1 pytest test/gpu
 
-runs every test body in float32, Triton's kernels in its interpreter, and FlashInfer's stand-in.
+runs every test body in float32, Triton's kernels in its interpreter, and FlashInfer's stand-in;
+of cases that run the same kernels one, or with TEST_LONG=1 all.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.seeds import LONG
 
 from benchmark.gpu.interpreter import prepare
 
 NAME = os.environ.get("SGLANG_TEST_DEVICE", "cuda")
 ON_GPU = NAME == "cuda"
+# Whether every case runs. The interpreter takes milliseconds for an operation.
+EVERY_CASE = ON_GPU or LONG
 DEVICE = torch.device(NAME)
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 # Attention in bfloat16 against float64: inputs and outputs have 8 bits.

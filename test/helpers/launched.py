@@ -58,7 +58,7 @@ class Server:
         self.url = self.model = ""
         self.tokens = 0
 
-    def wait_ready(self, seconds: float = 60.0) -> None:
+    def wait_ready(self, seconds: float = 120.0) -> None:
         """Wait for the first line of standard output."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], seconds)[0]:
@@ -77,7 +77,7 @@ class Server:
         (child,) = psutil.Process(self.process.pid).children()
         return child
 
-    def wait_end(self, seconds: float = 60.0) -> int:
+    def wait_end(self, seconds: float = 120.0) -> int:
         return self.process.wait(seconds)
 
 
@@ -104,7 +104,7 @@ def launched(
         gone(children)
 
 
-def gone(processes: list[psutil.Process], seconds: float = 60.0) -> None:
+def gone(processes: list[psutil.Process], seconds: float = 120.0) -> None:
     """Assert that they end by themselves."""
     deadline = time.monotonic() + seconds
     while [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:

@@ -64,6 +64,14 @@ def texts(page: Any) -> list[str]:
     return page.locator(".message > .body > .text").all_inner_texts()
 
 
+def shows(page: Any, expected: list[str], seconds: float = 60.0) -> None:
+    """Wait until these are the texts of the messages on the page."""
+    deadline = time.monotonic() + seconds
+    while (found := texts(page)) != expected:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
 def act(page: Any, name: str, at: int = -1) -> None:
     """Press the button of this name below a message."""
     message = page.locator(".message").nth(at)

@@ -1,4 +1,4 @@
-"""Number of seeds of random tests: few in each run of the suite, all with ``make test-long``."""
+"""Number of seeds and cases of tests: few in each run of the suite, all with ``make test-long``."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -57,3 +58,11 @@ def opened(policy: str = "eager", **limits: int) -> tuple[Controller, InferletSe
     controller = Controller(Served(SilentLink(), INFO, NoText()), policy)
     session = controller.open([], TRUSTED, ProgramLimits(**limits), RunFollower())
     return controller, session
+
+
+async def settled() -> None:
+    """Give timers 20 ms, and what follows them a hundred turns of the loop: on a busy machine the
+    time alone may hold only one."""
+    await asyncio.sleep(0.02)
+    for _ in range(100):
+        await asyncio.sleep(0)

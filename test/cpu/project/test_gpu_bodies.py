@@ -10,11 +10,13 @@ import re
 import subprocess
 import sys
 
+import pytest
 from helpers.paths import ROOT
 
 SETTINGS = {"SGLANG_TEST_DEVICE": "cpu", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.timeout(1800)  # all of them in one process, on a busy machine
 def test_every_body_passes_or_says_why_it_cannot_run() -> None:
     plain = ["-p", "no:xdist", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *plain, "-rs", "test/gpu"]

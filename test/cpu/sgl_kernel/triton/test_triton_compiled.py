@@ -25,16 +25,16 @@ pytestmark = pytest.mark.timeout(1800)  # all cases in one process, on a busy ma
 PATHS = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
 
 CASES = (
-    "decode 64", "decode 128", "decode 128 pages", "extend 64", "extend 128", "extend 128 tree",
-    "cascade", "float8", "append", "rotate", "norm", "gate", "route", "mixture few",
-    "mixture many", "sample", "draw greedy", "draw plain", "draw cut", "draw all",
-    "scaled blocks many", "scaled rows",
+    "decode 128", "extend 128", "extend 128 tree", "cascade", "float8", "append", "rotate", "norm",
+    "gate", "route", "mixture few", "mixture many", "sample", "draw greedy", "draw plain",
+    "draw cut", "draw all", "scaled blocks many",
 )  # fmt: skip
 # Kernels of those above with other sizes or options: make test-long, make test-gpu-versions.
 if LONG:
     CASES += (
-        "decode 80", "decode 256", "extend 96", "extend 128 fixed", "extend 128 options",
-        "extend 256", "mask", "penalties", "rotate part", "norms", "scaled blocks few",
+        "decode 64", "decode 80", "decode 128 pages", "decode 256", "extend 64", "extend 96",
+        "extend 128 fixed", "extend 128 options", "extend 256", "mask", "penalties", "rotate part",
+        "norms", "scaled blocks few", "scaled rows",
     )  # fmt: skip
 # Shared memory of a multiprocessor, and the most that a program may have.
 SHARED = 227 << 10

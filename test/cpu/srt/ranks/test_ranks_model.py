@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import sglang as sgl
+from helpers.seeds import LONG
 
 SETTINGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_total_tokens": 400, "chunked_prefill_size": 16,
     "max_running_requests": 12, "threads": 1, "context_length": 256,
 }  # fmt: skip
 ARRANGEMENTS = {
-    "tp 2": {"tp_size": 2},
     "pp 2, tp 2": {"pp_size": 2, "tp_size": 2, "assigned_layers": "3,1"},
-    "pp 4": {"pp_size": 4},
+    "pp 3": {"pp_size": 3, "assigned_layers": "1,2,1"},
 }
+if LONG:
+    ARRANGEMENTS |= {"tp 2": {"tp_size": 2}, "pp 4": {"pp_size": 4}}
 STORY = "Once upon a time there was a small town by the sea, and in it "
 SCHEMA = (
     '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}'

@@ -301,14 +301,14 @@ def test_a_cancelled_run_does_not_wait_for_its_tool() -> None:
 
     def waiting() -> None:
         begun.set()
-        end.wait(10)
+        end.wait(60)
 
     state = one.run(waiting, backend=mock(), stream=True)
-    assert begun.wait(10)
+    assert begun.wait(60)
     state.cancel()
     began = time.monotonic()
     assert state.error() is not None
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 50
     end.set()
 
 

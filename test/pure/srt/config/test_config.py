@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -43,10 +44,16 @@ SECTIONS = (
 FIELDS = [f for section in SECTIONS for f in dataclasses.fields(section)]
 
 
-def parse(*words: str) -> Config:
+@cache
+def flags() -> argparse.ArgumentParser:
+    """The parser of all flags; adding them takes longer than parsing a line."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_arguments(parser)
-    return from_arguments(parser.parse_args(words))
+    return parser
+
+
+def parse(*words: str) -> Config:
+    return from_arguments(flags().parse_args(words))
 
 
 def test_no_flag_gives_the_defaults() -> None:

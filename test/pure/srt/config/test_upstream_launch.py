@@ -10,6 +10,7 @@ import logging
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -268,12 +269,18 @@ LINES: list[tuple[str, dict[str, Any] | re.Pattern[str]]] = [
 ]  # fmt: skip
 
 
+@cache
+def parser() -> Parser:
+    """The parser of all flags; adding them takes longer than parsing a line."""
+    made = Parser(prog="x")
+    add_arguments(made)
+    return made
+
+
 def parsed(line: str) -> Config:
     """The Config of a line. Raises ValueError."""
-    parser = Parser(prog="x")
-    add_arguments(parser)
     words = ["--model-path", "some/model", *shlex.split(line)]
-    return from_arguments(parser.parse_args(words))
+    return from_arguments(parser().parse_args(words))
 
 
 def changed(config: Config) -> dict[str, Any]:
@@ -372,12 +379,10 @@ def test_the_tables_hold_no_flag_twice_and_no_setting() -> None:
 
 
 def test_help_shows_the_settings_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = Parser(prog="x")
-    add_arguments(parser)
-    shown = set(re.findall(r"--[a-z][a-z-]*", parser.format_help()))
+    shown = set(re.findall(r"--[a-z][a-z-]*", parser().format_help()))
     assert not shown & {option(name) for name in {*FLAGS, *MEANS, *SPELLINGS}}
     assert "--model-path" in shown
-    assert parser.format_help().rstrip().endswith("docs/coming-from.md lists them.")
+    assert parser().format_help().rstrip().endswith("docs/coming-from.md lists them.")
 
 
 def test_an_abbreviation_is_of_what_is_shown() -> None:
@@ -387,8 +392,8 @@ def test_an_abbreviation_is_of_what_is_shown() -> None:
 
 
 def test_did_you_mean_never_proposes_another_meaning() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    ours = argparse.ArgumentParser()
+    add_arguments(ours)
     settings = [option(name) for name in Config().settings()]
     theirs = argparse.ArgumentParser()
     add_upstream_arguments(theirs)
@@ -398,7 +403,7 @@ def test_did_you_mean_never_proposes_another_meaning() -> None:
     for flag in ("--max-prefill-words", "--min-total-tokens", "--enable-overlap-schedule",
                  "--max-batch-size", "--cache-dtype", "--lora-rank", "--ssl-cafile"):  # fmt: skip
         assert nearest(flag, settings) is None, flag
-    assert not {*ELSEWHERE} & {*parser._option_string_actions}
+    assert not {*ELSEWHERE} & {*ours._option_string_actions}
     assert nearest("x" * 257, ["x" * 256]) is None, "a name of any length is not compared"
 
 

@@ -1,4 +1,4 @@
-"""Random histories of the engine over a fake worker, 1,000 of them. ``make test-long`` runs 4,000
+"""Random histories of the engine over a fake worker, 500 of them. ``make test-long`` runs 4,000
 with the same least counts, ``make histories`` any number without them."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import histories
 import pytest
 from helpers.paths import PYTHON, ROOT, TESTS
 from helpers.seeds import LONG
-from helpers.simulation import HISTORIES, History, simulate
+from helpers.simulation import FINDERS, HISTORIES, History, simulate
 
 CHUNK = 500
 
@@ -134,6 +134,11 @@ def test_histories(first: int) -> None:
     assert not rare, f"histories {first} to {first + CHUNK - 1} hardly contain: {rare}"
 
 
+@pytest.mark.parametrize("seed", FINDERS)
+def test_histories_that_alone_find_a_fault(seed: int) -> None:
+    simulate(seed)
+
+
 def test_a_failed_pass_leaves_no_drafts_in_other_contexts() -> None:
     """A request with drafts in a later pass waits again: the drafts are not confirmed tokens."""
     simulate(20020658)
@@ -151,13 +156,13 @@ def test_a_history_is_a_function_of_its_seed() -> None:
 @pytest.mark.slow
 def test_make_histories_says_what_they_contain() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "histories", "--count", "101", "--seed", "5", "--jobs", "1"],
+        [sys.executable, "-m", "histories", "--count", "26", "--seed", "5", "--jobs", "1"],
         cwd=ROOT, env={"PYTHONPATH": f"{PYTHON}:{TESTS}"}, timeout=250,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "histories 101" in done.stdout
-    assert "0 of 101 histories from seed 5 on broke a promise" in done.stdout
+    assert "histories 26" in done.stdout
+    assert "0 of 26 histories from seed 5 on broke a promise" in done.stdout
 
 
 def test_make_histories_names_the_seed_of_a_failure(

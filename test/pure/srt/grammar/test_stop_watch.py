@@ -62,7 +62,7 @@ def chunked(draw: st.DrawFn) -> list[bytes]:
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None, derandomize=True)
+@settings(max_examples=len(seeds(500, 1500)), deadline=None, derandomize=True)
 @given(stops=st.lists(words, min_size=1, max_size=5), chunks=chunked())
 def test_stop_strings_are_found_where_a_search_finds_them(
     stops: list[str], chunks: list[bytes]
@@ -220,7 +220,7 @@ def usable(texts: list[str]) -> list[Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=len(seeds(250, 500)), deadline=None, derandomize=True)
 @given(
     texts=st.lists(re2_patterns, min_size=1, max_size=3),
     chunks=st.lists(tokens(), min_size=2, max_size=2),
@@ -263,7 +263,7 @@ def random_pattern(r: random.Random, depth: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", seeds(3, 8))
+@pytest.mark.parametrize("seed", seeds(2, 8))
 def test_random_patterns_stop_where_re2_finds_them(seed: int) -> None:
     """The same with many more and longer matches: few letters, between which all else happens."""
     r, hits = random.Random(seed), 0
@@ -300,7 +300,7 @@ SYNTAX = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", seeds(2, 4))
+@pytest.mark.parametrize("seed", seeds(1, 4))
 def test_random_syntax_is_read_as_re2_reads_it(seed: int) -> None:
     """A random pattern that RE2 takes has a match where RE2 has one."""
     r, used = random.Random(seed), 0

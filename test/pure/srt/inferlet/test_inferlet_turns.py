@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers.silent_link import opened
+from helpers.silent_link import opened, settled
 from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet import inferlet_run
 from sglang.srt.inferlet.driver import CallAnswer, Fault, ProgramEnded, write_text
@@ -51,7 +51,7 @@ def test_other_work_is_done_between_slices_of_a_turn(monkeypatch: pytest.MonkeyP
         session.parts.follower.log = order.append
         InferletRun(controller, session, driver).start()
         tick()
-        await asyncio.sleep(0.02)
+        await settled()
         a, b = order.index("a"), order.index("b")
         assert order[a : b + 1].count("tick") == 2
         assert [[one.id for one in answers] for answers in driver.answers] == [[], [2]]
@@ -77,7 +77,7 @@ def test_a_run_stopped_between_slices_makes_no_more_calls(
         session.parts.follower.log = log
         turn = [c.LogCall(id=number, message="a") for number in range(9)]
         InferletRun(controller, session, Turns(turn)).start()
-        await asyncio.sleep(0.02)
+        await settled()
         assert lines == ["a"]
         assert session.parts.outcome.error == "wall"
         assert controller.runnable == 0
@@ -90,7 +90,7 @@ def test_vocabularies_that_are_answered_are_one_object() -> None:
         controller, session = opened()
         driver = Turns([c.GetVocabCall(id=1), c.GetVocabCall(id=2)])
         InferletRun(controller, session, driver).start()
-        await asyncio.sleep(0.02)
+        await settled()
         first, second = driver.answers[1]
         assert first.value is second.value
         assert list(first.value) == [b"a", b"b"]

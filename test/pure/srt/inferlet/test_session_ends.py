@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from helpers.silent_link import SilentLink, opened
+from helpers.silent_link import SilentLink, opened, settled
 from sglang.srt.core.space_messages import SpaceEnded
 from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet.driver import CallAnswer
@@ -28,16 +28,16 @@ def test_commands_pending_when_the_space_ends_are_refused(name: str) -> None:
         session.handle(c.AllocKvpageCall(id=1, queue=0, pages=[0]))
         session.handle(c.AllocEmbCall(id=2, queue=0, embs=[0]))
         session.handle(c.EmbedTxtCall(id=3, queue=0, tokens=[1], positions=[0], embs=[0]))
-        await asyncio.sleep(0.01)
+        await settled()
         session.handle(c.ListExportsCall(id=4))  # in flight from now on: eager waits for it
-        await asyncio.sleep(0.01)
+        await settled()
         session.handle(PENDING[name])
-        await asyncio.sleep(0.01)
+        await settled()
         link = controller.served.link
         assert isinstance(link, SilentLink)
         [(space, listener)] = link.listeners.items()
         listener(SpaceEnded(space, "overloaded", "older programs needed its pages"))
-        await asyncio.sleep(0.01)
+        await settled()
         session.handle(c.SynchronizeCall(id=10, queue=0))
         ids = [answer.id for answer in answers]
         assert ids == ([4, 10] if name == "memory alone" else [4, 9, 10])

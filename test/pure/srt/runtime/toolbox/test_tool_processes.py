@@ -208,8 +208,9 @@ def test_a_late_call_ends_with_all_its_processes(module: str, tmp_path: Path) ->
         assert (await toolbox.call("add", '{"a": 1}')).text == "3", "another process takes over"
         return result
 
-    result = with_toolbox(module, use, toolbox_timeout=2.0)
-    assert result == ToolResult("Error: wait took more than 2 s and was ended.", True)
+    # A call that comes first starts the process too, which a busy machine takes a while for.
+    result = with_toolbox(module, use, toolbox_timeout=4.0)
+    assert result == ToolResult("Error: wait took more than 4 s and was ended.", True)
     pids = (tmp_path / "pids").read_text().split()
     assert ended(*map(int, pids))
 
