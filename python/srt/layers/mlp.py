@@ -5,23 +5,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sglang.srt.layers.activations import ACTIVATIONS
 from sglang.srt.layers.linear import ColumnLinear, Fused, RowLinear
-from sglang.srt.layers.lora import Use
-from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.pass_writer import PassWriter, Value, ValueWriter
 from sglang.srt.layers.weight import Place, Slots, Stored
-from sglang.srt.numeric.torch_later import Tensor
 
 
 class FeedForward(Protocol):
     """The part of a block that computes each token by itself."""
 
-    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
-        """[T, width] -> [T, width]. ``use``: the pass's adapters."""
-        ...
-
-    def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
-        """Add the layer's outputs to the residual stream."""
+    def write(self, w: PassWriter, x: Value) -> None:
+        """Add the layer's outputs for x [T, width] to the stream."""
         ...
 
     def stored(self) -> list[Stored]:
@@ -50,16 +44,13 @@ class GatedMLP:
         self.down = RowLinear(inner, "down_proj", width, bias, place)
         self.act = act
 
-    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
-        return self.down(self.gate_up.gated(x, self.act, use), use)
+    def write(self, w: PassWriter, x: Value, norm: RMSNorm | None = None) -> None:
+        """``norm``: of the outputs."""
+        w.add(self.down, self.inner(w, x), norm)
 
-    def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
-        """Add the layer's outputs to the residual stream."""
-        self.down.record(tape, ProductInput(self.gate_up.record(tape, x, self.act)), residual)
-
-    def outputs(self, tape: TapeRecorder, x: ProductInput) -> int:
-        """The outputs' buffer."""
-        return self.down.outputs(tape, ProductInput(self.gate_up.record(tape, x, self.act)))
+    def inner(self, w: ValueWriter, x: Value) -> Value:
+        """Inputs of ``down`` for x [T, width]."""
+        return w.gate(x, self.gate_up, self.act)
 
     def stored(self) -> list[Stored]:
         return [self.gate_up, self.down]
@@ -87,14 +78,12 @@ class PlainMLP:
         self.down = RowLinear(inner, down, width, bias, place, transposed)
         self.act = act
 
-    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
-        return self.down(ACTIVATIONS[self.act](self.up(x, use)), use)
+    def write(self, w: PassWriter, x: Value) -> None:
+        w.add(self.down, self.inner(w, x))
 
-    def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
-        """Add the layer's outputs to the residual stream."""
-        inner = self.up.record(tape, x)
-        tape.activate(inner, self.act)
-        self.down.record(tape, ProductInput(inner), residual)
+    def inner(self, w: ValueWriter, x: Value) -> Value:
+        """Inputs of ``down`` for x [T, width]."""
+        return w.activate(w.product(x, self.up), self.act)
 
     def stored(self) -> list[Stored]:
         return [self.up, self.down]

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
-from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.embedding import TokenEmbedding
-from sglang.srt.layers.lora import Use
-from sglang.srt.layers.residual import Residual
-from sglang.srt.layers.step import ForwardStep
-from sglang.srt.layers.tape_recorder import TapeRecorder
+from sglang.srt.layers.pass_writer import PassWriter, Value
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import ModelSpec
@@ -22,8 +18,9 @@ from sglang.srt.numeric.torch_later import Tensor
 class Block(Protocol):
     """One layer of a decoder, with its residual connections."""
 
-    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
-        """The residual stream behind the layer. Writes the planned KV slots of its pool."""
+    def write(self, w: PassWriter, last: bool) -> None:
+        """Say what the layer adds to the stream. ``last``: behind its attention only the tokens go
+        on whose outputs are wanted (``PassWriter.choose``)."""
         ...
 
     def stored(self) -> list[Stored]:
@@ -35,27 +32,16 @@ class Block(Protocol):
         ...
 
 
-class Recordable(Block, Protocol):
-    """A block that a native tape can hold."""
-
-    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
-        """The residual stream behind the layer, whose buffer is ``x`` before it. ``last``: behind
-        its attention only the tokens go on whose outputs are wanted (``TapeRecorder.choose``)."""
-        ...
-
-
 class DecoderModel(Protocol):
     """A range of a decoder's layers. The first range embeds the tokens, the last one norms and
     computes logits.
 
     ``first``, ``last``: the range has the first, the last layer.
-    ``recordable``: ``record`` says all of ``forward``; else a pass is computed layer by layer.
     ``sections``: positions have three parts. ``multimodal``: has a vision tower.
     """
 
     first: bool
     last: bool
-    recordable: bool
     sections: ClassVar[bool]
     multimodal: ClassVar[bool]
     embedding: TokenEmbedding | None
@@ -63,6 +49,9 @@ class DecoderModel(Protocol):
 
     @property
     def spec(self) -> ModelSpec: ...
+
+    @property
+    def place(self) -> Place: ...
 
     def __init__(
         self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
@@ -80,30 +69,13 @@ class DecoderModel(Protocol):
         """The spec of a checkpoint's config. Raises ValueError."""
         ...
 
-    def forward(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
-        """Token ids [T] (the first range) or hidden states [T, width] -> hidden states [T, width],
-        normed where the range is the last. Writes the planned KV slots. ``use``: the pass's
-        adapters."""
+    def write(self, w: PassWriter) -> Value:
+        """Say the pass: from token ids (the first range) or the states of the range before to
+        hidden states [T, width], normed where the range is the last."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Normed hidden states [N, width] of the last range -> [N, vocab]."""
-        ...
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids [T] -> [T, width], as the first block wants them."""
-        ...
-
-    def compute(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
-        """``forward`` behind the embedding."""
-        ...
-
-    def record(self, tape: TapeRecorder) -> None:
-        """``forward``; of the last range for the tokens whose outputs are wanted."""
         ...
 
     def adjust(self, scores: Weight) -> Weight:

@@ -111,12 +111,12 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
 
     def features(self, media: MediaSpan) -> Tensor:
         """Hidden states of each square that count [N, features, tower's width]."""
-        seen = self.tower(pixels(media, self.spec.norms, self.place))
+        seen = self.tower.write(self.words, pixels(media, self.spec.norms, self.place))
         return seen[:, self.spec.squares.skip :]
 
     def project(self, x: Tensor) -> Tensor:
         """[N, features, tower's width] -> [N, features, width]."""
-        return self.projector(x.flatten(0, 1)).view(*x.shape[:2], -1)
+        return self.projector.write(self.words, x.flatten(0, 1)).view(*x.shape[:2], -1)
 
     def encode(self, media: MediaSpan) -> Tensor:
         return self.project(self.features(media))[0]

@@ -40,7 +40,6 @@ class SectionedSpec(ModelSpec):
 class SectionedQwen2(Qwen2ForCausalLM):
     """The text model of Qwen2.5-VL."""
 
-    recordable = False  # a tape's positions have one part
     spec: SectionedSpec
 
     @staticmethod
@@ -77,7 +76,6 @@ class QwenVLSpec(VisionLanguageSpec):
 
 
 class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):
-    recordable = SectionedQwen2.recordable
     sections = True
     spec: QwenVLSpec
     RENAMED: ClassVar = (
@@ -106,4 +104,4 @@ class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):
         return {TOWER: self.tower}
 
     def encode(self, media: MediaSpan) -> Tensor:
-        return self.tower(pixels(media, self.spec.norms, self.place))
+        return self.tower.write(self.words, pixels(media, self.spec.norms, self.place))

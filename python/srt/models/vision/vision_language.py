@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
-from sglang.srt.attention.attention_protocol import Attention, KVShape
+from sglang.srt.attention.attention_protocol import KVShape
 from sglang.srt.core.media_marks import MediaSpan
-from sglang.srt.layers.lora import Use
-from sglang.srt.layers.tape_recorder import TapeRecorder
+from sglang.srt.layers.pass_writer import PassWriter, Value
+from sglang.srt.layers.torch_writer import TorchOperations
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.media.processor_settings import Norms
 from sglang.srt.models.causal import CausalLM
@@ -62,7 +62,6 @@ class VisionLanguageModel:
     Weights go by the names of newer checkpoints; ``RENAMED`` says what older ones call them.
     """
 
-    recordable: bool = True  # as the text models are
     sections: ClassVar[bool] = False
     multimodal: ClassVar[bool] = True
     LAYERS: ClassVar[str] = f"{TEXT}layers."
@@ -73,6 +72,7 @@ class VisionLanguageModel:
         self, spec: VisionLanguageSpec, place: Place, length: int, layers: range | None = None
     ) -> None:
         self.spec, self.place = spec, place
+        self.words = TorchOperations(place.operations)
         self.text = cast(type[CausalLM], self.family(spec))(spec.text, place, length, layers)
         self.layers = self.text.layers  # adapters change these
         self.owned = self.text.owned
@@ -95,27 +95,14 @@ class VisionLanguageModel:
     def encode(self, media: MediaSpan) -> Tensor:
         """Hidden states of a medium. See ``DecoderModel.encode``."""
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.text.embed(tokens)
-
-    def compute(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
-        return self.text.compute(x, positions, attention, use)
-
-    def forward(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
-        return self.text.forward(x, positions, attention, use)
+    def write(self, w: PassWriter) -> Value:
+        return self.text.write(w)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.text.logits(hidden)
 
     def adjust(self, scores: Weight) -> Weight:
         return self.text.adjust(scores)
-
-    def record(self, tape: TapeRecorder) -> None:
-        self.text.record(tape)
 
     def adaptable(self) -> list[tuple[str, Block]]:
         return []
