@@ -99,7 +99,6 @@ class ExpertWriter(Protocol):
 
     def experts(self, layer: Experts, x: Any) -> None:
         """Add the outputs of the layer, summed over the ranks, to the stream."""
-        ...
 
 
 class Experts:

@@ -20,6 +20,7 @@ from sglang.srt.layers.latent_expansion import Expansion
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.norm import HeadNorms, LayerNorm, RMSNorm
 from sglang.srt.layers.rotary import Rotary
+from sglang.srt.layers.weight import Place
 from sglang.srt.numeric.host_arrays import Weight
 
 # A tensor [T, n], or a buffer of a tape.
@@ -31,19 +32,15 @@ class ValueWriter(Protocol):
 
     def norm(self, x: Value, norm: RMSNorm | LayerNorm) -> Value:
         """x, normed."""
-        ...
 
     def product(self, x: Value, layer: ColumnLinear) -> Value:
         """The layer's outputs, this rank's share of them."""
-        ...
 
     def gate(self, x: Value, layer: ColumnLinear, act: str) -> Value:
         """``act(gate) * up`` of a paired layer's outputs."""
-        ...
 
     def activate(self, x: Value, act: str) -> Value:
         """``act(x)``. x is not to be used again."""
-        ...
 
 
 class PassWriter(ValueWriter, ExpertWriter, Protocol):
@@ -52,26 +49,21 @@ class PassWriter(ValueWriter, ExpertWriter, Protocol):
     def embed(self, table: TokenEmbedding, scale: float) -> None:
         """Begin the stream: the tokens' rows times ``scale``, summed over the ranks, or what the
         pass gives in their place."""
-        ...
 
     def input(self, width: int) -> None:
         """Begin the stream with the states that the stage before computed."""
-        ...
 
     def add_positions(self, table: Weight) -> None:
         """Add the row of each token's position, of ``table`` [positions, width]."""
-        ...
 
     def read(self, norm: RMSNorm | LayerNorm | None = None) -> Value:
         """The stream, normed. A value of it may not be used after an addition to the stream."""
-        ...
 
     def attend(
         self, qkv: Value, heads: Heads, rotary: Rotary | None, norms: HeadNorms | None
     ) -> Value:
         """Attention of q, k and v side by side [T, (heads + 2 kv_heads) * head_dim]: norm q and k,
         rotate them, store k and v, attend: [T, heads * head_dim]."""
-        ...
 
     def attend_latent(
         self, q: Value, latent: Value, heads: Heads, rotary: Rotary, norm: RMSNorm,
@@ -79,25 +71,23 @@ class PassWriter(ValueWriter, ExpertWriter, Protocol):
     ) -> Value:  # fmt: skip
         """Multi-head latent attention (``layers.latent``) of q [T, heads * (still + turned)] and
         latents [T, rank + turned]: [T, heads * value]."""
-        ...
 
     def choose(self, *values: Value) -> list[Value]:
         """The stream and ``values`` of those tokens alone whose outputs are wanted. To be said
         behind the last attention: tokens no longer need each other."""
-        ...
 
     def add(self, layer: RowLinear, x: Value, norm: RMSNorm | None = None) -> None:
         """Add the layer's outputs to the stream, summed over the ranks, then normed."""
-        ...
 
     def end(self, norm: RMSNorm | LayerNorm | None) -> Value:
         """The result of the pass: the stream, normed."""
-        ...
 
 
 class PassDescription(Protocol):
-    """A model as the writer of a whole pass."""
+    """A model that says a whole pass."""
+
+    @property
+    def place(self) -> Place: ...
 
     def write(self, w: PassWriter) -> Value:
         """Say the pass, and return its result."""
-        ...

@@ -57,7 +57,7 @@ class TapeWriter:
         self.stream = self.tape.embed(table.packed, scale)
         if (meeting := table.group.meeting) is not None:
             self.tape.share(table.first)
-            self.tape.reduce(self.stream, meeting, self.stream, False)
+            self._reduce(self.stream, meeting, self.stream)
 
     def input(self, width: int) -> None:
         self.stream = self.tape.input(width)
@@ -123,37 +123,33 @@ class TapeWriter:
 
     def add(self, layer: RowLinear, x: TapeValue, norm: RMSNorm | None = None) -> None:
         """Ranks' parts, of which the first has the bias, have a buffer that no product reads."""
-        meeting, out = layer.group.meeting, self.stream
-        if norm is not None and meeting is None:
-            out = self._outputs(layer)
-        if meeting is None:
-            self._linear(x, layer, out, add=norm is None)
-        else:
-            part = self._buffer("part", layer.shape[0])
-            self._linear(x, layer, part, bias=layer.group.rank == 0)
-            out = self._reduce(part, meeting, norm is not None)
+        group, into = layer.group, self.stream
+        if group.meeting is not None:
+            into = self._buffer("part", layer.shape[0])
+        elif norm is not None:
+            into = self._outputs(layer)
+        self._linear(x, layer, into, add=into == self.stream, bias=group.rank == 0)
+        if group.meeting is not None:
+            into = self._reduce(into, group.meeting, self.stream if norm is None else into)
         if norm is not None:
-            self.tape.norm(out, norm.weight, norm.eps, into=self.stream, add=True)
+            self.tape.norm(into, norm.weight, norm.eps, into=self.stream, add=True)
         self.additions += 1
 
     def experts(self, layer: Experts, x: TapeValue) -> None:
-        native, meeting = layer.native(), layer.place.group.meeting
-        gain, eps = self._gain(x)
-        if meeting is None:
-            self.tape.experts(x.buffer, native, self.stream, gain, eps)
-        else:
-            part = self._buffer("part", native.width)
-            self.tape.experts(x.buffer, native, part, gain, eps, add=False)
-            self._reduce(part, meeting, False)
+        native, meeting, into = layer.native(), layer.place.group.meeting, self.stream
+        if meeting is not None:
+            into = self._buffer("part", native.width)
+        self.tape.experts(x.buffer, native, into, *self._gain(x), add=meeting is None)
+        if meeting is not None:
+            self._reduce(into, meeting, self.stream)
         self.additions += 1
 
     def end(self, norm: RMSNorm | LayerNorm | None) -> int:
         return self.stream if norm is None else self._norm(norm)
 
-    def _reduce(self, part: int, meeting: Meeting, apart: bool) -> int:
-        """The sum of the ranks' parts: in their buffer where ``apart``, or added to the stream."""
-        into = part if apart else self.stream
-        return self.tape.reduce(part, meeting, into, not apart)
+    def _reduce(self, part: int, meeting: Meeting, into: int) -> int:
+        """The sum of the ranks' parts: in their buffer, or added to the stream."""
+        return self.tape.reduce(part, meeting, into, into != part)
 
     def _norm(self, norm: RMSNorm | LayerNorm) -> int:
         """The stream normed, in a buffer that the next norm overwrites."""

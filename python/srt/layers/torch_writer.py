@@ -3,8 +3,9 @@ while a CUDA graph is captured. Products of packed weights are native."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Protocol
+from typing import Any, TypeVar
 
 from sglang.srt.attention.attention_protocol import Attention, Heads, Writable
 from sglang.srt.layers.activations import ACTIVATIONS
@@ -16,11 +17,13 @@ from sglang.srt.layers.lora import Use
 from sglang.srt.layers.norm import HeadNorm, HeadNorms, HeadsNorm, LayerNorm, RMSNorm, WholeRMSNorm
 from sglang.srt.layers.operations import Operations
 from sglang.srt.layers.pass_writer import PassDescription, PassWriter
-from sglang.srt.layers.rotary import AngleRows, Angles, Rotary
+from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.torch_experts import mixture
-from sglang.srt.layers.weight import Place, Stored
+from sglang.srt.layers.weight import Stored
 from sglang.srt.numeric.host_arrays import Weight
 from sglang.srt.numeric.torch_later import F, Tensor, torch
+
+Found = TypeVar("Found")
 
 
 class ForwardStep:
@@ -39,26 +42,18 @@ class ForwardStep:
         given: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.positions, self.attention, self.use, self.given = positions, attention, use, given
-        self._angles: dict[int, Angles] = {}
-        self._rows: dict[int, AngleRows] = {}
+        self._found: dict[Callable[[Tensor], Any], Any] = {}
 
     @cached_property
     def writable(self) -> Writable | None:
         """The attention, where a kernel before it may write its pools."""
         return self.attention if isinstance(self.attention, Writable) else None
 
-    def angles(self, rotary: Rotary) -> Angles:
-        """The angles of the pass's tokens, looked up once for all layers that share ``rotary``."""
-        found = self._angles.get(id(rotary))
-        if found is None:
-            found = self._angles[id(rotary)] = rotary.at(self.positions)
-        return found
-
-    def rows(self, rotary: Rotary) -> AngleRows:
-        """The same for a kernel that looks the angles up itself."""
-        found = self._rows.get(id(rotary))
-        if found is None:
-            found = self._rows[id(rotary)] = rotary.rows(self.positions)
+    def at_positions(self, look_up: Callable[[Tensor], Found]) -> Found:
+        """``look_up`` (a method of ``Rotary``) of the positions, once for all layers."""
+        if look_up not in self._found:
+            self._found[look_up] = look_up(self.positions)
+        found: Found = self._found[look_up]
         return found
 
 
@@ -171,7 +166,7 @@ class TorchWriter(TorchOperations):
         if kernel is not None and rotary is not None and writable is not None:
             gains = None if norms is None else norms.gains
             if norms is None or gains is not None:
-                target, angles = writable.target(heads), step.rows(rotary)
+                target, angles = writable.target(heads), step.at_positions(rotary.rows)
                 return writable.read(heads, kernel(qkv, heads.num_heads, gains, angles, target))
         queries, kv = heads.num_heads, heads.num_kv_heads
         qkv = qkv.view(qkv.shape[0], queries + 2 * kv, -1)
@@ -185,7 +180,7 @@ class TorchWriter(TorchOperations):
         return step.attention.attend(heads, q, k, v)
 
     def _rotate(self, x: Tensor, rotary: Rotary | None) -> Tensor:
-        return x if rotary is None else rotary.rotate(x, self.step.angles(rotary))
+        return x if rotary is None else rotary.rotate(x, self.step.at_positions(rotary.at))
 
     def _head_norm(self, x: Tensor, norm: HeadNorm) -> Tensor:
         """[T, heads, head_dim] -> the same."""
@@ -200,7 +195,7 @@ class TorchWriter(TorchOperations):
         self, q: Tensor, latent: Tensor, heads: Heads, rotary: Rotary, norm: RMSNorm,
         expansion: Expansion,
     ) -> Tensor:  # fmt: skip
-        shape, angles = expansion.shape, self.step.angles(rotary)
+        shape, angles = expansion.shape, self.step.at_positions(rotary.at)
         q = q.unflatten(1, (heads.num_heads, -1))
         still, turning = q.split_with_sizes((shape.still, shape.turned), -1)
         q = torch.cat([expansion.queries(still), rotary.rotate(turning, angles)], -1)
@@ -225,14 +220,7 @@ def whole_norm(x: Tensor, norm: WholeRMSNorm) -> Tensor:
     return found
 
 
-class PlacedModel(PassDescription, Protocol):
-    """A model on its device."""
-
-    @property
-    def place(self) -> Place: ...
-
-
-def forward(model: PlacedModel, x: Tensor, step: ForwardStep) -> Tensor:
+def forward(model: PassDescription, x: Tensor, step: ForwardStep) -> Tensor:
     """Hidden states [T, width] of token ids [T], or of the states [T, width] of the stage before;
     normed where the model has the last layer. Writes the planned KV slots."""
     writer: PassWriter = TorchWriter(model.place.operations, x, step)

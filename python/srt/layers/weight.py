@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from sglang.srt.layers.operations import TORCH, Operations
 from sglang.srt.layers.quantised import PackedForm, Quantised
-from sglang.srt.numeric.host_arrays import (
-    Array,
-    Weight,
-    outline,
-    tensor,
-)
+from sglang.srt.numeric.host_arrays import Array, Weight, outline, tensor
 from sglang.srt.numeric.torch_later import F, Tensor, torch
 from sglang.srt.parallel.groups import Group
 
@@ -236,3 +231,13 @@ class Stored:
         self.threads, whole = threads, self.weight
         bare = isinstance(whole, np.ndarray)
         self.weight = np.empty(0, whole.dtype) if bare else whole.new_empty(0)
+
+
+class LayerWeights(Protocol):
+    """A layer, or several, with the weights that a checkpoint fills."""
+
+    def stored(self) -> list[Stored]:
+        """Everything in it with a matrix."""
+
+    def slots(self, prefix: str) -> Slots:
+        """Checkpoint tensors of the layer, whose names begin with ``prefix``."""

@@ -11,13 +11,13 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from sglang.srt.attention.attention_protocol import KVShape
 from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.pass_writer import PassWriter, Value
 from sglang.srt.layers.torch_writer import TorchOperations
-from sglang.srt.layers.weight import Place, Slots, Stored
+from sglang.srt.layers.weight import LayerWeights, Place, Slots, Stored
 from sglang.srt.media.processor_settings import Norms
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
@@ -48,14 +48,6 @@ class VisionLanguageSpec(ModelSpec):
         return self.text.sinks
 
 
-class VisionPart(Protocol):
-    """A tower or a projector."""
-
-    def stored(self) -> list[Stored]: ...
-
-    def slots(self, prefix: str) -> Slots: ...
-
-
 class VisionLanguageModel:
     """Implements ``models.decoder_model.DecoderModel``, which documents the methods.
 
@@ -79,7 +71,7 @@ class VisionLanguageModel:
         self.embedding, self.head = self.text.embedding, self.text.head
         self.first, self.last = self.text.first, self.text.last
         first = self.first
-        self.parts: dict[str, VisionPart] = self.vision_parts() if first else {}
+        self.parts: dict[str, LayerWeights] = self.vision_parts() if first else {}
         plain(self._vision_stored())
 
     @staticmethod
@@ -88,7 +80,7 @@ class VisionLanguageModel:
         return TEXT_FAMILIES[spec.text.architecture]
 
     @abstractmethod
-    def vision_parts(self) -> dict[str, VisionPart]:
+    def vision_parts(self) -> dict[str, LayerWeights]:
         """The towers and projectors before the text model, by the prefixes of their weights."""
 
     @abstractmethod
