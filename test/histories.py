@@ -7,6 +7,7 @@ the seed of every history that breaks a promise with how to replay it: then the 
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 import time
@@ -29,7 +30,14 @@ def run(seeds: range) -> tuple[Counter[str], list[str]]:
             seen += simulate(seed).seen
         except AssertionError as error:
             failures.append(str(error))
+    gc.collect()
     return seen, failures
+
+
+def collect_seldom() -> None:
+    """Leave garbage to ``run``: collecting it as it comes takes a tenth of the time."""
+    gc.freeze()
+    gc.disable()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = options.seed + options.count
     chunks = [range(at, min(at + CHUNK, end)) for at in range(options.seed, end, CHUNK)]
     seen, failures, began = Counter[str](), 0, time.monotonic()
-    with Pool(min(options.jobs, len(chunks))) as pool:
+    with Pool(min(options.jobs, len(chunks)), collect_seldom) as pool:
         results: Iterable[tuple[Counter[str], list[str]]] = pool.imap_unordered(run, chunks)
         for done, (found, broken) in enumerate(results, 1):
             seen += found

@@ -1,9 +1,10 @@
-"""Riddles and retired words in docstrings and comments, and retired words on the pages of the
-documentation: `python -m tools.words`.
+"""Plain words: `python -m tools.words` finds riddles and retired words in docstrings and comments,
+names of tests above 60 characters, and retired words and long lines on the pages in Markdown.
 
 A riddle begins with a pronoun, a relative, a preposition or a conjunction, so that a reader must
-guess its subject. A retired word has a plain one instead: ``RETIRED``. Each finding is printed as
-``path:line: kind: text``; the exit status is 1 where there is one.
+guess its subject. A retired word has a plain one instead: ``RETIRED``. A line of prose has at most
+120 columns; tables and code may be wider. Each finding is printed as ``path:line: kind: text``; the
+exit status is 1 where there is one.
 """
 
 from __future__ import annotations
@@ -16,8 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("*.md", "docs/**/*.md")
+PAGES = (
+    "*.md", "docs/**/*.md", "benchmark/**/*.md", "sgl-kernel/*.md", "test/data/*.md",
+    "tools/**/*.md",
+)  # fmt: skip
 MEASURED = {"evaluation.md"}  # written by a benchmark
+TEST_NAME = 60  # characters
+COLUMNS = 120  # of a line of prose
 FOLDERS = ("python", "sgl-kernel", "tools", "benchmark", "test", "examples")
 
 PRONOUNS = """
@@ -55,11 +61,11 @@ RETIRED_WORD = re.compile(rf"\b(?:{'|'.join(RETIRED)})\b", re.IGNORECASE)
 ORDINARY = re.compile(
     r"""`+[^`]*`+
     | ^[ ]+\w+(?:,[ ]\w+)*:
-    | \bin[ ](?:(?:the|its|their|one)[ ])?places?(?:[ ]of)?\b
-    | \b(?:takes?|taking|takes|took|taken)[ ](?:the|its|their)[ ]places?\b
-    | \b(?:decimal|binary)[ ]places?\b
-    | \b(?:chang|swapp|trad)(?:e|es|ed|ing)[ ]places\b
-    | \b(?:tell|tells|told)[ ]apart\b
+    | \bin\s(?:(?:the|its|their|one)\s)?places?(?:\sof)?\b
+    | \b(?:takes?|taking|takes|took|taken)\s(?:the|its|their)\splaces?\b
+    | \b(?:decimal|binary)\splaces?\b
+    | \b(?:chang|swapp|trad)(?:e|es|ed|ing)\splaces\b
+    | \b(?:tell|tells|told)\sapart\b
     | \b(?:draws?|drawn|drawing)[ ](?:a[ ]|the[ ]|as[ ]a[ ]|in[ ]|on[ ])?
       (?:page|plot|chart|curve|line|figure|canvas|SVG|graph|bar|picture|black|white)s?\b
     """,
@@ -87,10 +93,13 @@ TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 WORD = re.compile(r"[A-Za-z][\w'-]*")
+LONG_NAME = re.compile(rf"^[ ]*(?:async )?def (test_\w{{{TEST_NAME - 4},}})", re.MULTILINE)
+# A line that can be broken: no row of a table, and with a space behind its first word.
+LONG_LINE = re.compile(rf"^(?![ ]*\|)(?=.{{{COLUMNS + 1}}})[ ]*\S+[ ].*", re.MULTILINE)
 
 
 class Finding(NamedTuple):
-    """A finding of a kind: "riddle" or "word"."""
+    """A finding of a kind: "riddle", "word", "name" or "line"."""
 
     line: int
     kind: str
@@ -126,7 +135,9 @@ def prose(source: str) -> Iterator[tuple[int, bool, str]]:
 
 
 def findings(source: str) -> Iterator[Finding]:
-    """Riddles and retired words of a source text."""
+    """Riddles, retired words and long names of tests of a source text."""
+    for name in LONG_NAME.finditer(source):
+        yield Finding(line_of(source, name.start()), "name", name[1])
     for line, docstring, text in prose(source):
         first = WORD.match(text.lstrip(' \n"*-'))
         if first and first[0].lower() in (IN_DOCSTRINGS if docstring else IN_COMMENTS):
@@ -135,8 +146,13 @@ def findings(source: str) -> Iterator[Finding]:
 
 
 def page_findings(source: str) -> Iterator[Finding]:
-    """Retired words of a page in Markdown. Its sentences may begin with any word."""
-    yield from retired_words(hidden(NO_PROSE, source), 1)
+    """Retired words and long lines of a page in Markdown. Its sentences may begin with any word."""
+    plain = hidden(NO_PROSE, source)
+    yield from retired_words(plain, 1)
+    for long in LONG_LINE.finditer(plain):
+        yield Finding(
+            line_of(plain, long.start()), "line", f"{len(long[0])} columns: {long[0][:40]}"
+        )
 
 
 def retired_words(text: str, line: int) -> Iterator[Finding]:
@@ -146,6 +162,11 @@ def retired_words(text: str, line: int) -> Iterator[Finding]:
         at = line + plain.count("\n", 0, word.start())
         around = plain[max(0, word.start() - 30) : word.end() + 30]
         yield Finding(at, "word", f"{word[0]}: ... {' '.join(around.split())} ...")
+
+
+def line_of(text: str, index: int) -> int:
+    """Number of the line, from 1, of a character."""
+    return text.count("\n", 0, index) + 1
 
 
 def hidden(pattern: re.Pattern[str], text: str) -> str:
@@ -193,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     paths = parser.parse_args(argv).paths
     found = list(listing(chosen(paths) if paths else sources()))
-    print("\n".join([*found, f"{len(found)} riddles and retired words"]))
+    print("\n".join([*found, f"{len(found)} findings"]))
     return int(bool(found))
 
 

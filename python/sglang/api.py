@@ -45,7 +45,12 @@ def function(
 def function(
     func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
 ) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
-    """Make a program of a function whose first parameter is ``s``; bare or called."""
+    """Make a program of a function whose first parameter is ``s``: ``@function`` or
+    ``@function(num_api_spec_tokens=N)``.
+
+    Args:
+        num_api_spec_tokens: tokens that one call of an API model may run on for the next gens.
+    """
     if func is not None:
         return SglFunction(func, num_api_spec_tokens)
     return lambda f: SglFunction(f, num_api_spec_tokens)
@@ -128,12 +133,18 @@ def gen(
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **params: Any) -> Node:
-    """``gen`` of a whole number; the variable is its text, ``s.value(name)`` the int."""
+    """``gen`` of a whole number; the variable is its text, ``s.value(name)`` the int.
+
+    Raises TypeError for a parameter that ``gen`` lacks or that constrains the text.
+    """
     return gen(name, max_tokens, dtype=int, **_free_of_constraints("gen_int", params))
 
 
 def gen_string(name: str | None = None, max_tokens: int | None = None, **params: Any) -> Node:
-    """``gen`` of a text in double quotes; ``s.value(name)`` is what stands between them."""
+    """``gen`` of a text in double quotes; ``s.value(name)`` is the str between the quotes.
+
+    Raises TypeError for a parameter that ``gen`` lacks or that constrains the text.
+    """
     return gen(name, max_tokens, dtype=str, **_free_of_constraints("gen_string", params))
 
 
@@ -169,7 +180,16 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesMethod | str = token_length_normalized,
 ) -> Select:
-    """The choice the model finds most likely here, kept in variable ``name``."""
+    """Append the most likely of ``choices``, texts that are not empty; it is variable ``name``.
+
+    Args:
+        temperature: must be 0, since a choice is never sampled.
+        choices_method: how the log-probabilities of the choices' tokens decide, by default by
+            their mean; a method or its name.
+
+    Raises:
+        ValueError: no choices, an empty one, another temperature or an unknown method.
+    """
     if isinstance(choices, str) or not choices:
         raise ValueError(f"choices is {choices!r}; give a list of at least one text")
     if any(not isinstance(c, str) or c == "" for c in choices):
@@ -245,17 +265,17 @@ def _turn(role: str, expr: object) -> Chain:
 
 
 def system(expr: object = None) -> Chain:
-    """A system turn around ``expr``."""
+    """A system turn around ``expr``, a text or an expression, or a list of them; None: empty."""
     return _turn("system", expr)
 
 
 def user(expr: object = None) -> Chain:
-    """A user turn around ``expr``."""
+    """A user turn around ``expr``, as ``system``."""
     return _turn("user", expr)
 
 
 def assistant(expr: object = None) -> Chain:
-    """An assistant turn around ``expr``."""
+    """An assistant turn around ``expr``, as ``system``."""
     return _turn("assistant", expr)
 
 
@@ -290,20 +310,28 @@ def assistant_end() -> Node:
 
 
 def set_default_backend(backend: Any) -> None:
-    """Use ``backend`` wherever ``run`` is given none; None takes it back."""
+    """Set the backend of each ``run`` that names none, in this process; None: no default.
+
+    Raises TypeError where ``backend`` is no backend.
+    """
     global_config.default_backend = None if backend is None else resolve_backend(backend)
 
 
 def flush_cache(backend: Any = None, empty_cache: bool = True) -> Any:
-    """Empty the backend's prefix cache. ``empty_cache`` is upstream's and changes nothing: the
-    cache is one block of memory, which stays allocated."""
+    """Empty the prefix cache of ``backend``, by default the one that was set, and return its reply.
+
+    ``empty_cache`` is upstream's and has no effect: the cache is one block of memory, which stays
+    allocated. Raises BackendError.
+    """
     return resolve_backend(backend).flush_cache()
 
 
 def inspect_history(n: int = 1, file: TextIO | None = None) -> None:
-    """Print the last ``n`` calls of this process's programs to their backends: the
-    prompt, the parameters that were set, and the answer or
-    error. The last hundred calls are kept."""
+    """Print the last ``n`` calls of this process's programs to ``file``, by default stdout.
+
+    Each has the prompt, the parameters that were set, and the answer or error. The last hundred
+    calls are kept. Raises ValueError where n < 1.
+    """
     from sglang.run.history import HISTORY
     from sglang.views.display import print_history
 
@@ -313,5 +341,5 @@ def inspect_history(n: int = 1, file: TextIO | None = None) -> None:
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any]:
-    """Settings and counters of the backend's runtime."""
+    """Settings and counters of the runtime of ``backend``, by name. Raises BackendError."""
     return resolve_backend(backend).get_server_info()

@@ -92,7 +92,7 @@ def refusal(status: int | None) -> type[BackendError]:
 
 
 class ToolError(SglangError):
-    """A tool of the program raised, took too long or returned what is no text."""
+    """A tool of the program raised, took too long, or returned neither a text nor JSON."""
 
 
 class InvalidOutput(SglangError, ValueError):

@@ -297,6 +297,7 @@ class SglFunction(Submittable):
         return_errors: bool = False,
         results_file: str | os.PathLike[str] | None = None,
         trace: Any = None,
+        on: str | None = None,
         **kwargs: Any,
     ) -> list[ProgramState] | Iterator[ProgramState]:
         """Run once for each item (a dict of arguments, or a tuple in their order), in parallel.
@@ -306,7 +307,8 @@ class SglFunction(Submittable):
 
         Items that end well are kept in ``results_file``, a line each, and are not run again. Its
         keys are the program's code, the arguments and the parameters: for another model or backend
-        give another file. ``trace`` as in ``run``, one for all items.
+        give another file. ``trace`` as in ``run``, one for all items. ``on="server"`` sends each
+        item whole, as ``run`` does; at most ``num_threads`` are there at once.
 
         Raises:
             BatchError: items have failed; all have run, and the error holds their states. With
@@ -315,7 +317,7 @@ class SglFunction(Submittable):
         """
         from sglang.batch.run_batch import collected, item_of
 
-        self._verify_options(trace=trace)
+        self._verify_options(trace=trace, on=on)
         if self.is_async:
             raise TypeError(f"{self.func.__name__} is async; use arun_batch(...)")
         if (record := tracing()) is not None:
@@ -325,7 +327,7 @@ class SglFunction(Submittable):
         batch = self._batch(
             batch_kwargs, backend, kwargs, limit=num_threads, progress_bar=progress_bar,
             return_errors=return_errors or not generator_style, results_file=results_file,
-            trace=opened(trace),
+            trace=opened(trace), on=on,
         )  # fmt: skip
         if generator_style:
             return batch.run()
@@ -341,30 +343,28 @@ class SglFunction(Submittable):
         return_errors: bool = False,
         results_file: str | os.PathLike[str] | None = None,
         trace: Any = None,
+        on: str | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ProgramState]:
         """``run_batch`` with ``generator_style`` for an event loop: ``async for state in ...``.
         ``concurrency`` items run at once, as tasks; see ``arun`` for what needs a thread."""
-        self._verify_options(trace=trace)
+        self._verify_options(trace=trace, on=on)
         return self._batch(
             batch_kwargs, backend, kwargs, limit=concurrency, progress_bar=progress_bar,
-            return_errors=return_errors, results_file=results_file, trace=opened(trace),
+            return_errors=return_errors, results_file=results_file, trace=opened(trace), on=on,
         ).arun()  # fmt: skip
 
     def _batch(
-        self,
-        items: Sequence[Mapping[str, Any] | Sequence[Any]],
-        backend: Any,
-        kwargs: dict[str, Any],
-        **options: Any,
+        self, items: Any, backend: Any, kwargs: dict[str, Any], *, on: str | None, **options: Any
     ) -> ProgramBatch:
         from sglang.batch.run_batch import ProgramBatch, item_of
 
         params = self._parameters(kwargs, "batch")
         if not isinstance(items, Iterable):
             raise TypeError(f"the items of a batch are {items!r:.60}; give a list of dicts")
-        arguments = [item_of(self, item) for item in items]
-        return ProgramBatch(self, arguments, self.resolved(backend), params, **options)
+        arguments, chosen = [item_of(self, item) for item in items], self.resolved(backend)
+        send = None if on is None else self._sender(on, params, chosen)
+        return ProgramBatch(self, arguments, chosen, params, send=send, **options)
 
     def explain(
         self,

@@ -185,7 +185,7 @@ class ProgramState:
     # Text
 
     def text(self) -> str:
-        """Everything the model was shown and wrote, chat template included. Waits; raises."""
+        """The prompt and all generated text, with the chat template. Waits; raises ProgramError."""
         self._executor.wait()
         self._executor.check()
         return self._executor.stream.text
@@ -272,7 +272,7 @@ class ProgramState:
         await self._executor.await_end()
 
     def error(self) -> BaseException | None:
-        """Wait, and give what reading would raise, or None."""
+        """Wait; return the exception that reading would raise, or None."""
         self._executor.wait()
         return self._error()
 
@@ -341,7 +341,7 @@ class ProgramState:
 
     @contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
-        """A state that goes on from here on its own; this one does not see what it appends."""
+        """A state that goes on from here alone; text and variables that it adds stay its own."""
         refuse_offset(position_ids_offset)
         (child,) = self.fork(1)
         yield child

@@ -30,14 +30,18 @@ static thread_local Tile tile_file[8];
 static thread_local int tile_rows;  // of the tiles of sums and of the left side
 
 template <int T>
-static int rows_in() { return T == 6 || T == 7 ? 16 : tile_rows; }
+static int rows_in() {
+  return T == 6 || T == 7 ? 16 : tile_rows;
+}
 static void tiles_begin(int64_t m) {
   if (m < 1) abort();  // ldtilecfg faults
   tile_rows = static_cast<int>(m < 16 ? m : 16);
 }
 static void tiles_end() {}
 template <int T>
-static void tile_zero() { memset(&tile_file[T], 0, sizeof(Tile)); }
+static void tile_zero() {
+  memset(&tile_file[T], 0, sizeof(Tile));
+}
 template <int T>
 static void tile_load(const void* from, int64_t stride) {
   for (int r = 0; r < rows_in<T>(); r++)
@@ -102,7 +106,9 @@ static void tiles_begin(int64_t m) {
 // Without it the operating system would save eight KiB at every switch of threads.
 static void tiles_end() { asm volatile("tilerelease"); }
 template <int T>
-INLINE void tile_zero() { asm volatile("tilezero %%tmm%c0" : : "i"(T)); }
+INLINE void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(T));
+}
 template <int T>
 INLINE void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");

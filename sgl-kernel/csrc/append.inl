@@ -123,8 +123,7 @@ static void append(Team& team, const Pass& pass, const Heads& heads, const Rotar
     const bool shared = kv.shared();
     float* value = shared ? x : qkv + token * ld + units * dim + (head - heads.q) * heads.value;
     float* beside = shared ? x + heads.value : x;
-    if (kv.type != Type::I8)
-      tell(kv.type, beside, dim - (beside - x), value, heads.value);
+    if (kv.type != Type::I8) tell(kv.type, beside, dim - (beside - x), value, heads.value);
     put(kv.type, kv.keys, kv.key_scales, index, x, dim);
     if (!shared) put(kv.type, kv.values, kv.value_scales, index, value, heads.value);
   }

@@ -32,15 +32,15 @@ static constexpr int64_t stride_of(Form form, int64_t units) {
 // Memory of one thread.
 struct Desk {
   void* plan;
-  U *keys, *values;        // a packed chunk
-  float* scores;           // [kTallest][kChunk]
-  uint32_t* weights;       // [kTallest][kChunk]
+  U *keys, *values;                  // a packed chunk
+  float* scores;                     // [kTallest][kChunk]
+  uint32_t* weights;                 // [kTallest][kChunk]
   float *key_scales, *value_scales;  // [kChunk]
-  char* zeros;             // a head of a key that is not there
+  char* zeros;                       // a head of a key that is not there
   Slots* places;
   Query* queries;
-  uint32_t* q;             // [heads][queries][group] heads, in units
-  float *parts, *totals;   // records in the same order
+  uint32_t* q;            // [heads][queries][group] heads, in units
+  float *parts, *totals;  // records in the same order
 };
 
 struct Carve {
@@ -65,7 +65,8 @@ static int64_t widest(const Heads& heads) {
 
 // A head's units, of any form.
 static int64_t widest_units(const Heads& heads) {
-  int64_t whole = padded(heads.dim), tiled = kTallest > kQueries ? (heads.dim / 2 + 15) / 16 * 16 : 0;
+  int64_t whole = padded(heads.dim),
+          tiled = kTallest > kQueries ? (heads.dim / 2 + 15) / 16 * 16 : 0;
   return whole > tiled ? whole : tiled;
 }
 
@@ -103,7 +104,7 @@ struct Reader {
   const Desk& desk;
   const Record record;
   const int64_t group, units;
-  const int64_t stride;  // units from a query head to the next
+  const int64_t stride;                  // units from a query head to the next
   const int64_t key_bytes, value_bytes;  // from a head to the next in its pool
   Slice slice;
   int64_t count;  // queries of the slice
@@ -277,15 +278,15 @@ struct Reader {
                        float* records) const {
     int64_t vectors = (keys + LANES - 1) / LANES;
     constexpr bool pairs = paired(form);
-    product<pairs>(n, q, units, reinterpret_cast<uint32_t*>(desk.keys), kChunk, units,
-                   desk.scores, kChunk, vectors, true);
+    product<pairs>(n, q, units, reinterpret_cast<uint32_t*>(desk.keys), kChunk, units, desk.scores,
+                   kChunk, vectors, true);
     constexpr int64_t row = pairs ? kChunk / 2 : kChunk;
     for (int i = 0; i < n; i++)
       weigh<pairs>(of, desk.queries[(x + i) / group], desk.scores + i * kChunk, vectors, record,
                    records + i * record.floats(), desk.weights + i * row);
     product<pairs>(n, desk.weights, row, reinterpret_cast<uint32_t*>(desk.values), record.padded,
-                   pairs ? (keys + 1) / 2 : keys, records, record.floats(),
-                   record.padded / LANES, false);
+                   pairs ? (keys + 1) / 2 : keys, records, record.floats(), record.padded / LANES,
+                   false);
   }
 
 #if HAVE_TILES
@@ -409,8 +410,7 @@ static void attend(Team& team, const Pass& pass, const Heads& heads, const float
     case Form::PAIR:
       return attend_form<Form::PAIR>(team, pass, heads, qkv, ld, kv, out, ldo, desk, partials);
     case Form::BYTE_PAIR:
-      return attend_form<Form::BYTE_PAIR>(team, pass, heads, qkv, ld, kv, out, ldo, desk,
-                                          partials);
+      return attend_form<Form::BYTE_PAIR>(team, pass, heads, qkv, ld, kv, out, ldo, desk, partials);
     case Form::EIGHT_PAIR:
       return attend_form<Form::EIGHT_PAIR>(team, pass, heads, qkv, ld, kv, out, ldo, desk,
                                            partials);

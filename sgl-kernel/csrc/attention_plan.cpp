@@ -52,9 +52,7 @@ struct Planner {
     return few && pieces > heads.kv && length(row) > kChunk * kSegment;
   }
   int64_t segments(int64_t row) const { return ceil_div(length(row), kChunk * kSegment); }
-  int64_t records_of(int64_t row) const {
-    return segments(row) * pass.counts[row] * heads.q;
-  }
+  int64_t records_of(int64_t row) const { return segments(row) * pass.counts[row] * heads.q; }
 
   // ---- which rows lie side by side -----------------------------------------------------------
 
@@ -193,8 +191,7 @@ int64_t plan_queries(const Heads& heads, int64_t floats) {
 
 size_t plan_bytes(const Pass& pass, const Heads& heads, int threads, int64_t floats) {
   auto rows = static_cast<size_t>(pass.rows);
-  auto slices = static_cast<size_t>(
-      most_slices(pass, heads, threads, slice_limit(heads, floats)));
+  auto slices = static_cast<size_t>(most_slices(pass, heads, threads, slice_limit(heads, floats)));
   return 3 * aligned((rows + 1) * 4) + aligned(slices * sizeof(Slice));
 }
 

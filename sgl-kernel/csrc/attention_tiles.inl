@@ -34,8 +34,7 @@ static void tiles_product(const uint32_t* a, int64_t lda, const uint32_t* b, int
                           int64_t steps, float* c, int64_t ldc, int64_t vectors, bool fresh) {
   for (; vectors >= 4; vectors -= 4, b += 64, c += 64)
     strip<4>(a, lda, b, ldb, steps, c, ldc, fresh);
-  for (; vectors > 0; vectors--, b += 16, c += 16)
-    strip<1>(a, lda, b, ldb, steps, c, ldc, fresh);
+  for (; vectors > 0; vectors--, b += 16, c += 16) strip<1>(a, lda, b, ldb, steps, c, ldc, fresh);
 }
 
 // A record's maximum stays while scores are at most that much above it: weights are numbers up to

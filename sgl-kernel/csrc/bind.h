@@ -76,7 +76,8 @@ struct Bound<function> {
 
   static PyObject* fast(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (count != static_cast<Py_ssize_t>(sizeof...(A)))
-      return PyErr_Format(PyExc_TypeError, "%zd arguments given, %zu are needed", count, sizeof...(A));
+      return PyErr_Format(PyExc_TypeError, "%zd arguments given, %zu are needed", count,
+                          sizeof...(A));
     return call(args, std::index_sequence_for<A...>{});
   }
 };

@@ -14,8 +14,8 @@ enum class Form {
   BYTE,   // I8 pools as floats
   EIGHT,  // F8 pools as floats
 #if HAVE_DOT
-  PAIR,       // BF16 pools as they are
-  BYTE_PAIR,  // I8 pools as bf16
+  PAIR,        // BF16 pools as they are
+  BYTE_PAIR,   // I8 pools as bf16
   EIGHT_PAIR,  // F8 pools as bf16
 #endif
 };
@@ -64,11 +64,11 @@ static inline U element(const char* p, int64_t i) {
   else if constexpr (form == Form::WIDE) return (U)load(reinterpret_cast<const bf16*>(p) + i);
   else if constexpr (eight(form)) {
     S wide = __builtin_convertvector(*reinterpret_cast<const Bu*>(p + i), S);
-    return widen_eight((U)__builtin_convertvector(wide, I) & 0xff);
+    return widen_eight((U) __builtin_convertvector(wide, I) & 0xff);
   } else {
     // Two steps of twice the width: gcc 12 does one of four times the width element by element.
     S wide = __builtin_convertvector(*reinterpret_cast<const Bu*>(p + i), S);
-    return (U)__builtin_convertvector(__builtin_convertvector(wide, I), F);
+    return (U) __builtin_convertvector(__builtin_convertvector(wide, I), F);
   }
 }
 
@@ -109,9 +109,13 @@ static inline U couple(const char* p, const char* q, int64_t i) {
 
 // ---- transposing LANES vectors of units -------------------------------------------------------
 
-template <int... n> struct Places {};
-template <int n, int... rest> struct Count : Count<n - 1, n - 1, rest...> {};
+template <int... n>
+struct Places {};
+template <int n, int... rest>
+struct Count : Count<n - 1, n - 1, rest...> {};
+// clang-format off
 template <int... n> struct Count<0, n...> { using type = Places<n...>; };
+// clang-format on
 
 template <int step, int... n>
 static inline void cross(U& a, U& b, Places<n...>) {

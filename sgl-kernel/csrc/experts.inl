@@ -167,7 +167,7 @@ struct Walk {
   const Slab& s;
   const Matrix* w;
   const int32_t* firsts;
-  uint8_t* inputs;      // of expert e
+  uint8_t* inputs;                    // of expert e
   int64_t e = -1, floats = 0, m = 0;  // floats of middle before e's
   Cut c{};
 

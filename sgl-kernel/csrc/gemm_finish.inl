@@ -64,7 +64,8 @@ static void finish(const Output& o, int64_t block, int64_t row, int64_t rows, co
       F f = finished(o, head, row + r, sums, more, v, column, count);
       if (o.w.paired) {
         int up = v + NV / 2;
-        f = gated(o.e.act, f, finished(o, head, row + r, sums, more, up, o.l.outputs + column, count));
+        f = gated(o.e.act, f,
+                  finished(o, head, row + r, sums, more, up, o.l.outputs + column, count));
       }
       if (o.rows) {
         auto* next = reinterpret_cast<bf16*>(o.rows + (row + r) * o.stride) + column;

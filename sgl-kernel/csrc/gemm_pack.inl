@@ -7,7 +7,7 @@
 //
 // What was quantised elsewhere comes as integers with scales, and stays what it is (pack_integers).
 
-constexpr int64_t STRIP = 128;          // inputs that are packed at a time; the largest group of W4
+constexpr int64_t STRIP = 128;  // inputs that are packed at a time; the largest group of W4
 constexpr float TINY = 7.8886090522e-31f;  // 2^-100: rows with no value above it count as zeros
 
 static inline F magnitude(F v) { return (F)((U)v & 0x7fffffff); }

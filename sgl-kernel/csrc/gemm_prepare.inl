@@ -75,9 +75,8 @@ static void prepare_row(const Layout& l, const Inputs& in, const Norm& norm, con
 #if HAVE_DOT
     for_row(v, l.k, [&](int64_t i, F f) { store_rounded(reinterpret_cast<bf16*>(row) + i, f); });
 #else
-    for_row(v, l.k, [&](int64_t i, F f) {
-      store(reinterpret_cast<float*>(row) + i, widen(narrow(f)));
-    });
+    for_row(v, l.k,
+            [&](int64_t i, F f) { store(reinterpret_cast<float*>(row) + i, widen(narrow(f))); });
 #endif
   }
   // The last vector has zeros behind k; these are the ones behind it, up to a whole step.

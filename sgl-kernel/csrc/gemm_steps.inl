@@ -70,10 +70,12 @@ struct StepW8 : StepBf16 {
 };
 
 // -8..7 as bf16, looked up by the low five bits of a word, of which the last does not count.
+// clang-format off
 alignas(64) constexpr uint16_t kNibbles[32] = {
     0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000,
     0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
     0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+// clang-format on
 
 struct StepW4 : StepBf16 {
   static constexpr int BYTES = NB;
@@ -131,7 +133,8 @@ static __attribute__((noinline)) void add_lows(int64_t rows, const float* lows,
                                                const uint8_t* totals, int64_t ldx, float* sums) {
   for (int64_t r = 0; r < rows; r++, totals += ldx, sums += NB) {
     F total = splat(float_at(totals));
-    for (int64_t j = 0; j < NB; j += LANES) store(sums + j, load(sums + j) + load(lows + j) * total);
+    for (int64_t j = 0; j < NB; j += LANES)
+      store(sums + j, load(sums + j) + load(lows + j) * total);
   }
 }
 

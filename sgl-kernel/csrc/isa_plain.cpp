@@ -13,4 +13,3 @@ namespace plain {
 
 const Kernels kPlain = SGL_KERNELS(plain);
 }  // namespace sgl
-

@@ -31,9 +31,11 @@ enum class Type : int32_t { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
 // W4Z, W4M, W8Z, W8M: 4 bits (-8..7) or int8 as somebody else has quantised them; for `group` inputs
 // w = scale * q + low. Both are floats (M); or the scale is a float16 and the low an int8 times it
 // (Z).
+// clang-format off
 enum class Format : int32_t {
   F32 = 0, BF16 = 1, W8A8 = 2, W8 = 3, W4 = 4, W4Z = 5, W4M = 6, W8Z = 7, W8M = 8
 };
+// clang-format on
 
 // CLAMPED_SWIGLU, GPT-OSS's: gate * sigmoid(1.702 gate) * (up + 1), gate <= 7, |up| <= 7.
 enum class Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, CLAMPED_SWIGLU = 4 };
@@ -138,10 +140,10 @@ struct Experts {
   Routing routing;
   Activation act;
   bool shared, shared_gate;
-  bool alike;                // all but the shared expert have matrices of one shape and format
-  Matrix router;             // [experts + shared_gate, k]
-  const float* router_bias;  // [experts + shared_gate], or null
-  const Matrix *gate_up, *down;                 // [experts + shared], gate_up paired
+  bool alike;                    // all but the shared expert have matrices of one shape and format
+  Matrix router;                 // [experts + shared_gate, k]
+  const float* router_bias;      // [experts + shared_gate], or null
+  const Matrix *gate_up, *down;  // [experts + shared], gate_up paired
   const float *const *gate_up_bias, *const *down_bias;  // [experts + shared] of vectors or nulls
 };
 
@@ -238,12 +240,13 @@ struct Kernels {
   // attention.inl. qkv [tokens, ld] holds the q heads, the k heads, the v heads of each token, no v
   // where they are shared.
   // append rotates q in place, rotates k and writes k and v to the pool.
-  void (*append)(Team&, const Pass&, const Heads&, const Rotary&, float* qkv, int64_t ld, const KV&);
+  void (*append)(Team&, const Pass&, const Heads&, const Rotary&, float* qkv, int64_t ld,
+                 const KV&);
   // attend: causal attention of all rows, out [tokens, ldo] of q * value. Prefixes that rows have in
   // common (equal page numbers) are read once for all of them. The caller sees to a barrier between.
   size_t (*attend_bytes)(const Pass&, const Heads&, int threads);
-  void (*attend)(Team&, const Pass&, const Heads&, const float* qkv, int64_t ld, const KV&, float* out,
-                 int64_t ldo, void* scratch);
+  void (*attend)(Team&, const Pass&, const Heads&, const float* qkv, int64_t ld, const KV&,
+                 float* out, int64_t ldo, void* scratch);
 
   // rows.inl
   void (*norm)(Team&, const FullNorm&, const float* x, int64_t ldx, int64_t m, int64_t n, float* y,
@@ -267,7 +270,7 @@ extern const Kernels kAmxEmulated;  // the tile code with its instructions done 
 // The best kernels of this machine, or those chosen by name. Names: amx, avx512_bf16, avx512, avx2,
 // plain.
 const Kernels& kernels();
-bool choose(const char* name);        // false: this machine does not have them, or there are none
-const char* available(int index);     // names, best first; null behind the last
+bool choose(const char* name);     // false: this machine does not have them, or there are none
+const char* available(int index);  // names, best first; null behind the last
 
 }  // namespace sgl

@@ -54,8 +54,8 @@ static size_t low_bytes(const Adapted& use, int64_t k) {
   return static_cast<size_t>(use.count * (use.stride + k)) * 4 + 64;
 }
 
-static void shrink(Team& team, const Adapted& use, int64_t product, const Norm& norm, const float* x,
-                   int64_t ldx, int64_t k, float* low) {
+static void shrink(Team& team, const Adapted& use, int64_t product, const Norm& norm,
+                   const float* x, int64_t ldx, int64_t k, float* low) {
   float* normed = low + use.count * use.stride;
   if (norm.gain) {
     Range mine = team.part(use.count);

@@ -26,7 +26,8 @@ void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
 
 void wake_all(std::atomic<uint32_t>& word) {
 #if defined(__linux__)
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr,
+          0);
 #endif
 }
 
@@ -45,7 +46,8 @@ void Meeting::say_and_wait(uint32_t turn) {
   if (mine.sleepers.load() > 0) wake_all(mine.turn);
   for (int r = 0; r < size_; r++) {
     Sign& other = sign(r);
-    for (int i = 0; i < kYields && !reached(other.turn.load(), turn); i++) std::this_thread::yield();
+    for (int i = 0; i < kYields && !reached(other.turn.load(), turn); i++)
+      std::this_thread::yield();
     uint32_t said;
     if (reached(other.turn.load(), turn)) continue;
     other.sleepers.fetch_add(1);

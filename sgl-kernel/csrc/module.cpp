@@ -62,9 +62,11 @@ struct Use {
   const Adapted* at;  // null: none
   explicit Use(const int64_t* p) : value{}, at(p ? &value : nullptr) {
     if (p)
+      // clang-format off
       value = {p[0], p[1], p[2], static_cast<Type>(p[3]), reinterpret_cast<const Adapter*>(p[4]),
                reinterpret_cast<const int32_t*>(p[5]), reinterpret_cast<const int32_t*>(p[6]),
                reinterpret_cast<const int32_t*>(p[7])};
+    // clang-format on
   }
 };
 
@@ -122,15 +124,19 @@ struct Fields {
     return static_cast<float>(value);
   }
   template <class T>
-  T* pointer(int i) const { return reinterpret_cast<T*>(at[i]); }
+  T* pointer(int i) const {
+    return reinterpret_cast<T*>(at[i]);
+  }
 };
 
 Pass pass_of(const int64_t* p) {
   Fields f{p};
+  // clang-format off
   return {p[0], p[1], p[2], f.pointer<const int32_t>(3), f.pointer<const int32_t>(4),
           f.pointer<const int32_t>(5), f.pointer<const int32_t>(6), f.pointer<const int32_t>(7),
           f.pointer<const int32_t>(8), f.pointer<const int32_t>(9), f.pointer<const int32_t>(10),
           f.pointer<const float>(11), p[12]};
+  // clang-format on
 }
 Heads heads_of(const int64_t* p) {
   Fields f{p};
@@ -206,8 +212,10 @@ bool linear_each(int threads, const int64_t* matrices, int64_t count, const floa
 int64_t experts_new(const int64_t* rest, const int64_t* matrices) {
   Fields f{rest};
   Experts x{};
+  // clang-format off
   x.routing = {rest[0], rest[1], rest[2] != 0, rest[3] != 0, f.real(4), rest[5], rest[6], rest[7],
                f.pointer<const float>(8)};
+  // clang-format on
   x.act = static_cast<Activation>(rest[9]);
   x.shared = rest[10] != 0, x.shared_gate = rest[11] != 0;
   x.router_bias = f.pointer<const float>(12);
@@ -284,8 +292,8 @@ void tape_append(Tape* tape, int64_t qkv, const int64_t* heads, const int64_t* r
 void tape_attend(Tape* tape, int64_t out, int64_t qkv, const int64_t* heads, const int64_t* kv) {
   tape->attend(out, qkv, heads_of(heads), kv_of(kv));
 }
-int64_t tape_run(Tape* tape, int threads, const int64_t* pass, const int32_t* chosen,
-                 int64_t count, float* result) {
+int64_t tape_run(Tape* tape, int threads, const int64_t* pass, const int32_t* chosen, int64_t count,
+                 float* result) {
   return tape->run(threads, pass_of(pass), chosen, count, result);
 }
 void tape_adapt(Tape* tape, int64_t product) { tape->adapt(product); }
@@ -369,8 +377,10 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+// clang-format off
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", "Native kernels.", -1, methods,
                           nullptr, nullptr, nullptr, nullptr};
+// clang-format on
 
 }  // namespace
 }  // namespace sgl

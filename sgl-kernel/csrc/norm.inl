@@ -51,8 +51,8 @@ static float mean_of(const float* x, int64_t k) {
 static void norm_full(const FullNorm& p, const float* x, int64_t n, float* y) {
   const float mean = p.centred ? mean_of(x, n) : 0;
   const F middle = splat(mean);
-  const F factor = splat(p.centred ? 1 / std::sqrt(variance(x, n, mean) + p.eps)
-                                   : norm_factor(x, n, p.eps));
+  const F factor =
+      splat(p.centred ? 1 / std::sqrt(variance(x, n, mean) + p.eps) : norm_factor(x, n, p.eps));
   for (int64_t i = 0; i < n; i += LANES) {
     const int64_t left = n - i;
     auto get = [&](const float* from) {
@@ -61,10 +61,8 @@ static void norm_full(const FullNorm& p, const float* x, int64_t n, float* y) {
     F v = (get(x) - middle) * factor * get(p.gain);
     if (p.bias) v += get(p.bias);
     if (p.add) v += get(y);
-    if (left >= LANES)
-      store(y + i, v);
-    else
-      store_part(y + i, v, left);
+    if (left >= LANES) store(y + i, v);
+    else store_part(y + i, v, left);
   }
 }
 

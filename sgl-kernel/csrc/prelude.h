@@ -28,6 +28,7 @@
 #define END_TARGET _Pragma("GCC pop_options")
 #endif
 
+// clang-format off
 #define SGL_KERNELS(isa)                                                                      \
   {                                                                                           \
 #isa, isa::packed_bytes, isa::pack, isa::pack_integers, isa::unpack, isa::scratch_bytes,      \
@@ -35,3 +36,4 @@
         isa::low_bytes, isa::shrink, isa::append, isa::attend_bytes, isa::attend, isa::norm,  \
         isa::gate, isa::activate, isa::draw_bytes, isa::draw                                  \
   }
+// clang-format on

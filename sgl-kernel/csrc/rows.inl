@@ -2,18 +2,16 @@
 #include "activation.inl"
 #include "norm.inl"
 
-static void norm(Team& team, const FullNorm& norm, const float* x, int64_t ldx, int64_t m, int64_t n,
-                 float* y, int64_t ldy) {
+static void norm(Team& team, const FullNorm& norm, const float* x, int64_t ldx, int64_t m,
+                 int64_t n, float* y, int64_t ldy) {
   Range mine = team.part(m);
-  for (int64_t i = mine.begin; i < mine.end; i++)
-    norm_full(norm, x + i * ldx, n, y + i * ldy);
+  for (int64_t i = mine.begin; i < mine.end; i++) norm_full(norm, x + i * ldx, n, y + i * ldy);
 }
 
 template <Activation act>
 static void gate_part(const float* x, int64_t n, float* y, Range range) {
   int64_t i = range.begin;
-  for (; i + LANES <= range.end; i += LANES)
-    store(y + i, gated(act, load(x + i), load(x + n + i)));
+  for (; i + LANES <= range.end; i += LANES) store(y + i, gated(act, load(x + i), load(x + n + i)));
   if (int64_t left = range.end - i; left > 0)
     store_part(y + i, gated(act, load_part(x + i, left), load_part(x + n + i, left)), left);
 }

@@ -9,7 +9,9 @@ namespace {
 
 constexpr size_t kAlign = 64;
 
-void* allocate(size_t bytes) { return aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign); }
+void* allocate(size_t bytes) {
+  return aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign);
+}
 
 }  // namespace
 
@@ -156,15 +158,13 @@ bool Tape::reserve(int threads, const Pass& pass, int64_t chosen, const Adapted*
       need = std::max(need, kernels().scratch_bytes(s.w, rows));
     }
     given = s.handed;
-    if (s.kind == Kind::EXPERTS)
-      bytes = std::max(bytes, kernels().experts_bytes(*s.experts, rows));
+    if (s.kind == Kind::EXPERTS) bytes = std::max(bytes, kernels().experts_bytes(*s.experts, rows));
     if (s.kind != Kind::ATTEND) continue;
     if (attended && attended->heads.window == s.heads.window) continue;
     bytes = std::max(bytes, kernels().attend_bytes(pass, s.heads, threads));
     attended = &s;
   }
-  if (!grow(scratch_, scratch_bytes_, bytes) || !grow(handed_, handed_bytes_, handed))
-    return false;
+  if (!grow(scratch_, scratch_bytes_, bytes) || !grow(handed_, handed_bytes_, handed)) return false;
   bytes = 0;
   for (const Step& s : steps_)
     if (adapted && s.product >= 0) bytes = std::max(bytes, kernels().low_bytes(*adapted, s.w.k));
@@ -243,9 +243,7 @@ void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows, const
     case Kind::NORM:
       k.norm(team, s.full, x + s.first, ldx, rows, s.count, out + s.first, ldo);
       break;
-    case Kind::ACTIVATE:
-      k.activate(team, s.act, out, ldo, rows, ldo);
-      break;
+    case Kind::ACTIVATE: k.activate(team, s.act, out, ldo, rows, ldo); break;
     case Kind::PLACE: {
       Range mine = team.part(rows);
       for (int64_t t = mine.begin; t < mine.end; t++) {
@@ -254,21 +252,13 @@ void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows, const
       }
       break;
     }
-    case Kind::LINEAR:
-      linear(team, s, rows, adapted);
-      break;
+    case Kind::LINEAR: linear(team, s, rows, adapted); break;
     case Kind::EXPERTS:
       k.experts(team, *s.experts, s.norm, x, ldx, rows, s.add, out, ldo, scratch_);
       break;
-    case Kind::APPEND:
-      k.append(team, pass, s.heads, s.rotary, out, ldo, s.kv);
-      break;
-    case Kind::ATTEND:
-      k.attend(team, pass, s.heads, x, ldx, s.kv, out, ldo, scratch_);
-      break;
-    case Kind::REDUCE:
-      s.meeting->sum(team, x, out, rows * ldo, s.add);
-      break;
+    case Kind::APPEND: k.append(team, pass, s.heads, s.rotary, out, ldo, s.kv); break;
+    case Kind::ATTEND: k.attend(team, pass, s.heads, x, ldx, s.kv, out, ldo, scratch_); break;
+    case Kind::REDUCE: s.meeting->sum(team, x, out, rows * ldo, s.add); break;
   }
 }
 

@@ -62,7 +62,9 @@ class Tape {
 
  private:
   enum class Kind {
+    // clang-format off
     EMBED, CHOOSE, PLACE, REORDER, NORM, ACTIVATE, LINEAR, EXPERTS, APPEND, ATTEND, REDUCE
+    // clang-format on
   };
   struct Step {
     Kind kind;

@@ -1,7 +1,7 @@
 // Some queries meet a packed chunk (chunk.inl): scores, weights, output, six queries at a time in
 // registers. What a query has come to is its record.
 
-static constexpr int kQueries = 6;           // of a tile
+static constexpr int kQueries = 6;  // of a tile
 static constexpr float kLog2E = 1.44269504088896341f;
 static constexpr float kLowest = -1e30f;     // maximum of no scores: 2^(-inf - kLowest) is 0
 static constexpr float kUnseen = -INFINITY;  // score of a key that a query does not see
@@ -51,8 +51,7 @@ static inline void block(const uint32_t* a, int64_t lda, const uint32_t* b, int6
     for (int j = 0; j < w; j++) right[j] = *reinterpret_cast<const Uu*>(b + d * ldb + j * LANES);
     for (int i = 0; i < n; i++) {
       U left = U{} + a[i * lda + d];
-      for (int j = 0; j < w; j++)
-        sums[i][j] = fused(sums[i][j], left, right[j], Places<pairs>());
+      for (int j = 0; j < w; j++) sums[i][j] = fused(sums[i][j], left, right[j], Places<pairs>());
     }
   }
   for (int i = 0; i < n; i++)

@@ -79,9 +79,7 @@ static inline void store_part(float* p, F v, int64_t n) {
 #if LANES == 16
 // Masked by all lanes: without a mask gcc 12 warns of its own header.
 static inline F whole(F x) { return (F)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, 0); }
-static inline F scaled(F p, F n) {
-  return (F)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
-}
+static inline F scaled(F p, F n) { return (F)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n); }
 #else
 constexpr float kShift = 12582912.f;  // 1.5 * 2^23: what is added is rounded
 static inline F whole(F x) { return x + splat(kShift) - splat(kShift); }

@@ -123,7 +123,7 @@ TECHNIQUES = {
     not (EMBEDDED / "model.safetensors").is_file(), reason="the embedded model is missing"
 )
 @pytest.mark.parametrize("name", TECHNIQUES)
-def test_a_technique_gives_the_same_in_process_and_in_the_sandbox(
+def test_a_technique_gives_the_same_in_process_and_in_a_sandbox(
     ann: httpx.Client, engine: sgl.Engine, name: str
 ) -> None:
     path = ROOT / "examples" / "inferlets" / f"{name}.py"

@@ -62,7 +62,7 @@ def test_every_claim_gave_the_same_answers_with_everything_off(small: Small) -> 
     assert sum(r["right"] or 0 for r in told) >= 4, "the trained model answers some of them"
 
 
-def test_plain_client_code_gave_the_same_answers_where_it_can_ask_the_same(small: Small) -> None:
+def test_plain_client_code_gave_the_same_answers(small: Small) -> None:
     told = {r["claim"] for r in found(small).of("answers") if r["side"] == "plain client code"}
     assert told == {*claims.NAMES} - {*claims.PARALLEL, claims.SEEING}
 

@@ -26,7 +26,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux")
-def test_without_descriptors_open_connections_go_on_and_new_ones_wait(toy: list[str]) -> None:
+def test_without_descriptors_connections_continue_new_ones_wait(toy: list[str]) -> None:
     with launched(toy) as server, client_of(server) as http:
         before, process = http.golden(), psutil.Process(server.process.pid)
         limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)

@@ -191,7 +191,7 @@ def test_a_start_that_fails_says_why(toy: list[str], tmp_path: Path) -> None:
         assert done.stdout == ""
 
 
-def test_a_white_space_pattern_that_is_none_is_refused_at_the_start(toy: list[str]) -> None:
+def test_an_invalid_white_space_pattern_is_refused_at_the_start(toy: list[str]) -> None:
     done = run(*toy, "--port", "0", "--constrained-json-whitespace-pattern", "x")
     assert done.returncode == 1
     assert "--constrained-json-whitespace-pattern: whitespace pattern 'x'" in done.stderr
@@ -337,7 +337,7 @@ def test_a_server_killed_while_loading_leaves_no_engine(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("sglang-")] == []
 
 
-def test_a_cache_without_room_for_a_prompt_and_a_token_ends_the_launch(toy: list[str]) -> None:
+def test_a_cache_below_a_prompt_and_a_token_ends_the_launch(toy: list[str]) -> None:
     with launched([*toy, "--max-total-tokens", "1"], ready=False) as server:
         assert server.wait_end() == 1
         errors = server.errors()

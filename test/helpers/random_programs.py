@@ -56,7 +56,19 @@ class _Maker:
 
     def op(self, kinds: dict[str, str], depth: int, turn: str) -> Op:
         kind = self.random.choice(
-            ["text", "gen", "gen", "append", "transform", "set", "select", "tool", "scope", "many"]
+            [
+                "text",
+                "gen",
+                "gen",
+                "append",
+                "transform",
+                "set",
+                "sum",
+                "select",
+                "tool",
+                "scope",
+                "many",
+            ]
             + (["fork", "concat", "role", "call", "reason"] if depth < 2 and not turn else [])
             + (["image"] if self.media else [])
         )
@@ -104,6 +116,15 @@ class _Maker:
         first = self.random.choice(texts) if texts else None
         return lambda s, env: s.__setitem__(
             name, [env["arg"] if first is None else s[first], "tail"]
+        )
+
+    def _sum(self, kinds: dict[str, str], depth: int) -> Op:
+        """A variable whose value is a sum of texts."""
+        name, texts = self.name(), [n for n, kind in kinds.items() if kind == "text"]
+        kinds[name] = "text"
+        first = self.random.choice(texts) if texts else None
+        return lambda s, env: s.__setitem__(
+            name, "<" + (env["other"] if first is None else s[first]) + "|" + env["arg"]
         )
 
     def _transform(self, kinds: dict[str, str], depth: int) -> Op:
@@ -207,7 +228,7 @@ class _Maker:
             s += "A " + word
             for op in inner:
                 op(s, {"arg": word, "other": "!", "image": None})
-            return "none" if result is None else s[result]
+            return "none " + word if result is None else s[result] + "!" + s[result]
 
         program = sgl.function(body)
 
@@ -233,7 +254,9 @@ def random_program(seed: int, seeded: bool = False, media: bool = False) -> SglF
         s += "Q: "  # a runtime refuses an empty prompt
         for op in ops:
             op(s, {"arg": arg, "other": other, "image": image})
-        return {name: s[name] for name in list(kinds)[-3:]}
+        texts = [s[name] for name, kind in kinds.items() if kind == "text"]
+        joined = arg + ":" + texts[0] + texts[-1] if texts else ""
+        return {"joined": [joined], **{name: s[name] for name in list(kinds)[-3:]}}
 
     return sgl.function(program)
 

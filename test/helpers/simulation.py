@@ -15,8 +15,8 @@ their result is requested: the engine may not notice.
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -458,7 +458,7 @@ class History:
             request, context, goal, known.copy(), close, now, min(arrived, now) or now, hint
         )
         engine = self.engine
-        queued = len(engine.waiting) + engine.stats_now()["compiling"] + len(engine.disk)
+        queued = len(engine.waiting) + len(engine._compiling) + len(engine.disk)
         if queued >= self.kind.queue:
             asked.refusal = "busy"
         elif reference.refused(known, goal, self.kind.limit):
@@ -546,14 +546,12 @@ class History:
             self._loaded()
 
     def _loaded(self) -> None:
-        """Let the adapter in, and wait until the engine says so."""
+        """Let the adapter in, wait for the thread that reads it, and have the engine say so."""
         number, self.loading = self.loading, 0
         self.worker.gate.set()
-        deadline = time.monotonic() + 60
-        while self.replies[number] is None:
-            assert time.monotonic() < deadline, "an adapter is never loaded"
-            time.sleep(2e-5)  # the thread that reads it is to run
-            self._handle()
+        wait([loading.facts for loading in self.engine.adapters._loading], timeout=60)
+        self._handle()
+        assert self.replies[number] is not None, "an adapter is never loaded"
         assert self.replies[number].ok is (self.path != "bad")  # type: ignore[union-attr]
         if self.path != "bad":
             self.loaded[self.name] = self.adapters

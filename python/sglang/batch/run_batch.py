@@ -6,10 +6,11 @@ import asyncio
 import os
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from sglang.backend.base import Backend, Commit, Prompt
 from sglang.backend.global_settings import global_config
@@ -28,6 +29,18 @@ PLAIN = (str, int, float, bool, type(None))
 Started = tuple[ProgramState, "Future[ProgramState]"]
 
 
+class Sent(Protocol):
+    """An item that a server runs."""
+
+    replayed: ProgramState
+
+    def result(self) -> ProgramState: ...
+    async def aresult(self) -> ProgramState: ...
+
+
+Send = Callable[[Mapping[str, Any], Opened], Sent]
+
+
 class ProgramBatch:
     """See ``SglFunction.run_batch`` and ``arun_batch``.
 
@@ -38,6 +51,7 @@ class ProgramBatch:
     Args:
         limit: items that run at once, or "auto".
         return_errors: an item's failure is left in its state; else it ends the batch.
+        send: gives an item to a server that runs the whole program; None: items run here.
         trace: what it is recorded into, and the file that is written at the end.
 
     ``errors`` has what each item that failed has raised.
@@ -54,11 +68,14 @@ class ProgramBatch:
         progress_bar: bool = False,
         return_errors: bool = False,
         results_file: str | os.PathLike[str] | None = None,
+        send: Send | None = None,
         trace: Opened = NO_TRACE,
     ) -> None:
         self._program, self._items = program, items
         self._backend, self._defaults = backend, defaults
         self._limit = _limit(limit)
+        # A server begins at once with all that it is sent.
+        self._send, self._most_waiting = send, self._limit if send else 2 * self._limit
         self._return_errors = return_errors
         self._trace, self._trace_path = trace[0] or ambient(), trace[1]
         self.errors: dict[int, Exception] = {}
@@ -73,23 +90,23 @@ class ProgramBatch:
         """States in the order of the items, by threads."""
         # Daemon threads: an interrupted batch must not hold the interpreter back.
         pool = Workers(limit=self._limit)
-        waiting: deque[Started] = deque()
+        waiting, sent = deque[Started](), self._send is not None
         try:
             if prefix := self._prefix():
                 with suppress(SglangError):  # a hint; the items will tell what is wrong
                     self._commit(self._ahead(prefix))
             for number in range(len(self._items)):
                 waiting.append(self._begin(pool, number))
-                if len(waiting) >= 2 * self._limit:
+                if len(waiting) >= self._most_waiting:
                     yield _first(waiting)
             while waiting:
                 yield _first(waiting)
         except KeyboardInterrupt:
-            _abort(waiting)
+            _abort(waiting, sent)
             waiting.clear()  # no caller waits for them
             raise
         finally:
-            wait(_abort(waiting))
+            wait(_abort(waiting, sent))
             self._close()
 
     async def arun(self) -> AsyncIterator[ProgramState]:
@@ -102,7 +119,7 @@ class ProgramBatch:
                     await self._acommit(self._ahead(prefix))
             for number in range(len(self._items)):
                 waiting.append(asyncio.create_task(self._aone(number, slots)))
-                if len(waiting) >= 2 * self._limit:
+                if len(waiting) >= self._most_waiting:
                     yield await _afirst(waiting)
             while waiting:
                 yield await _afirst(waiting)
@@ -113,26 +130,46 @@ class ProgramBatch:
             self._close()
 
     def _begin(self, pool: Workers, number: int) -> Started:
-        to = (self._trace, None)
-        state = self._program.new_state(self._backend, self._defaults, trace=to)
+        if self._send is not None and not self._stored(number):
+            return self._begin_sent(self._send, pool, number)
+        state = self._new_state()
         if self._restored(number, state):
             future: Future[ProgramState] = Future()
             future.set_result(state)
             return state, future
-        return state, pool.call(self._one, number, state)
+        run = partial(self._program.start, state, (), self._items[number])
+        return state, pool.call(self._one, number, state, run)
 
-    def _one(self, number: int, state: ProgramState) -> ProgramState:
+    def _begin_sent(self, send: Send, pool: Workers, number: int) -> Started:
         try:
-            self._program.start(state, (), self._items[number])
+            sent = send(self._items[number], (self._trace, None))
+        except Exception as error:
+            state = self._new_state()
+            return state, pool.call(self._refused, number, state, error)
+        return sent.replayed, pool.call(self._one, number, sent.replayed, sent.result)
+
+    def _new_state(self, loop: asyncio.AbstractEventLoop | None = None) -> ProgramState:
+        to = (self._trace, None)
+        return self._program.new_state(self._backend, self._defaults, loop=loop, trace=to)
+
+    def _one(self, number: int, state: ProgramState, run: Callable[[], Any]) -> ProgramState:
+        try:
+            run()
         except Exception as error:
             return self._ended(number, state, error)
         return self._ended(number, state, None)
 
+    def _refused(self, number: int, state: ProgramState, error: Exception) -> ProgramState:
+        """The item is not sent: its program cannot be run by a server with these arguments."""
+        state._executor.run.cancel(error)
+        return self._ended(number, state, error)
+
     async def _aone(self, number: int, slots: asyncio.Semaphore) -> ProgramState:
         loop = asyncio.get_running_loop()
         async with slots:
-            to = (self._trace, None)
-            state = self._program.new_state(self._backend, self._defaults, loop=loop, trace=to)
+            if self._send is not None and not self._stored(number):
+                return await self._asent(self._send, number)
+            state = self._new_state(loop)
             if self._restored(number, state):
                 return state
             try:
@@ -140,6 +177,21 @@ class ProgramBatch:
             except Exception as error:
                 return self._ended(number, state, error)
             return self._ended(number, state, None)
+
+    async def _asent(self, send: Send, number: int) -> ProgramState:
+        try:
+            sent = send(self._items[number], (self._trace, None))
+        except Exception as error:
+            return self._refused(number, self._new_state(), error)
+        try:
+            await sent.aresult()
+        except Exception as error:
+            return self._ended(number, sent.replayed, error)
+        return self._ended(number, sent.replayed, None)
+
+    def _stored(self, number: int) -> bool:
+        """Whether the file has the item's result."""
+        return self._file is not None and number in self._file
 
     def _restored(self, number: int, state: ProgramState) -> bool:
         """Whether ``state`` could be filled from the file."""
@@ -184,7 +236,7 @@ class ProgramBatch:
         items = [
             item for n, item in enumerate(self._items) if not self._file or n not in self._file
         ]
-        if len(items) < 2 or not global_config.enable_precache_with_tracing:
+        if self._send or len(items) < 2 or not global_config.enable_precache_with_tracing:
             return ""
         prefix = constant_prefix(self._program, self._backend, _shared(items))
         return prefix if len(prefix) >= global_config.precache_min_chars else ""
@@ -233,13 +285,20 @@ async def _afirst(waiting: deque[asyncio.Task[ProgramState]]) -> ProgramState:
     return waiting.popleft().result()
 
 
-def _abort(waiting: Iterable[Started]) -> list[Future[ProgramState]]:
-    """Begin none of these, end the programs that run; those that are still at it."""
-    running = [(state, future) for state, future in waiting if not future.cancel()]
-    for state, future in running:
-        if not future.done():
+def _abort(waiting: Iterable[Started], sent: bool) -> list[Future[ProgramState]]:
+    """Begin none of these and end the programs that run. Return the futures of those.
+
+    ``sent``: a server has them all.
+    """
+    running = []
+    for state, future in waiting:
+        if future.done():
+            continue
+        if begun := not future.cancel():
+            running.append(future)
+        if begun or sent:
             state._executor.run.cancel(Cancelled("the batch has ended before this item"))
-    return [future for _, future in running]
+    return running
 
 
 def item_of(program: Program, item: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:

@@ -6,23 +6,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang.errors import TraceError
-from sglang.ir.graph_steps import Argument, Variable
-from sglang.ir.nodes import Node
+from sglang.ir.graph_steps import Argument, Variable, references
+from sglang.ir.nodes import Chain, Node
 from sglang.ir.source_location import caller
 
 
 class Unknown(Node):
-    """An argument or a variable whose value only a run knows; ``reference`` tells which.
+    """A value that only a run knows: ``reference`` is an argument, a variable, or texts with such.
 
-    It may be appended, stored, passed on and returned. Whatever would need its value raises
-    TraceError with the program's line.
+    It may be appended, stored, passed on, returned and joined with texts. Whatever would need its
+    value raises TraceError with the program's line.
     """
 
-    def __init__(self, reference: Argument | Variable) -> None:
+    def __init__(self, reference: Argument | Variable | Chain) -> None:
         self.reference = reference
 
     def flat(self) -> Iterator[Node]:
-        yield self.reference
+        return self.reference.flat()
+
+    def __add__(self, other: object) -> Any:
+        joined = super().__add__(other)
+        return Unknown(joined) if isinstance(other, (str, Unknown)) else joined
+
+    def __radd__(self, other: object) -> Any:
+        joined = super().__radd__(other)
+        return Unknown(joined) if isinstance(other, str) else joined
 
     def _needs_value(self, *_: object, **__: object) -> Any:
         raise self.error("append it (s += 'Q: ' + question) instead of formatting it, branching on "
@@ -30,11 +38,12 @@ class Unknown(Node):
 
     def error(self, advice: str) -> TraceError:
         """The error that says that the value is needed, at the program's line."""
-        known = isinstance(self.reference, Argument)
+        first = references(self.reference)[0]
+        known = isinstance(first, Argument)
         kind = "argument" if known else "variable"
         fix = ", or give it to compile" if known else ""
         return TraceError(
-            f"the value of {kind} {self.reference.name!r} is not known while the program is traced "
+            f"the value of {kind} {first.name!r} is not known while the program is traced "
             f"(data-dependent control flow): {advice}{fix}; at {caller()}"
         )
 

@@ -47,11 +47,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class ChoicesMethod:
-    """A named way to decide.
+    """A named rule by which ``select`` decides among its options.
+
+    Calling it takes the options' scores and returns the decision.
 
     Attributes:
-        unconditional: needs the options scored alone as well.
-        generates: a runtime has the model write an option, held to them; no option is scored.
+        unconditional: the rule needs the options' log-probabilities without the prompt as well.
+        generates: no option is scored; a runtime generates text constrained to the options.
     """
 
     name: str

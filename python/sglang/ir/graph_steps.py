@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 from sglang.ir.nodes import (
+    Chain,
+    ConstantText,
     Image,
     Node,
     RunTool,
@@ -116,12 +120,15 @@ class Dependency(NamedTuple):
 def rebuild(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """Return ``value`` with each leaf x replaced by ``leaf(x)``.
 
-    Lists, tuples, dicts and nodes that hold values are not leaves.
+    Lists, tuples, dicts and nodes that hold values are not leaves. A chain whose parts all become
+    values becomes their sum, as the program wrote it.
     """
     if type(value) in (list, tuple):
         return type(value)(rebuild(item, leaf) for item in value)
     if type(value) is dict:
         return {key: rebuild(item, leaf) for key, item in value.items()}
+    if isinstance(value, Chain):
+        return _sum([rebuild(part, leaf) for part in value.parts])
     if isinstance(value, SetVariable):
         return replace(value, value=rebuild(value.value, leaf))
     if isinstance(value, Image):
@@ -132,6 +139,14 @@ def rebuild(value: Any, leaf: Callable[[Any], Any]) -> Any:
         parts = (node_of(rebuild(part, leaf)) for part in value.parts)
         return replace(value, parts=tuple(parts))
     return leaf(value)
+
+
+def _sum(parts: list[Any]) -> Any:
+    """Return the sum of values, or a chain where some are still nodes."""
+    if any(isinstance(part, Node) and not isinstance(part, ConstantText) for part in parts):
+        return Chain(tuple(map(node_of, parts)))
+    values = [part.text if isinstance(part, ConstantText) else part for part in parts]
+    return reduce(add, values) if values else ""
 
 
 def variables(value: Any) -> list[Variable]:

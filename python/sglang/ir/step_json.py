@@ -2,7 +2,7 @@
 
 A node is ``{"op": its class, field: value, ...}``; a field that has its default is left out. Among
 values, an object with one key that begins with "$" stands for a value that JSON lacks: ``$tuple``,
-``$dict``, ``$argument``, ``$variable``, ``$media``.
+``$dict``, ``$argument``, ``$variable``, ``$sum`` (of texts), ``$media``.
 """
 
 from __future__ import annotations
@@ -141,6 +141,9 @@ def encode_value(value: Any, what: str) -> Any:
         return {"$media": {**vars(value), "data": value.base64}}
     if isinstance(value, ChoicesMethod) and METHODS.get(value.name) is value:
         return value.name
+    if isinstance(value, ir.Chain):
+        parts = [part.text if isinstance(part, ir.ConstantText) else part for part in value.parts]
+        return {"$sum": encode_value(parts, what)}
     if isinstance(value, Node):
         return _node(value, what)
     raise ValueError(f"{what} holds {value!r:.60}, which JSON cannot carry: use text or numbers")
@@ -162,6 +165,8 @@ def decode_value(value: Any) -> Any:
             return Argument(content)
         if kind == "$variable":
             return Variable(*content)
+        if kind == "$sum":
+            return ir.Chain(tuple(ir.node_of(decode_value(part)) for part in content))
         if kind == "$media":
             return Media(**{**content, "data": base64.b64decode(content["data"])})
     raise ValueError(f"{value!r:.60} is not a value that to_json writes")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sglang.backend.base import Backend
 from sglang.ir.graph import Graph
 from sglang.ir.params import GenParams, params_and_arguments
 from sglang.run.live_nodes import Tools
@@ -58,13 +59,25 @@ class Submittable:
         options["server_tools"] = server_tools
         return self._submitted(args, arguments, params, backend, **options)
 
+    def _sender(self, on: str, params: GenParams, backend: Backend) -> Callable[..., Submitted]:
+        """Return what sends an item of a batch. Raise Unsupported, ValueError."""
+        from sglang.on_server.server_session import service_of
+
+        _verify_on(on)
+        service_of(backend)
+        return lambda item, trace: self._submitted((), item, params, backend, trace=trace)
+
     def _submitted(
         self, args: Sequence[Any], arguments: Any, params: GenParams, backend: Any, **options: Any
     ) -> Submitted:
         from sglang.on_server.submit import SubmittedCall, submit
 
-        if (on := options.pop("on", "server")) != "server":
-            raise ValueError(f"on is {on!r}; give 'server', or leave it out to run here")
+        _verify_on(options.pop("on", "server"))
         program: Any = self
         call = SubmittedCall(program, args, arguments, params)
         return submit(call, backend, self._of_graph, **options)
+
+
+def _verify_on(on: Any) -> None:
+    if on != "server":
+        raise ValueError(f"on is {on!r}; give 'server', or leave it out to run here")

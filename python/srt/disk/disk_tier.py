@@ -377,14 +377,12 @@ class DiskTier:
         writing = {slot for job in jobs if isinstance(job, DiskWrite) for slot in job.slots}
         reading = {page for job in jobs if isinstance(job, DiskRead) for page in job.pages}
         owned = self.tree.check()
-        assert not owned & writing, "a slot that is being written is in the tree"
-        assert owned | writing == self.tree.pool.owned(), "a slot is lost"
+        self.tree.pool.check([*owned, *writing])
         assert reading == self.host.lent, "a host page is lent to no job"
         if not jobs:
             assert not self.tree.protected, "slots are locked and no job needs them"
             assert not self.host.tree.protected, "host pages are locked and no job needs them"
-        for node in self.tree.nodes():
-            assert all(slot in self._digests for slot in node.pages), "a slot without a digest"
+        assert self._digests.keys() >= set(owned), "a slot without a digest"
 
 
 def kept(tokens: Ints, namespace: Namespace, size: int) -> Ints:

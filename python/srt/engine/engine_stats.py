@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sglang.srt.core.batch import Batch, StepResult
 
@@ -58,4 +58,4 @@ class EngineStats:
         self.compiled_kernels += result.compiled
 
     def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}

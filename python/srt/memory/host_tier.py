@@ -193,9 +193,7 @@ class HostTier:
     def check(self) -> None:
         """Raise AssertionError where a page is lost or a lock is left behind."""
         assert not self._locked, "a plan was not ended"
-        owned = self.tree.check()
-        assert not owned & self.lent, "a page that is being filled is in the tree"
-        assert owned | self.lent == self.tree.pool.owned(), "a host page is lost"
+        self.tree.pool.check([*self.tree.check(), *self.lent])
         if self.below is not None:
             self.below.check()
         else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import pairwise
 
 from sglang.srt.core.ints import Ints, ints
 
@@ -41,9 +42,11 @@ class PagePool:
         """Return pages taken before."""
         self._free.extend(pages)
 
-    def owned(self) -> set[int]:
-        """Every page that is not free (for audits: linear in the pool)."""
-        free = set(self._free)
-        if len(free) != len(self._free):
-            raise AssertionError("a page was freed twice")
-        return set(range(self.size)) - free
+    def check(self, owned: Iterable[int]) -> None:
+        """Raise AssertionError unless every page is either free or in ``owned``, and once. Linear
+        in the pool."""
+        found = sorted([*self._free, *owned])
+        if found != list(range(self.size)):
+            lost = sorted(set(range(self.size)).difference(found))
+            twice = sorted({page for page, after in pairwise(found) if page == after})
+            raise AssertionError(f"pages {lost} are lost, pages {twice} have two owners")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeAlias
 
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
@@ -391,30 +391,33 @@ class RadixTree:
             node = stack.pop()
             if node.parent is not None:
                 yield node
-            stack.extend(node.children.values())
+            if node.children:
+                stack.extend(node.children.values())
 
-    def check(self) -> set[int]:
-        """Raise AssertionError on any inconsistency. Returns the pages in the tree."""
-        owned: set[int] = set()
-        evictable = protected = total = 0
+    def check(self, locks: Mapping[int, int] | None = None) -> Ints:
+        """Raise AssertionError on any inconsistency. Returns the pages in the tree. ``locks``: how
+        many the nodes have, by number, where that is known; nodes without any may be missing."""
+        owned = ints()
+        evictable = protected = 0
         offered = {(used, node.number) for used, _, node in self._heap}
         for node in self.nodes():
-            assert node.pages, "an edge without pages"
-            assert len(node.tokens) == len(node.pages) * self.page_size, "edge and pages differ"
-            assert node.parent is not None
-            assert node.parent.locks >= node.locks >= 0, "a child outlives its parent's lock"
-            below = sum(child.claims for child in node.children.values())
+            parent, children, held = node.parent, node.children, node.locks
+            count = len(node.pages)
+            assert count, "an edge without pages"
+            assert len(node.tokens) == count * self.page_size, "edge and pages differ"
+            assert parent is not None
+            assert parent.locks >= held >= 0, "a child outlives its parent's lock"
+            assert locks is None or held == locks.get(node.number, 0), "a lock nobody holds"
+            below = sum(child.claims for child in children.values()) if children else 0
             assert node.claims >= below >= 0, "a claim below a node that does not count it"
-            assert node.parent.children[self._key(node.tokens, 0)] is node, "child under wrong key"
-            total += len(node.pages)
-            owned.update(node.pages)
-            if node.locks:
-                protected += len(node.pages)
+            assert parent.children[self._key(node.tokens, 0)] is node, "child under wrong key"
+            owned.extend(node.pages)
+            if held:
+                protected += count
             else:
-                evictable += len(node.pages)
-                known = node.children or node.claims or (node.used, node.number) in offered
+                evictable += count
+                known = children or node.claims or (node.used, node.number) in offered
                 assert known, "a leaf that eviction does not find"
-        assert len(owned) == total, "a page is in the tree twice"
         assert (evictable, protected) == (self.evictable, self.protected), "counts are off"
         return owned
 

@@ -384,8 +384,7 @@ class Store:
         """Raise AssertionError where a page is lost, owned twice or a watermark is out of order."""
         if self.host is not None:
             self.host.check()
-        owned = self.tree.check()
-        total = len(owned)
+        owned = ints()
         locks: dict[int, int] = {}
         for context in self.contexts.values():
             assert 0 <= context.ready <= context.saved <= len(context.tokens), "watermarks"
@@ -397,9 +396,7 @@ class Store:
                 assert not context.saved, "an idle context claims KV"
                 continue
             assert context.saved <= len(context.pages) * self.page_size, "KV without a page"
-            own = context.pages[context.shared :]
-            total += len(own)
-            owned.update(own)
+            owned.extend(context.pages[context.shared :])
             shared = ints()
             root = self._node(context)
             step: RadixNode | None = root
@@ -411,15 +408,11 @@ class Store:
             assert root is self.tree.root(context.namespace), "KV of another namespace"
             assert shared == context.pages[: context.shared], "locked path and page table differ"
         if self.holder is not None:
-            held = self.holder.check()
-            total += len(held)
-            owned.update(held)
+            owned.extend(self.holder.check())
             for number in self.holder.locks():
                 locks[number] = locks.get(number, 0) + 1
-        assert len(owned) == total, "a page has two owners"
-        assert owned == self.pool.owned(), "a page is lost or free while in use"
-        for node in self.tree.nodes():
-            assert node.locks == locks.get(node.number, 0), "a lock nobody holds"
+        owned.extend(self.tree.check(locks))
+        self.pool.check(owned)
         assert self.pool.free + self.tree.evictable + self.protected == self.pool.size
 
     @property

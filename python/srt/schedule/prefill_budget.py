@@ -90,8 +90,7 @@ class ReadyRequest(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
+class EngineLoad(NamedTuple):
     """Facts that a budget is a function of.
 
     Attributes:

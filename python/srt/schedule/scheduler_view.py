@@ -49,8 +49,7 @@ class Item(NamedTuple):
     level: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """A moment of the engine.
 
     Attributes:

@@ -16,7 +16,7 @@ TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float8_e4m3fn": 3}
 
 
 def address(x: AnyArray | None) -> int | None:
-    """The address of the first number, None of nothing."""
+    """Address of the first element in memory, in bytes; None for None."""
     if x is None:
         return None
     if isinstance(x, np.ndarray):
@@ -25,7 +25,7 @@ def address(x: AnyArray | None) -> int | None:
 
 
 def dtype_name(x: AnyArray) -> str:
-    """The dtype's name without the library's."""
+    """The dtype's name without the library's: ``float32``, not ``torch.float32``."""
     return str(x.dtype).removeprefix("torch.")
 
 
@@ -63,7 +63,7 @@ def int32(x: AnyArray) -> AnyArray:
 
 
 def empty(like: AnyArray, *shape: int) -> AnyArray:
-    """float32 of the kind of ``like``."""
+    """Uninitialised float32 array of this shape, of the library of ``like`` (NumPy or torch)."""
     if isinstance(like, np.ndarray):
         return np.empty(shape, dtype=np.float32)
     import torch
@@ -72,7 +72,7 @@ def empty(like: AnyArray, *shape: int) -> AnyArray:
 
 
 def empty_int32(like: AnyArray, count: int) -> AnyArray:
-    """int32 [count] of the kind of ``like``."""
+    """Uninitialised int32 [count], of the library of ``like`` (NumPy or torch)."""
     if isinstance(like, np.ndarray):
         return np.empty(count, dtype=np.int32)
     return like.new_empty(count).int()
@@ -84,5 +84,5 @@ def size(x: AnyArray) -> int:
 
 
 def described(x: AnyArray) -> str:
-    """Dtype and shape, for messages."""
+    """Dtype and shape as text, for error messages."""
     return f"{x.dtype} {tuple(x.shape)}"

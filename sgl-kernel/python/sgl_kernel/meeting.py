@@ -36,13 +36,13 @@ class Meeting:
         weakref.finalize(self, need().meeting_free, self.address).atexit = False
 
     def sum(self, x: AnyArray, threads: int = 1) -> AnyArray:
-        """The sum of the ranks' x, float32 and contiguous, in place: the same bits on every
-        rank."""
+        """Add up the ranks' x, contiguous float32 of any shape, in place; the bits are the same on
+        every rank. Waits for all ranks."""
         need().meeting_sum(self.address, threads, address(x), address(x), size(x))
         return x
 
     def gather(self, x: AnyArray, threads: int = 1) -> AnyArray:
-        """The ranks' x [rows, width], float32 and contiguous, side by side."""
+        """Concatenate the ranks' x, contiguous float32 [rows, width] -> [rows, size * width]."""
         rows, width = x.shape
         out = empty(x, rows, self.size * width)
         if rows * width:

@@ -37,8 +37,8 @@ def isas() -> list[str]:
 
 
 def isa() -> str:
-    """The one in use: the best, ``SGL_KERNEL_ISA`` or the argument of ``choose``; "" without
-    any."""
+    """Name of the instruction set in use: the best one, that of ``SGL_KERNEL_ISA`` or of
+    ``choose``; "" where there are no kernels."""
     return "" if _C is None else _C.isa()
 
 

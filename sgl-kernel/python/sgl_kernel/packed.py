@@ -54,7 +54,9 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True)
 class Packed:
-    """W [n, k]. ``paired``: the rows of a gate, then those of what it gates (see ``linear``).
+    """A weight matrix W [n, k] in the layout of the kernels.
+
+    ``paired``: the first n / 2 rows are a gate, the others are gated by it (see ``linear``).
     ``order`` (int32 [k]): column j holds input ``order[j]``."""
 
     format: str
@@ -99,7 +101,7 @@ class Arena:
         ask_huge_pages(self._memory)
 
     def take(self, size: int) -> Bytes:
-        """uint8 [size], aligned to 64 bytes; of its own where the arena is used up."""
+        """uint8 [size], aligned to 64 bytes; a new allocation where the arena is used up."""
         begin = self._used + -(self._base + self._used) % ALIGN
         if begin + size > len(self._memory):
             return np.empty(size, dtype=np.uint8)
@@ -108,12 +110,13 @@ class Arena:
 
 
 def ask_huge_pages(memory: AnyArray) -> None:
-    """A hint, to be given before anything is written; without effect where there are none."""
+    """Ask the system for huge pages (madvise), before anything is written into ``memory``. A
+    system without them ignores it."""
     need().ask_huge_pages(address(memory), memory.nbytes)
 
 
 def packed_bytes(n: int, k: int, format: str, group: int = GROUP) -> int:
-    """Size of a packed matrix [n, k], and what it may take to align it."""
+    """Bytes of a packed matrix [n, k], with those for its alignment."""
     return int(need().packed_bytes(CODES[format], n, k, group)) + ALIGN
 
 
@@ -126,7 +129,7 @@ def pack(
     threads: int = 1,
     arena: Arena | None = None,
 ) -> Packed:
-    """weight: [n, k] float32 or bfloat16 on the CPU, rows contiguous. A copy; quantised here.
+    """Copy a weight, float32 or bfloat16 [n, k] on the CPU with contiguous rows, and quantise it.
 
     Raises ValueError for a format, type or shape that cannot be packed.
     """
@@ -166,7 +169,7 @@ def pack_integers(
     threads: int = 1,
     arena: Arena | None = None,
 ) -> Packed:
-    """Weights that are quantised already; nothing is rounded.
+    """Pack weights that are quantised already; nothing is rounded.
 
     values: int8 [n, k], -8..7 for 4 bits. scales, lows: float32 [n, groups], a group for ``group``
     inputs; of z formats scales are float16 numbers and lows integers that multiply them; w8 and

@@ -178,8 +178,8 @@ def _given(at: Array, states: AnyArray, tokens: int) -> tuple[Array, AnyArray]:
 def append(
     pass_: Pass, heads: Heads, rotary: Rotary, qkv: AnyArray, kv: KV, threads: int = 1
 ) -> None:
-    """qkv [tokens, heads.qkv] float32: q is rotated in place; k is rotated, k and v are written to
-    the pool."""
+    """Rotate q in place and k, of qkv [tokens, heads.qkv] float32, and write k and v to the
+    pool's slots of the pass."""
     h, r, pool = (
         heads.fields,
         rotary.fields,
@@ -191,7 +191,10 @@ def append(
 
 
 def attend(pass_: Pass, heads: Heads, qkv: AnyArray, kv: KV, threads: int = 1) -> AnyArray:
-    """Causal attention of every row over its pages [tokens, q * value]; after ``append``."""
+    """Causal attention of every row over its pages, after ``append``.
+
+    qkv: float32 [tokens, heads.qkv]. Returns float32 [tokens, q * value].
+    """
     out = empty(qkv, pass_.tokens, heads.q * heads.value)
     h, pool = heads.fields, kv.fields
     if not need().attend(

@@ -71,8 +71,10 @@ def linear(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
-    """x [T, heads, dim]; dimension i of the first ``2 * cos.shape[1]`` turns with the one half of
-    them further."""
+    """Rotary embedding (Su et al. 2021) of x [T, heads, dim] at positions [T].
+
+    Of the first ``n = 2 * cos.shape[1]`` dimensions, i is rotated with i + n / 2.
+    """
     half = cos.shape[1]
     c, s = cos[positions].unsqueeze(1).to(x.dtype), sin[positions].unsqueeze(1).to(x.dtype)
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -61,9 +61,13 @@ def gate(x: AnyArray, act: str, threads: int = 1) -> AnyArray:
 def draw(
     logits: AnyArray, draws: np.ndarray[tuple[int], np.dtype[np.void]], threads: int = 1
 ) -> AnyArray:
-    """One token a row of logits [m, n] float32; ``draws`` [m] of ``DRAW``, whose masks are
-    addresses of uint32 words that live on (0: every token is allowed). int32 [m]; ``NOTHING`` where
-    no token is allowed, ``NOT_FINITE`` where a logit is NaN or infinite."""
+    """Sample one token for each row of logits, float32 [m, n].
+
+    ``draws``: [m] of ``DRAW``. Their masks are addresses of uint32 words, one bit a token, that
+    must stay alive; 0: every token is allowed. Returns int32 [m]: ``NOTHING`` where no token is
+    allowed, ``NOT_FINITE`` where a logit is NaN or infinite. Raises ValueError for other records,
+    MemoryError.
+    """
     m, n = _shape(logits)
     if draws.dtype != DRAW or draws.shape != (m,):
         raise ValueError(f"draws are {draws.dtype} {draws.shape}; [{m}] of DRAW are needed.")
@@ -79,8 +83,8 @@ def draws(
     temperature: Sequence[float], top_k: Sequence[int], top_p: Sequence[float],
     min_p: Sequence[float], uniform: Sequence[float],
 ) -> np.ndarray[tuple[int], np.dtype[np.void]]:  # fmt: skip
-    """Records without masks. Temperature 0 is greedy; top_k < 1, top_p >= 1 and min_p <= 0 cut
-    nothing."""
+    """Records [m] of ``DRAW`` for ``draw``, without masks. Temperature 0 is greedy; top_k < 1,
+    top_p >= 1 and min_p <= 0 cut nothing. ``uniform``: random numbers in [0, 1)."""
     out = np.zeros(len(temperature), DRAW)
     out["temperature"], out["top_k"], out["top_p"] = temperature, top_k, top_p
     out["min_p"], out["uniform"] = min_p, uniform

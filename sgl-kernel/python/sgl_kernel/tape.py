@@ -24,6 +24,12 @@ Groups: TypeAlias = tuple[Sequence[Adapter], Array]
 
 
 class Tape:
+    """A forward pass that is recorded once and runs in one native call.
+
+    Methods but ``run`` record an operation. Buffers are float32 [tokens of the pass, width], named
+    by the number that made them.
+    """
+
     def __init__(self) -> None:
         native = need()
         self._tape = native.tape_new()
@@ -36,12 +42,13 @@ class Tape:
         weakref.finalize(self, native.tape_free, self._tape).atexit = False
 
     def buffer(self, width: int) -> int:
+        """A new buffer float32 [tokens, width]; return its number."""
         self._widths.append(width)
         return int(need().tape_buffer(self._tape, width))
 
     def embed(self, table: Packed, scale: float = 1.0) -> int:
-        """Rows of the table by token id, times ``scale``, or what the pass gives in their place; a
-        new buffer."""
+        """Embed the pass's token ids: rows of ``table`` times ``scale``, into a new buffer. Tokens
+        in ``Pass.given`` take the pass's embeddings instead."""
         out = self._out(self.buffer(table.k), table)
         self._embedded = table.k
         code, n, k, group, _, data = table.fields
@@ -49,13 +56,13 @@ class Tape:
         return out
 
     def share(self, first: int) -> None:
-        """The table of the embedding added last has the rows from ``first`` on alone: others are
-        zeros here. What the pass gives in place of rows counts where ``first`` is 0."""
+        """Let the table of the last ``embed`` be a rank's share: its rows from ``first`` on. Other
+        ids embed as zeros. Embeddings of the pass count only where ``first`` is 0."""
         need().tape_share(self._tape, first)
 
     def input(self, width: int) -> int:
-        """The states of all tokens, which the pass gives: a new buffer. For a tape that begins
-        behind the first layer."""
+        """Take the tokens' states from the pass, into a new buffer: for a tape that begins behind
+        the first layer."""
         out = self._out(self.buffer(width))
         self._embedded = width
         need().tape_input(self._tape, out)
@@ -73,7 +80,8 @@ class Tape:
         return out
 
     def choose(self, x: int) -> int:
-        """The tokens that ``run`` is called for; later operations work on these alone."""
+        """Copy the rows of x that ``chosen`` of ``run`` names into a new buffer, and return its
+        number. Later operations work on such rows alone."""
         out = self._out(self.buffer(self._widths[x]))
         need().tape_choose(self._tape, out, x)
         self._chooses = True
@@ -132,7 +140,7 @@ class Tape:
         act: str = "silu",
         product: int = -1,
     ) -> int:
-        """See ``packed.linear``. ``into`` names the buffer written, a new one otherwise;
+        """Apply ``packed.linear``. ``into`` is the buffer written, by default a new one;
         ``product`` is the adapters' name of the product."""
         if self._widths[x] != weight.k:
             raise ValueError(f"buffer {x} is {self._widths[x]} wide; the weight takes {weight.k}.")
@@ -176,13 +184,13 @@ class Tape:
         return out
 
     def append(self, qkv: int, heads: Heads, rotary: Rotary, kv: KV) -> None:
-        """Rotates q and k in place, writes k and v to the pool."""
+        """Rotate q and k in place, and write k and v to the pool, as ``paged.append``."""
         fields = [heads.fields, rotary.fields, kv.fields]
         self._out(qkv, *fields)
         need().tape_append(self._tape, qkv, *(f.address for f in fields))
 
     def attend(self, qkv: int, heads: Heads, kv: KV, into: int | None = None) -> int:
-        """See ``paged.attend``. ``into`` names the buffer written, a new one otherwise."""
+        """Attend as ``paged.attend``. ``into`` is the buffer written, by default a new one."""
         fields = [heads.fields, kv.fields]
         into = self.buffer(heads.q * heads.value) if into is None else into
         out = self._out(into, *fields)

@@ -88,7 +88,7 @@ def test_outputs_are_those_of_brute_force(isa, dtype):
             assert error(out, expected) <= BOUNDS[dtype], (SHAPES[number], len(text))
 
 
-def test_float_arithmetic_over_bfloat16_pools_is_exact_without_pairs():
+def test_float_arithmetic_over_bfloat16_is_exact_without_pairs():
     """The float32 bound holds over bfloat16 pools if only keys and values are stored in
     bfloat16."""
     for name in {"avx512", "avx2", "plain"} & set(ISAS):
@@ -177,7 +177,7 @@ def test_what_is_not_finite_is_seen_by_queries_after_it_alone(isa, at, bad):
 
 
 @pytest.mark.parametrize("at", [3, 9, 13])
-def test_what_is_not_finite_in_a_latent_is_seen_by_queries_after_it_alone(isa, at):
+def test_a_latent_that_is_not_finite_reaches_later_queries_only(isa, at):
     """NaN in the part that is also the value, or in the rest."""
     for dtype in BOUNDS:
         world = World(paged.Heads(3, 1, 14, 0.3, value=10, shared=True), 1, dtype)

@@ -113,7 +113,7 @@ def test_streamify_shows_a_field_as_it_grows() -> None:
     assert len(parts) > 2
 
 
-def test_the_second_call_of_a_predictor_takes_its_prefix_from_the_cache(engine: Any) -> None:
+def test_a_predictors_second_call_has_a_cached_prefix(engine: Any) -> None:
     engine.flush_cache()
     sent: list[list[int]] = []
     predict = dspy.Predict("question -> answer")
@@ -168,7 +168,7 @@ def test_a_signatures_outputs_become_a_json_schema() -> None:
     assert schema["properties"]["answer"]["type"] == "string"
 
 
-def test_a_backend_without_constraints_is_named_once_and_asked_in_words() -> None:
+def test_a_backend_without_constraints_is_warned_of_and_prompted() -> None:
     backend = sgl.Mock([JSON] * 2)
     predict = dspy.Predict("question -> answer")
     with warnings.catch_warnings(record=True) as caught:

@@ -78,7 +78,7 @@ def containers(objects: dict[str, Any]) -> list[dict[str, Any]]:
 CASES = [(IMAGE,), (ALL,), (IMAGE, GROUPS), (ALL, GROUPS)]
 
 
-def test_one_node_is_a_deployment_and_several_a_leader_worker_set() -> None:
+def test_one_node_is_a_deployment_several_a_leader_worker_set() -> None:
     plain = {"Service", "PodDisruptionBudget"}
     extra = {"HorizontalPodAutoscaler", "InferencePool"}
     assert [set(rendered(*case)) for case in CASES] == [

@@ -1,4 +1,4 @@
-"""Plain words: riddles and retired words are found, good sentences are not."""
+"""Plain words: riddles, retired words, long names and long lines are found, good ones are not."""
 
 from __future__ import annotations
 
@@ -95,6 +95,21 @@ def test_retired_words_of_a_page_are_found() -> None:
     found = [(each.line, each.kind, each.text.partition(":")[0]) for each in page_findings(PAGE)]
     assert found == [(1, "word", "Who"), (3, "word", "drawn"), (3, "word", "told"),
                      (12, "word", "met")]  # fmt: skip
+
+
+def test_a_long_name_of_a_test_is_found() -> None:
+    name = "test_" + "a" * 56
+    others = f"def {name[:60]}():\n    ...\ndef {name[5:]}_{name}():\n    ...\n"
+    source = f"x = 1\ndef {name}():\n    ...\n{others}"
+    assert list(findings(source)) == [(2, "name", name)]
+
+
+def test_long_prose_is_found_tables_and_code_are_not() -> None:
+    fits, long = "- " + "word " * 23 + "end", "- " + "word " * 23 + "ended"
+    assert (len(fits), len(long)) == (120, 122)
+    wide = [f"| {long} |", f"    {long}", f"```console\n{long}\n```", f"<img {long}>", "x" * 200]
+    source = "\n\n".join([*wide, fits, long])
+    assert [(each.line, each.kind) for each in page_findings(source)] == [(15, "line")]
 
 
 def test_a_page_may_begin_with_any_word(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_an_unknown_variable_is_named() -> None:
         program.run(backend=sgl.Mock(["x"]))
 
 
-def test_what_the_program_raises_comes_as_it_is_and_ends_the_rest() -> None:
+def test_a_programs_exception_is_unchanged_and_ends_the_rest() -> None:
     mock = sgl.Mock(lambda prompt, params: "x", delay=0.02)
 
     @sgl.function

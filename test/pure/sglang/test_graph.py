@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
 import pytest
 import sglang as sgl
 from sglang.compiler import compile
+from sglang.errors import TraceError
 from sglang.ir.graph import Graph
 from sglang.ir.graph_steps import (
     Argument,
@@ -179,3 +181,41 @@ FORK = Step(5, GetForkItem(0, 0))
 def test_a_graph_that_makes_no_sense_is_refused(graph: Graph, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         graph.check()
+
+
+# -- texts that are sums of others ----------------------------------------------------------------
+
+
+@sgl.function
+def summed(s, topic):
+    s += "Q: " + topic + sgl.gen("a")
+    s["note"] = "<" + s["a"] + "|" + topic
+    s += " again " + s["note"] + sgl.gen("b")
+    return {"both": s["a"] + s["b"], "list": ["pre " + s["note"]], "topic": topic + "!"}
+
+
+def test_sums_of_texts_are_values() -> None:
+    backend = sgl.Mock(lambda prompt, params: f" {len(prompt.text)}")
+    plain = summed.run("dogs", backend=backend)
+    compiled = summed.compile()
+    read = type(compiled)(compiled.graph.from_json(compiled.graph.to_json()), None)
+    for program in (compiled, read):
+        state = program.run("dogs", backend=backend)
+        assert state.ret_value == plain.ret_value
+        assert state["note"] == plain["note"] == "< 7|dogs"
+        assert asyncio.run(program.arun("dogs", backend=backend)).ret_value == plain.ret_value
+
+
+@pytest.mark.parametrize("read", [
+    lambda text: text == "yes!", bool, len, str, lambda text: "a" in text, lambda t: t[0],
+    lambda text: f"{text}", lambda text: text.upper(),
+])  # fmt: skip
+def test_a_sum_with_an_unknown_text_is_unknown(read) -> None:
+    @sgl.function
+    def program(s):
+        s += "Q" + sgl.gen("a")
+        if read("Say " + s["a"] + "!"):
+            s += "yes"
+
+    with pytest.raises(TraceError, match="the value of variable 'a' is not known"):
+        program.compile()

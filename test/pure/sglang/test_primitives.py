@@ -33,7 +33,7 @@ def test_text_and_gen_follow_one_another() -> None:
     ]
 
 
-def test_gen_gives_every_parameter_to_the_backend_and_inherits_the_rest() -> None:
+def test_gen_passes_its_parameters_and_inherits_the_rest() -> None:
     mock = sgl.Mock(["x", "y"], chat_template="default")
 
     @sgl.function

@@ -106,7 +106,7 @@ class Runtime:
         raise BackendError(f"the server was not ready in {timeout:.0f} s:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """The last lines that the server has written."""
+        """The last lines of the server's log, as text."""
         try:
             with open(self.log_path, errors="replace") as log:
                 return "".join(log.readlines()[-LOG_TAIL_LINES:])
@@ -159,7 +159,7 @@ class Runtime:
 
     @renamed(prefix="prefix_str")
     def cache_prefix(self, prefix: str) -> None:
-        """Have the server compute and cache ``prefix``."""
+        """Compute the KV of ``prefix`` on the server, for its prefix cache. Raises BackendError."""
         self.endpoint.cache_prefix(prefix)
 
     def flush_cache(self) -> Any:

@@ -45,13 +45,13 @@ class ServerArgs(_Settings):  # type: ignore[misc]
         return cls(**from_arguments(args).settings())
 
     def url(self) -> str:
-        """The address that a server with these settings is reached by from this machine."""
+        """URL of a server with these settings, seen from this machine: ``http://host:port``."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         shown = f"[{host}]" if ":" in host else host
         return f"{'https' if self.ssl_certfile else 'http'}://{shown}:{self.port}"
 
     def chosen(self) -> dict[str, Any]:
-        """The settings that differ from their defaults."""
+        """The settings that differ from their defaults, by name."""
         return {
             field.name: value
             for field in dataclasses.fields(self)

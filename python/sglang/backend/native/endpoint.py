@@ -189,7 +189,7 @@ class RuntimeEndpoint(NativeBackend):
             events.end()
 
     async def program_call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Answer of a POST about programs that the runtime runs. Raises BackendError."""
+        """POST ``body`` about a program on the server; return the reply. Raises BackendError."""
         async with (await self._async_http()).exchange("POST", path, body) as exchange:
             answer = _answer(self.base_url, exchange.status, await exchange.read(), _is_object)
             return dict(answer)
@@ -203,7 +203,7 @@ class RuntimeEndpoint(NativeBackend):
     async def program_events(
         self, path: str, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The events that a POST about a program is answered with. Raises BackendError."""
+        """POST ``body`` about a program on the server; yield its events. Raises BackendError."""
         async with (await self._async_http()).exchange("POST", path, body) as exchange:
             if exchange.status != 200:
                 raise _refused(exchange.status, await exchange.read())
@@ -261,13 +261,13 @@ class RuntimeEndpoint(NativeBackend):
         return self._get("/get_server_info")
 
     def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> Any:
-        """Have the runtime load an adapter from a directory of its own, for ``lora_path`` of gens
-        and requests. Raises BackendError."""
+        """Load the LoRA adapter in ``lora_path``, a directory that the runtime can read, under the
+        name ``lora_name``. ``pinned``: it is never evicted. Raises BackendError."""
         body = {"lora_name": lora_name, "lora_path": lora_path, "pinned": pinned}
         return self._send("POST", "/load_lora_adapter", body)
 
     def unload_lora_adapter(self, lora_name: str) -> Any:
-        """Returns when the requests that have it have ended. Raises BackendError."""
+        """Unload an adapter; return when its last request has ended. Raises BackendError."""
         return self._send("POST", "/unload_lora_adapter", {"lora_name": lora_name})
 
     @renamed(prompt="text")

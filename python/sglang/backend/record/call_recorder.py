@@ -212,7 +212,7 @@ class Replay(Backend):
         return self.commit(prompt)
 
     def flush_cache(self) -> None:
-        """There is nothing to empty."""
+        """Do nothing: a replay has no cache."""
 
     def _answer(self, call: Call) -> Any:
         return _given(self._recording.line(call) or {"answer": {}})

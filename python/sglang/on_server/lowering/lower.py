@@ -30,6 +30,7 @@ from sglang.ir.graph_steps import (
     ends_of,
 )
 from sglang.ir.nodes import (
+    Chain,
     ConstantText,
     Fork,
     Gen,
@@ -57,6 +58,7 @@ from sglang.run.run_scope import Usage
 from sglang.run.stream import ForkPoint, Stream
 
 MOST_STEPS = 20_000  # steps and streams of a submission
+JOIN = {"op": "join", "separator": ""}
 ANSWER = "?"  # stands for every text that only a run knows
 PROMPT_FIELDS = ("text", "parts", "image_data", "video_data")  # the server makes them
 
@@ -340,7 +342,16 @@ class _Lowering:
             return [self._sendable(item) for item in value]
         if isinstance(value, (Argument, Variable)):
             return self._reference(value)
+        if isinstance(value, Chain):
+            return self._sum(value)
         return sendable(value)
+
+    def _sum(self, chain: Chain) -> dict[str, Any]:
+        """Return a reference to the text that the parts of ``chain`` are together."""
+        parts = [part.text if isinstance(part, ConstantText) else part for part in chain.parts]
+        of, number, name = self._source(parts, "sum"), next(self._fresh), "sum"
+        self._emit(number, "transform", name=name, of=of, transform=[JOIN])
+        return {"step": number, "name": name}
 
     def _transform(self, number: int, node: Transformed) -> None:
         of = self._source(node.of[0], node.name)

@@ -40,7 +40,7 @@ class Trace(TraceRecord):
         save(self, path, format)
 
     def to_html(self) -> str:
-        """A page that needs nothing else."""
+        """The trace as one HTML page, which loads no other file."""
         from sglang.views.timeline.timeline_page import page_of
 
         return page_of(self)
@@ -74,7 +74,7 @@ class Trace(TraceRecord):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """One that was saved as JSON. Raises OSError and ValueError."""
+        """Read a trace that was saved as JSON. Raises OSError, or ValueError for another file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
             data = json.loads(text, parse_constant=_refused)

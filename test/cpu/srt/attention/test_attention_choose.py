@@ -92,7 +92,7 @@ def test_flash_attention_3_where_it_is_compiled_on_hopper(machine: dict[str, obj
         ("auto", (8, 0), False, False), ("auto", (10, 0), False, False),
     ],
 )  # fmt: skip
-def test_flash_attention_3_is_prebuilt_where_a_server_would_take_it(
+def test_flash_attention_3_is_prebuilt_if_a_server_would_use_it(
     asked: str, capability: tuple[int, int], capped: bool, want: bool, machine: dict[str, object]
 ) -> None:
     machine["capability"] = capability
@@ -141,7 +141,7 @@ def test_a_cpu_gets_native(machine: dict[str, object]) -> None:
     assert set(ATTENTION_BACKENDS) == {"auto", *module.PREFERRED}
 
 
-def test_the_worker_says_what_it_took_and_refuses_before_it_loads(
+def test_the_worker_logs_its_kernels_and_refuses_before_it_loads(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_config(tmp_path)

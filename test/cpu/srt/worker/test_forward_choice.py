@@ -245,7 +245,7 @@ def test_a_warm_up_of_graphs_that_fails_leaves_eager_passes(broken: Broken) -> N
     broken.check(chosen)
 
 
-def test_an_eager_warm_up_that_fails_takes_the_next_implementation(broken: Broken) -> None:
+def test_a_failed_eager_warm_up_takes_the_next_implementation(broken: Broken) -> None:
     broken.late["flashinfer"] = [CompilationError("of a prompt")]
     chosen = broken.start(rows=0)
     assert chosen.attention == "native"

@@ -53,7 +53,7 @@ def test_one_call_is_paid_in_place_of_three_and_says_the_same() -> None:
     assert without.prompt_tokens > 2.9 * ahead.prompt_tokens
 
 
-def test_a_model_that_leaves_the_form_is_paid_for_more_and_says_the_same() -> None:
+def test_a_model_that_leaves_the_form_costs_more_with_equal_text() -> None:
     with service(after="\nThat is all.") as first:
         without = bill(program, ITEMS, url(first))
     with service(after="\nThat is all.") as second:

@@ -19,7 +19,7 @@ def listed() -> dict[str, Requirement]:
     return {r.name: r for r in found}
 
 
-def test_every_requirement_of_the_runtime_is_there_or_on_the_machine() -> None:
+def test_runtime_requirements_are_bundled_or_on_the_machine() -> None:
     names, extras = set(listed()), declared()
     wanted = [r for name in ("", *EXTRAS) for r in extras[name]]
     wanted += [r for r in extras["dev"] if r.name in TESTS]

@@ -14,7 +14,7 @@ from benchmark.harness.numbered import numbered
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 10**6))
-def test_a_text_comes_again_when_all_have_come_under_another_number(
+def test_texts_repeat_only_after_all_and_with_another_number(
     texts: int, count: int, seed: int
 ) -> None:
     found = numbered(range(texts), count, seed)

@@ -128,7 +128,7 @@ def test_what_is_missing_is_told_with_a_word() -> None:
     assert sections.gaps(figures([part("a", "complete")])).startswith("Nothing")
 
 
-def test_differing_answers_and_failed_parts_are_problems_and_lack_of_time_is_none() -> None:
+def test_differing_answers_and_failed_parts_are_problems() -> None:
     assert report.problems(RECORDS) == [
         "react: 1 of 4 answers differ with all off",
         "images: RuntimeError: no eyes",
@@ -155,7 +155,7 @@ def test_condensed_records_stay_as_they_are(tmp_path: Path) -> None:
     assert condensed(read(tmp_path / "records.jsonl")) == once
 
 
-def test_a_line_cut_short_by_a_kill_is_left_out_and_another_is_told(tmp_path: Path) -> None:
+def test_a_cut_last_line_is_left_out_and_any_other_reported(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text('{"kind": "a"}\n{"kind": "b"', encoding="utf-8")
     assert read(path) == [{"kind": "a"}]
@@ -215,7 +215,7 @@ def docs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_every_section_has_its_place_on_the_page_and_the_records_make_it_again(docs: Path) -> None:
+def test_the_page_has_every_section_and_records_rebuild_it(docs: Path) -> None:
     report.into(docs, RECORDS)
     page = (docs / report.PAGE).read_text(encoding="utf-8")
     assert "0.40 (0.25-0.50)" in page
@@ -236,7 +236,7 @@ def test_plots_are_drawn_of_what_there_is(docs: Path) -> None:
         assert plot.GREY in text
 
 
-def test_bars_have_whiskers_a_base_and_a_mark_where_nothing_was_measured(
+def test_bars_have_whiskers_a_base_and_a_mark_if_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib").use("Agg")

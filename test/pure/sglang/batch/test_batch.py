@@ -163,7 +163,7 @@ def test_errors_can_be_collected() -> None:
         states[3]["x"]
 
 
-def test_a_generator_gives_states_as_they_come_and_runs_little_ahead() -> None:
+def test_a_generator_yields_states_early_and_runs_little_ahead() -> None:
     mock = sgl.Mock(echo)
     states = classify.run_batch(
         [{"review": f"r{i}"} for i in range(500)],

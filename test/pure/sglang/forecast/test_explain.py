@@ -126,7 +126,7 @@ def test_speculation_is_explained_as_it_happens(speculates: str, answers: list) 
 @pytest.mark.parametrize(
     ("speculates", "top_p", "opening"), [("chat", 0.5, "gen x, y"), ("text", None, "gen x")]
 )
-def test_a_gen_that_speculation_does_not_answer_has_a_call_of_its_own(
+def test_a_gen_that_speculation_does_not_answer_has_its_own_call(
     speculates: str, top_p: float | None, opening: str
 ) -> None:
     @sgl.function(num_api_spec_tokens=64)

@@ -30,7 +30,7 @@ def test_token_length_normalized_takes_the_best_mean() -> None:
     assert decision.meta["input_token_logprobs"][2] == [[-1.8, 5, "5"]]
 
 
-def test_greedy_follows_tokens_and_extends_a_shorter_option_by_its_mean() -> None:
+def test_greedy_extends_a_shorter_option_by_its_mean() -> None:
     given = scores([[(-1.0, 1), (-0.1, 2)], [(-0.9, 3), (-9.0, 4)]])
     assert greedy_token_selection(given).text == "option 1"
     # One option begins the other: after the shared token its mean stands against the next one.
@@ -116,7 +116,7 @@ def test_without_merges_exactly_the_options_tokens_are_scored() -> None:
                              "completion_tokens": 0}  # fmt: skip
 
 
-def test_a_token_across_the_boundary_is_healed_and_all_are_scored_from_there() -> None:
+def test_a_token_across_the_boundary_is_healed_before_scoring() -> None:
     backend = Lettered(":a")
     meta = chosen(backend, "0123456789:", ["ab", "c"], "token_length_normalized")
     texts = [[e[2] for e in row] for row in meta["input_token_logprobs"]]

@@ -154,7 +154,7 @@ def test_reasoning_is_not_streamed_as_an_answer() -> None:
     assert state.text() == "QParis is nice"
 
 
-def test_a_streamed_program_can_be_cancelled_and_its_result_waited_for() -> None:
+def test_a_streamed_program_can_be_cancelled_and_awaited() -> None:
     @sgl.function
     def program(s: Any) -> str:
         s += "x" + sgl.gen("y")

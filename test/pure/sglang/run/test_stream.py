@@ -50,7 +50,7 @@ def test_one_variable_alone_and_the_rest_afterwards() -> None:
     assert state.get_meta_info("title")["finish_reason"] == {"type": "stop", "matched": None}
 
 
-def test_reading_from_outside_waits_for_a_variable_that_does_not_exist_yet() -> None:
+def test_reading_from_outside_waits_for_a_variable_not_yet_set() -> None:
     begin = threading.Event()
 
     @sgl.function

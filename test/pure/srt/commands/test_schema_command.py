@@ -159,7 +159,7 @@ def test_a_terminal_that_has_ascii_alone(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("command", ["schema", "serve", "doctor"])
-def test_an_interrupt_while_a_command_is_imported_shows_no_traceback(
+def test_an_interrupt_during_an_import_shows_no_traceback(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(name: str) -> Any:

@@ -313,7 +313,7 @@ def test_names_of_a_list_may_stand_in_one_text() -> None:
 
 
 @pytest.mark.parametrize("value", ["moe,fast", ["fast"], "fast"])
-def test_an_unknown_name_of_a_list_is_refused_with_those_that_are_known(value: object) -> None:
+def test_an_unknown_name_of_a_list_is_refused_with_known_ones(value: object) -> None:
     message = "--disable-fused-kernels names 'fast'; known are .*sampling, moe"
     with pytest.raises(ValueError, match=message):
         Config.of(disable_fused_kernels=value)

@@ -396,7 +396,7 @@ def test_pages_of_a_pass_in_flight_are_not_read_into() -> None:
     assert len(host.copies(ints([1, 2, 3, 4]), 4, BASE)) == 4
 
 
-def test_what_is_left_to_copy_is_copied_when_the_engine_is_idle_again() -> None:
+def test_remaining_copies_are_made_when_the_engine_is_idle_again() -> None:
     file: File = {}
     desk = desk_on(file)
     desk.engine.planner.movable = 8

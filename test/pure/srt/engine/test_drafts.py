@@ -67,7 +67,7 @@ def test_the_longest_common_past_is_found(tokens: list[int], limit: int, step: i
 @pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_an_index_grows_with_a_context_that_is_cut_and_written_anew(data: Any) -> None:
+def test_an_index_grows_with_a_context_cut_and_rewritten(data: Any) -> None:
     """Drafts found then are guesses, and well formed."""
     tokens, index = ints(), Lookup(40)
     for _ in range(data.draw(st.integers(1, 12))):

@@ -55,7 +55,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, *first: PassDecision) -> None:
     monkeypatch.setattr(planner, "plan", plan)
 
 
-def test_a_running_prompt_takes_no_more_of_the_cache_than_was_planned(
+def test_a_running_prompt_matches_no_more_cache_than_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second of two equal prompts overtakes the first and ends. Its KV in the cache may be

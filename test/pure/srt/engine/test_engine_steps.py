@@ -450,7 +450,7 @@ def test_retracted_requests_keep_their_priority() -> None:
     desk.finish()
 
 
-def test_long_prompts_by_priority_are_looked_up_over_several_steps() -> None:
+def test_long_prompts_by_priority_are_looked_up_in_several_steps() -> None:
     desk = Desk(capacity=1 << 16, schedule_policy="priority")
     desk.engine.planner.lookup = 3500
     many = [desk.ask([7] * 1500, generate(2), priority=n) for n in range(9)]

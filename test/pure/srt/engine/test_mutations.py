@@ -528,7 +528,7 @@ def test_a_wrong_eviction_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     assert not caught(3), "the order of eviction is no matter of correctness"
 
 
-def test_histories_tried_first_are_those_of_mutations_and_of_the_suite() -> None:
+def test_first_histories_are_those_of_mutations_and_the_suite() -> None:
     assert TRIED_FIRST.keys() <= MUTATIONS.keys()
     assert max(TRIED_FIRST.values()) < WITHIN
 

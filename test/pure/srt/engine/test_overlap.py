@@ -154,7 +154,7 @@ def test_an_end_token_costs_one_row_in_vain(page_size: int) -> None:
     desk.finish()
 
 
-def test_a_context_goes_on_while_a_row_of_its_last_request_is_under_way() -> None:
+def test_a_context_continues_with_its_last_request_in_flight() -> None:
     prompt, text = long_text(5)
     desk = Desk(depth=2)
     context = desk.open(prompt)
@@ -323,7 +323,7 @@ MUTATIONS = {
     ),
     "what ended is believed to go on": (
         Mutation(EngineCore, "_collect", "A.get(B) is not _", become("B not in A")),
-        test_a_context_goes_on_while_a_row_of_its_last_request_is_under_way,
+        test_a_context_continues_with_its_last_request_in_flight,
     ),
     "scores of a failed pass are not asked for again": (
         Mutation(Request, "rewind", "_.score_from >= 0", never), all_failures,

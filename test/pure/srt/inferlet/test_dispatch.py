@@ -117,7 +117,7 @@ def test_everything_leaves_and_ends(commands: list[Command]) -> None:
     assert left == len(commands) == dispatcher.left
 
 
-def test_a_pass_may_read_what_it_writes_and_not_write_what_it_reads() -> None:
+def test_a_pass_may_read_its_writes_but_not_write_its_reads() -> None:
     def together(*commands: Command) -> bool:
         return CommandQueue(pending=deque(commands)).head(9) == list(commands)
 
@@ -227,7 +227,7 @@ def simulate(policy: str, programs: int, tokens: int) -> tuple[float, float]:
     return dispatcher.left / dispatcher.batches, programs * tokens / now
 
 
-def test_cohort_keeps_batches_whole_and_adaptive_beats_fixed_rates() -> None:
+def test_cohort_keeps_batches_whole_adaptive_beats_fixed_rates() -> None:
     """Table 5 by counters, at 128 programs: a turn takes 100 µs."""
     rates = {name: simulate(name, 128, 12) for name in POLICIES}
     batch = {name: found[0] for name, found in rates.items()}

@@ -61,7 +61,7 @@ def test_other_work_is_done_between_slices_of_a_turn(monkeypatch: pytest.MonkeyP
     asyncio.run(main())
 
 
-def test_a_run_that_is_stopped_between_slices_makes_no_more_calls(
+def test_a_run_stopped_between_slices_makes_no_more_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(inferlet_run, "SLICE", 0)

@@ -19,7 +19,7 @@ PENDING = {
 
 
 @pytest.mark.parametrize("name", PENDING)
-def test_commands_pending_when_the_space_ends_are_refused_and_end(name: str) -> None:
+def test_commands_pending_when_the_space_ends_are_refused(name: str) -> None:
     async def main() -> None:
         controller, session = opened()
         answers: list[CallAnswer] = []

@@ -97,7 +97,7 @@ def test_the_estimate_beats_the_papers(factor: float) -> None:
     assert statistics.median(ours) < 0.5 * statistics.median(papers)
 
 
-def test_a_call_that_never_returns_is_waited_for_longer_and_longer() -> None:
+def test_the_wait_for_a_call_that_never_returns_keeps_growing() -> None:
     durations = learnt([0.7, 0.5, 0.9] * 20)
     assert durations.remaining("a", "t", 0.6) < 0.3
     found = [durations.remaining("a", "t", elapsed, 0.7) for elapsed in (1.0, 10.0, 100.0)]

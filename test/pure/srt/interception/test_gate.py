@@ -120,7 +120,7 @@ def test_no_turn_waits_longer_than_its_rounds(
         assert 120.0 - since <= (ahead + 1) * (quantum + longest + TICK)
 
 
-def test_a_program_inside_goes_on_at_once_and_leaves_after_its_quantum() -> None:
+def test_a_program_inside_continues_and_leaves_after_its_quantum() -> None:
     gate = ProgramGate(room=100, quantum=10.0, half_life=1e9)
     assert not asked(gate, 1, 80, 0.0)
     assert gate.admit(0.0) == [1]

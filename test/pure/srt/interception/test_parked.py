@@ -117,7 +117,7 @@ def test_claims_block_nobody() -> None:
 
 
 @pytest.mark.parametrize("policy", ["discard", "heuristic"])
-def test_a_prompt_whose_kv_is_given_up_for_it_is_computed_at_once(policy: str) -> None:
+def test_a_prompt_for_which_kv_is_given_up_is_computed_at_once(policy: str) -> None:
     """The plan counted on the KV of a parked context, which its policy then takes."""
     desk = Desk(policy)
     desk.compute(1)
@@ -197,7 +197,7 @@ def test_a_swap_in_parts_frees_nothing_before_the_last_part() -> None:
     assert seen == {(4, 10), (8, 10), (10, 0)}
 
 
-def test_copies_out_leave_the_time_of_prompts_that_wait_for_copies() -> None:
+def test_copies_out_leave_time_to_prompts_that_wait_for_copies() -> None:
     """A pass takes a millisecond a token, and a copy half of one. The tokens of a prompt that waits
     give other copies no time."""
     desk = Desk("eager", capacity=100, host=300)

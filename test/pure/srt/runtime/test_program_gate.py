@@ -164,7 +164,7 @@ def test_a_program_that_parks_stays_inside_and_others_wait() -> None:
     asyncio.run(play())
 
 
-def test_a_session_is_a_program_and_a_turn_beside_its_own_is_another() -> None:
+def test_a_session_is_a_program_and_a_concurrent_turn_another() -> None:
     async def play() -> None:
         desk = Desk()
         desk.request(1, program="session a")
@@ -290,7 +290,7 @@ def test_programs_go_on_one_after_the_other_and_all_end(served: Served) -> None:
     served.client.idle()
 
 
-def test_a_turn_at_the_gate_can_be_aborted_and_counts_as_a_request(served: Served) -> None:
+def test_a_turn_at_the_gate_can_be_aborted_and_is_a_request(served: Served) -> None:
     turns = served.state.runtime.programs
     assert turns is not None
     with ThreadPoolExecutor(2) as pool:

@@ -208,8 +208,7 @@ def test_programs_that_were_served_least_go_first() -> None:
     found = {1: 90, 2: 10, 3: 50, 4: 50}
     levels = {1: 6, 2: 0, 3: 0, 4: 0}
     waiting = [new(n, level=levels[n]) for n in (1, 2, 4, 3)]
-    seen = view(waiting)
-    object.__setattr__(seen, "match", lambda number: Found(found[number]))
+    seen = view(waiting)._replace(match=lambda number: Found(found[number]))
     assert [item.id for item in order("attained", seen, 9)] == [3, 4, 2, 1]
     waiting[0] = new(1, level=6, overtaken=9)
     assert [item.id for item in order("attained", seen, 9)] == [1, 3, 4, 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -37,7 +36,7 @@ def view(
         match=lambda number: (found or {}).get(number, Found()),
         exclusive=lambda number: (exclusive or {}).get(number, 0), start=lambda number: 0,
     )  # fmt: skip
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return base._replace(**changes)  # type: ignore[arg-type]
 
 
 def new(number: int, work: int = 10, growth: int = 0, **more: int) -> Item:
@@ -128,13 +127,13 @@ def test_the_overdue_go_first_oldest_first(policy: str) -> None:
 # -- the plan ------------------------------------------------------------------------------------
 
 
-def test_decoding_rows_come_before_prompts_and_outside_the_budget() -> None:
+def test_decoding_rows_precede_prompts_outside_the_budget() -> None:
     running = [Item(1, 1, 1, 5), Item(2, 2, 30, 5), Item(3, 3, 1, 5)]
     decision = plan(view(running, [new(4)], budget=20), "fcfs", 0)
     assert decision == PassDecision([], [(1, 1), (2, 20), (3, 1)])
 
 
-def test_a_prompt_is_cut_to_the_budget_and_the_next_gets_the_rest() -> None:
+def test_a_prompt_is_cut_to_the_budget_the_next_gets_the_rest() -> None:
     decision = plan(view([], [new(1, 30), new(2, 30), new(3, 30)], budget=45), "fcfs", 0)
     assert decision.rows == [(1, 30), (2, 15)]
 
@@ -198,7 +197,7 @@ def test_the_reserve_keeps_room_for_growth_unless_alone() -> None:
     running = [Item(1, 1, 1, 100)]
     kept = view(running, [new(2, 10, 100)], available=110, reserve=0.5)
     assert plan(kept, "fcfs", 0).rows == [(1, 1)]
-    assert plan(replace(kept, available=111), "fcfs", 0).rows == [(1, 1), (2, 10)]
+    assert plan(kept._replace(available=111), "fcfs", 0).rows == [(1, 1), (2, 10)]
     alone = view([], [new(2, 10, 100)], available=10, reserve=1.0)
     assert plan(alone, "fcfs", 0).rows == [(2, 10)]
 

@@ -154,7 +154,7 @@ def test_conflicts_are_kept_apart_and_the_rest_shares_a_pass() -> None:
 # -- copies --------------------------------------------------------------------------------------
 
 
-def test_copies_come_before_rows_and_behind_what_writes_their_sources() -> None:
+def test_copies_precede_rows_and_follow_writes_of_their_sources() -> None:
     desk = SpaceDesk(depth=2)
     program = filled(desk)
     program.alloc(*range(8, 16))
@@ -358,7 +358,7 @@ def test_the_newest_space_ends_where_pages_are_short() -> None:
     finish(desk)
 
 
-def test_younger_requests_give_way_to_an_older_space_and_finish_later() -> None:
+def test_younger_requests_yield_to_an_older_space_then_finish() -> None:
     desk = SpaceDesk(capacity=40)
     program = desk.program()
     requests = [desk.ask([i, 5, 6, 7], generate(14)) for i in range(2)]
@@ -400,7 +400,7 @@ def test_a_request_waits_for_an_older_space_without_spinning() -> None:
     finish(desk)
 
 
-def test_an_export_without_a_space_is_forgotten_before_a_space_ends() -> None:
+def test_an_export_without_space_is_dropped_before_a_space_ends() -> None:
     desk = SpaceDesk(capacity=40)
     old = filled(desk)
     desk.run()
@@ -459,7 +459,7 @@ def test_a_failed_pass_tells_which_pages_are_lost(depth: int) -> None:
     finish(desk)
 
 
-def test_a_failed_row_takes_along_what_depends_on_it_and_nothing_else() -> None:
+def test_a_failed_row_ends_its_dependents_and_nothing_else() -> None:
     desk = SpaceDesk(depth=2)
     program, other = filled(desk), filled(desk)
     desk.run()

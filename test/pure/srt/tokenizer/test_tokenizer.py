@@ -227,7 +227,7 @@ def test_the_embedded_tokenizer() -> None:
     assert tokenizer.eos_ids[0] in tokenizer.special_ids
 
 
-def test_the_embedded_tokenizer_is_found_by_no_name_and_by_its_own(
+def test_the_embedded_tokenizer_is_found_without_or_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -186,7 +186,7 @@ def test_a_wrong_timeout_is_refused(seconds: float) -> None:
         Config.of(drain_timeout=seconds)
 
 
-def test_a_stalled_engine_ends_the_process_where_nothing_else_does(tmp_path: Path) -> None:
+def test_a_stalled_engine_ends_the_process_if_nothing_else_does(tmp_path: Path) -> None:
     for timeout, status in ((300.0, 200), (0.0, 503)):
         with serve_text(tmp_path / str(status), Config.of(watchdog_timeout=timeout)) as served:
             state: ServerState = served.state

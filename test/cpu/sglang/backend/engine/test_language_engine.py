@@ -119,7 +119,7 @@ def letters(engine: sgl.Engine) -> list[int]:
     return [engine.tokenizer.encode(letter, False)[0] for letter in "abcdez"]
 
 
-def test_log_probabilities_can_be_had_among_what_the_constraint_allows(engine: sgl.Engine) -> None:
+def test_log_probabilities_among_the_constraints_tokens(engine: sgl.Engine) -> None:
     raw, masked = constrained(engine), constrained(engine, masked_logprobs=True)
     ids = letters(engine)
     tokens = [triple[1] for triple in masked["output_token_logprobs"]]
@@ -138,7 +138,7 @@ def test_log_probabilities_can_be_had_among_what_the_constraint_allows(engine: s
         assert len(raw["output_top_logprobs"][place]) == 5
 
 
-def test_a_forced_token_has_log_probability_0_among_what_is_allowed(engine: sgl.Engine) -> None:
+def test_a_forced_token_has_log_probability_0_among_allowed_ones(engine: sgl.Engine) -> None:
     """Also where it was checked as a draft: forced ones are, where log-probabilities are wanted."""
     found = []
     for speculation in ("off", "ngram"):

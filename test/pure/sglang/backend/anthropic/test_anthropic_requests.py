@@ -77,7 +77,7 @@ def test_a_call_sends_what_request_shows(do: Way) -> None:
     assert backend().request(Commit(prompt)) == {}
 
 
-def test_system_turns_stay_in_every_call_and_the_prompt_is_not_changed() -> None:
+def test_system_turns_stay_in_calls_and_the_prompt_is_unchanged() -> None:
     one = chat(("system", "A"), ("user", "1"))
     two = Prompt("", (*one.messages, *chat(("assistant", "x"), ("user", "2")).messages))
     late = Prompt("", (*two.messages, {"role": "system", "content": "B"}))

@@ -46,7 +46,7 @@ def test_a_chat_model_of_openai_is_told_only_what_is_not_neutral() -> None:
     assert sent == {**expected, "logprobs": True, "top_logprobs": 2}
 
 
-def test_another_server_is_told_what_is_neutral_and_what_openai_lacks() -> None:
+def test_another_server_gets_neutral_and_extended_fields() -> None:
     user = [{"role": "user", "content": "Once upon"}]
     neutral = {"temperature": 1.0, "top_p": 1.0}
     expected = {"model": "qwen", "messages": user, "max_tokens": 128, **neutral}

@@ -309,7 +309,7 @@ def test_the_client_tries_again_when_it_is_told_to(way: str) -> None:
         assert len(service.bodies) == 2
 
 
-def test_at_most_max_concurrency_calls_of_threads_and_tasks_together() -> None:
+def test_max_concurrency_limits_threads_and_tasks_together() -> None:
     with FakeOpenAI("x", gather=3) as service, model(service, max_concurrency=3) as backend:
 
         async def tasks() -> list[Any]:
@@ -324,7 +324,7 @@ def test_at_most_max_concurrency_calls_of_threads_and_tasks_together() -> None:
         OpenAI("m", base_url=service.url, max_concurrency=0)
 
 
-def test_an_abandoned_stream_and_a_cancelled_task_give_their_slots_back() -> None:
+def test_abandoned_streams_and_cancelled_tasks_free_their_slots() -> None:
     replies = [Late(9, "a b c"), Late(9, "a b c"), "fine"]
     with FakeOpenAI(replies) as service, model(service, max_concurrency=1) as backend:
         stream = backend.stream(PROMPT, DEFAULTS)

@@ -83,7 +83,7 @@ def test_a_completion_model_scores_the_options(loop: bool) -> None:
     }  # fmt: skip
 
 
-def test_options_are_scored_from_where_any_leaves_the_prompts_tokens() -> None:
+def test_options_are_scored_where_any_leaves_the_prompts_tokens() -> None:
     with FakeOpenAI("", scores={"itself": -0.125, "it": -4.0, "yes": -0.5}) as service:
         decision = decided(service, "completions", [" yes", "self"])
     assert [[entry[1] for entry in row] for row in decision.meta["input_token_logprobs"]] == [

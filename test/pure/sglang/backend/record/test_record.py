@@ -117,7 +117,7 @@ def test_the_pieces_of_a_stream_come_again(tmp_path: Path, loop: bool) -> None:
     assert [added for _, added in line["pieces"]] == ["once", " upon", " a", " time"]
 
 
-def test_a_streamed_call_is_the_same_call_when_it_is_not_streamed(tmp_path: Path) -> None:
+def test_a_streamed_call_equals_the_call_without_streaming(tmp_path: Path) -> None:
     recorder = sgl.Recorder(sgl.Mock(["a b", "c d"]), tmp_path / "r")
     list(recorder.stream(Prompt("P"), GenParams()))
     recorder.complete(Prompt("Q"), GenParams())

@@ -379,7 +379,7 @@ def spans(submitted: float, scheduled: float, first: float | None, end: float) -
             "retractions": 1}  # fmt: skip
 
 
-def test_the_servers_times_are_placed_in_the_middle_of_the_round_trip() -> None:
+def test_the_servers_times_are_centred_in_the_round_trip() -> None:
     answer = {"text": "x", "meta_info": {"prompt_tokens": 7, "spans": spans(1, 2, 3, 6)}}
     found = facts_of(answer, False, 10.0, 18.0, None)
     assert found == {
@@ -391,7 +391,7 @@ def test_the_servers_times_are_placed_in_the_middle_of_the_round_trip() -> None:
     assert [late[name] for name in ("received", "scheduled", "first", "done")] == [10, 12, 12, 12]
 
 
-def test_several_completions_share_a_prompt_and_several_prompts_do_not() -> None:
+def test_completions_share_a_prompt_and_several_prompts_do_not() -> None:
     metas = [{"prompt_tokens": 9, "cached_tokens": 4, "completion_tokens": 2}] * 3
     answer = [{"text": "", "meta_info": meta} for meta in metas]
     of_one, of_three = facts_of(answer, False, 0, 1, None), facts_of(answer, True, 0, 1, None)
@@ -407,7 +407,7 @@ def test_several_completions_share_a_prompt_and_several_prompts_do_not() -> None
         ("folder.html", OSError), ("barred/out.html", OSError), ("/proc/out.html", OSError),
     ],
 )  # fmt: skip
-def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
+def test_an_unwritable_path_is_refused_before_anything_runs(
     to: Any, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = sgl.Mock()

@@ -77,7 +77,7 @@ def test_a_called_program_may_have_nothing_but_forks() -> None:
     assert labels == ["main", "called", "fork 0.0", "fork 0.1"]
 
 
-def test_a_compiled_join_is_in_the_stream_that_joins_and_copies_are_in_none() -> None:
+def test_a_compiled_join_is_in_the_joining_stream_copies_in_none() -> None:
     @sgl.function
     def nested(s: Any, a: str) -> Any:
         forks = s.fork(2)
@@ -111,7 +111,7 @@ def test_a_compiled_join_is_in_the_stream_that_joins_and_copies_are_in_none() ->
 # -- copies ---------------------------------------------------------------------------------------
 
 
-def test_copies_that_do_nothing_are_no_streams_and_the_others_are_told_apart() -> None:
+def test_idle_copies_are_no_streams_and_others_are_told_apart() -> None:
     @sgl.function
     def copies(s: Any) -> Any:
         s += "q" + sgl.gen("a", max_tokens=2)
@@ -179,7 +179,7 @@ def test_what_a_batch_computes_first_is_no_program_code() -> None:
     }  # fmt: skip
 
 
-def test_a_programs_error_counts_more_than_a_trace_that_cannot_be_written(
+def test_a_programs_error_outranks_an_unwritable_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @sgl.function
@@ -235,7 +235,7 @@ def test_what_is_no_amount_in_an_answer_is_left_out(amount: Any) -> None:
     assert found == {"completion_tokens": 2, **times}
 
 
-def test_more_cached_tokens_than_there_are_cost_no_less_than_nothing() -> None:
+def test_too_many_cached_tokens_cost_no_less_than_nothing() -> None:
     data = {"prompt_tokens": 1, "cached_tokens": 4}
     assert cost(data, {"input": 3.0, "cached": 1.0}) == pytest.approx(4e-6)
 

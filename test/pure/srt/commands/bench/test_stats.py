@@ -169,7 +169,7 @@ def test_distinct_tokens_are_the_edges_of_the_prefix_tree() -> None:
     assert distinct_tokens(work) == len(tree) == 6
 
 
-def test_multi_turn_shares_a_system_prompt_and_counts_turns_as_requests() -> None:
+def test_multi_turn_shares_a_system_prompt_and_counts_turns() -> None:
     work = made("--workload", "multi-turn", "--num-requests", "10", "--turns", "4",
                 "--prefix-len", "20")  # fmt: skip
     assert [len(c.turns) for c in work] == [4, 4, 4]
@@ -325,7 +325,7 @@ def test_each_kind_of_wrong_answer_is_named(results: list[Result], word: str) ->
     assert any(word in line for line in problems(ASKED, results, True))
 
 
-def test_fewer_tokens_than_asked_are_right_where_eos_may_end_them() -> None:
+def test_fewer_tokens_than_requested_are_right_if_eos_may_end() -> None:
     results = [answered(i, 0.0, [1.0], asked=2) for i in range(2)]
     assert problems(ASKED, results, False) == []
 

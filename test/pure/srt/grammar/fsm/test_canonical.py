@@ -117,7 +117,7 @@ def _forced_each(grammar: FsmGrammar, tokens: list[int]) -> list[list[int]]:
     return found
 
 
-def test_tokens_that_are_not_canonical_may_be_taken_and_are_recovered_from() -> None:
+def test_tokens_that_are_not_canonical_are_recovered_from() -> None:
     vocabulary = embedded()
     numbers = TokenTable.of(vocabulary).numbers
     grammar = FsmGrammar(compile_regex(r'\{"house": "(Gryffindor|Slytherin)s*"\}'), vocabulary)
@@ -135,7 +135,7 @@ def test_tokens_that_are_not_canonical_may_be_taken_and_are_recovered_from() -> 
 
 
 @pytest.mark.parametrize("change", [lambda text: " " + text, lambda text: text.replace("a", "b")])
-def test_a_tokenizer_that_writes_other_bytes_leaves_the_plain_masks(
+def test_a_tokenizer_with_other_bytes_leaves_the_plain_masks(
     change: Callable[[str], str],
 ) -> None:
     base = embedded()

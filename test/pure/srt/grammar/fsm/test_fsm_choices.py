@@ -115,7 +115,7 @@ def test_masks_are_those_of_their_definition(
 
 
 @pytest.mark.slow
-def test_each_string_by_its_canonical_tokens_of_a_large_vocabulary() -> None:
+def test_each_string_by_canonical_tokens_of_a_large_vocabulary() -> None:
     vocabulary = tekken()
     strings = [f"{first} {second}" for first in WORDS for second in WORDS]
     ways = vocabulary.encode(strings)
@@ -129,7 +129,7 @@ def test_each_string_by_its_canonical_tokens_of_a_large_vocabulary() -> None:
         assert matcher.accepting
 
 
-def test_a_tokenizer_that_writes_other_bytes_gets_the_longest_tokens() -> None:
+def test_a_tokenizer_with_other_bytes_gets_the_longest_tokens() -> None:
     base = toy()
     vocabulary = Vocabulary(
         TOY, base.size, base.eos, base.special, lambda texts: [[3]] * len(texts)

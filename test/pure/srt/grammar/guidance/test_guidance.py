@@ -245,7 +245,7 @@ def of_schema(schema: dict[str, Any], known: Vocabulary) -> GuidanceGrammar:
 
 
 @pytest.mark.slow
-def test_no_canonical_token_is_left_out_of_words_that_begin_alike(
+def test_words_that_begin_alike_keep_every_canonical_token(
     vocabularies: dict[str, Vocabulary],
 ) -> None:
     """Brute force: every prefix of the canonical tokenisation of a legal text."""
@@ -288,7 +288,7 @@ def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def test_the_mask_of_forced_text_that_may_be_split_in_several_ways(
+def test_the_mask_of_forced_text_with_several_tokenisations(
     vocabularies: dict[str, Vocabulary],
 ) -> None:
     """The mask has all tokens that may be taken if no single token is certain."""

@@ -72,7 +72,7 @@ def test_a_schema_inside_a_grammar_is_checked_and_enforced() -> None:
         compiled("ebnf", "start: %json {")
 
 
-def test_a_schema_inside_a_grammar_cannot_set_options_of_the_library() -> None:
+def test_a_schema_in_a_grammar_cannot_set_options_of_the_library() -> None:
     schema = {**CITY, "x-guidance": {"lenient": True, "whitespace_flexible": True}}
     grammar = compiled("ebnf", f"start: %json {json.dumps(schema)}")
     assert takes(grammar, '{"city":"x"}')

@@ -371,7 +371,7 @@ def test_the_minimum_survives_packing_and_has_no_surrogates() -> None:
     assert (labels[[0, 3]] != DEAD).all()
 
 
-def test_minimising_does_not_depend_on_which_equal_state_comes_first() -> None:
+def test_minimising_does_not_depend_on_the_order_of_equal_states() -> None:
     """Refinement where every round splits one state off, and where all states are one."""
     assert compile_regex("a{0,300}b*").states == 302 - 1
     assert compile_regex("(?:a|b)*(?:a|b)*").states == 1
@@ -379,7 +379,7 @@ def test_minimising_does_not_depend_on_which_equal_state_comes_first() -> None:
 
 
 @pytest.mark.slow
-def test_the_same_pattern_gives_the_same_bytes_in_another_process() -> None:
+def test_a_pattern_gives_the_same_bytes_in_another_process() -> None:
     pattern = r"(?i)(?=.*\d)(?:foo|b[aä]r|\b\w{2,5}(?<!x)){1,3}"
     code = (
         "import sys, hashlib\n"

@@ -67,7 +67,7 @@ def test_a_beginning_that_is_there_is_not_repeated(tmp_path: Path) -> None:
     assert read(tokenizer, ["<s>hello", "x"])[0].count(tokenizer.bos_id) == 1
 
 
-def test_the_last_token_counts_as_what_follows_where_nothing_does(tmp_path: Path) -> None:
+def test_the_last_token_counts_as_what_follows_if_nothing_does(tmp_path: Path) -> None:
     tokenizer = Tokenizer(byte_level(tmp_path))
     for last, segments in (
         (["q", "x"], (Segment(1, 1), Segment(2, 2))),

@@ -35,7 +35,7 @@ def test_losses_behind_an_answer_count_once_up_to_a_limit() -> None:
         late.count(LOST, began=False)
 
 
-def test_where_there_is_no_other_engine_the_first_loss_is_the_end() -> None:
+def test_without_another_engine_the_first_loss_ends_the_request() -> None:
     with pytest.raises(EngineLost, match="killed"):
         LostEngines(None).count(LOST, began=True)
 
@@ -69,7 +69,7 @@ def test_suspects_go_one_at_a_time_behind_all_others(monkeypatch: pytest.MonkeyP
     assert seen[4:] == [(what, request) for request in (1, 2, 3) for what in ("goes", "answers")]
 
 
-def test_a_request_that_does_not_answer_holds_the_others_for_a_while(
+def test_a_request_without_an_answer_holds_others_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resume_order, "GATHERING", 0.0)

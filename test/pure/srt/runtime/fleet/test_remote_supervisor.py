@@ -114,7 +114,7 @@ def test_a_late_engine_that_does_not_fit_is_given_up(caplog: pytest.LogCaptureFi
     run(test)
 
 
-def test_an_engine_that_comes_back_as_another_is_given_up_after_some_attempts(
+def test_an_engine_that_returns_as_another_is_given_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_supervisor, "MOST_REFUSALS", 3)

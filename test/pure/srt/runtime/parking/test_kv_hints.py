@@ -75,7 +75,7 @@ def test_a_kept_context_goes_on_with_its_own_tokens(
     assert "kv_hints" not in after["meta_info"], "no action, no answer"
 
 
-def test_a_demoted_context_expects_no_use_and_a_long_one_is_clipped(served: Served) -> None:
+def test_demoted_contexts_expect_no_use_long_ones_are_clipped(served: Served) -> None:
     assert outcomes(generate(served, body(hints("kv.demote")))) == [("a0", "accepted")]
     [claim] = [one.facts.claim for one in served.state.runtime.parked._all()]
     assert (claim.expected, claim.tool) == (MOST_DEADLINE, "kv.demote")
@@ -86,7 +86,7 @@ def test_a_demoted_context_expects_no_use_and_a_long_one_is_clipped(served: Serv
     )
 
 
-def test_what_the_server_cannot_do_is_rejected_and_changes_no_answer(served: Served) -> None:
+def test_an_unsupported_hint_is_rejected_and_changes_no_answer(served: Served) -> None:
     plain = generate(served, body(hints()))
     found = generate(served, body(hints("kv.share", "kv.prefetch", "x", "kv.retain", "kv.pin")))
     assert found["output_ids"] == plain["output_ids"]

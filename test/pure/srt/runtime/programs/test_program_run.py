@@ -78,7 +78,7 @@ def test_branches_run_beside_each_other_and_join() -> None:
     clients(use)
 
 
-def test_an_error_reaches_every_dependent_get_with_step_line_and_cause() -> None:
+def test_an_error_reaches_dependent_gets_with_step_and_cause() -> None:
     async def use(c: Clients) -> None:
         body = chain(3)
         for step in body["streams"][0]["steps"]:
@@ -164,7 +164,7 @@ def test_a_value_that_is_awaited_survives_a_cancel_of_its_reader() -> None:
 
 
 @pytest.mark.parametrize("followed", [False, True])
-def test_siblings_of_a_failed_branch_end_unless_the_run_is_followed(followed: bool) -> None:
+def test_siblings_of_a_failed_branch_end_unless_followed(followed: bool) -> None:
     async def use(c: Clients) -> None:
         c.calls.broken, c.calls.held = {"chunk 0": RequestError("no")}, asyncio.Event()
         session, run = await c.submit(map_reduce(3))
@@ -382,7 +382,7 @@ def test_a_session_expires_with_all_that_it_has() -> None:
     clients(use)
 
 
-def test_a_submission_to_a_session_and_its_repetition_are_uses_of_it() -> None:
+def test_submissions_and_repetitions_are_uses_of_a_session() -> None:
     async def use(c: Clients) -> None:
         session = c.service.sessions.open("")
         for _ in range(3):

@@ -187,7 +187,7 @@ def test_images_go_with_the_prompt_at_their_markers() -> None:
     clients(use)
 
 
-def test_a_tool_of_the_server_answers_and_its_failure_is_the_steps() -> None:
+def test_a_server_tool_answers_and_its_failure_is_the_steps() -> None:
     async def use(c: Clients) -> None:
         toolbox = Tools()
         c.service.tools = replace(c.service.tools, toolbox=lambda: toolbox)  # type: ignore[arg-type,return-value]

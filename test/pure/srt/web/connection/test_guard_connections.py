@@ -336,9 +336,7 @@ def test_a_body_past_the_limit_is_refused_before_it_is_there(
         assert status(raw.rest()) == 413
 
 
-def test_a_refused_body_that_is_read_to_its_end_costs_no_connection(
-    served: Served, http: Client
-) -> None:
+def test_a_refused_body_read_to_its_end_costs_no_connection(served: Served, http: Client) -> None:
     with Raw(served) as raw:
         raw.send(b"POST /nowhere HTTP/1.1\r\n" + HOST + b"Content-Length: 9\r\n\r\n")
         wait_for(raw.answered)
@@ -509,7 +507,7 @@ def test_noise_behind_a_request_never_enters_its_stream(served: Served, http: Cl
     wait_for(lambda: http.stats()["running"] == 0)
 
 
-def test_clients_that_reset_in_the_middle_of_streams_leave_the_log_empty(
+def test_clients_that_reset_their_streams_leave_the_log_empty(
     served: Served, http: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """asyncio takes what is written to a connection that is lost, and logs each write from the

@@ -100,7 +100,7 @@ def test_matched_stop_is_null_at_length(
         assert choice["matched_stop"] is None
 
 
-def test_a_completion_that_ends_without_a_token_has_null_logprobs(http: httpx.Client) -> None:
+def test_a_completion_without_a_token_has_null_logprobs(http: httpx.Client) -> None:
     """Clients read the first entry of these lists, so no chunk has empty ones."""
     body = {"prompt": PROMPT, **GREEDY, "max_tokens": 6, "logprobs": 1}
     (whole,) = http.post("/v1/completions", json=body).json()["choices"]

@@ -133,7 +133,7 @@ def test_the_page_is_whole_and_needs_nothing_from_elsewhere() -> None:
         assert set(linked) <= set(ALL), name
 
 
-def test_modules_are_named_in_the_page_so_that_none_waits_for_another() -> None:
+def test_the_page_names_its_modules_so_that_none_waits() -> None:
     found, left = set(), ["main.js"]
     while left:
         name = left.pop()

@@ -96,7 +96,7 @@ def test_a_chain_answers_what_generate_does(served: Served) -> None:
     assert "4" not in found
 
 
-def test_seeds_logprobs_and_several_completions_are_those_of_generate(served: Served) -> None:
+def test_seeds_logprobs_and_completions_are_those_of_generate(served: Served) -> None:
     settings = {"max_new_tokens": 6, "temperature": 1, "sampling_seed": 5, "n": 3}
     extra = {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
     step = {"op": "gen", "name": "x", "body": {"sampling_params": settings, **extra}}
@@ -309,7 +309,7 @@ def test_a_get_that_is_too_late_is_408(served: Served) -> None:
     assert found == {"value": [1, "a"], "state": "ready"}
 
 
-def test_a_client_that_leaves_a_stream_ends_nothing_and_its_session_does(served: Served) -> None:
+def test_the_end_of_a_session_ends_a_run_a_lost_client_does_not(served: Served) -> None:
     with served.open({"graph": chain(60, 8), "stream": True}, "/v1/submit") as connection:
         assert b"200" in connection.recv(1 << 12)
     [run] = [

@@ -238,7 +238,7 @@ def test_what_is_written_is_read_back(
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_cut_call_is_no_text_and_its_arguments_end_where_the_text_does(name: str) -> None:
+def test_a_cut_calls_arguments_end_where_the_text_ends(name: str) -> None:
     form = FORMS[name]
     text = form.written([("get_weather", {"city": "Köln", "days": 2})])
     seen = set()
