@@ -9,7 +9,6 @@ import socket
 import ssl
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 

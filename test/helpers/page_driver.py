@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,7 +70,7 @@ def shows(page: Any, expected: list[str], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while (found := texts(page)) != expected:
         assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+        page.wait_for_timeout(50)
 
 
 def act(page: Any, name: str, at: int = -1) -> None:

@@ -16,6 +16,8 @@ from sglang.srt.attention.attention_protocol import Layout
 from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.core.batch import Batch, Row
 from sglang.srt.core.ints import ints
+from sglang.srt.layers.tape_writer import missing_word
+from sglang.srt.layers.torch_writer import ForwardStep, forward
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
 from sglang.srt.models.checkpoint_format import open_checkpoint
@@ -108,7 +110,8 @@ def _logits(path: str, tokens: list[int], group: Group) -> Tensor:
     places = np.arange(count, dtype=np.int32)
     ends = np.array([0, count], dtype=np.int32)
     attention.plan(Layout(ends[:1], ends[1:], ends, places, places))
-    hidden = model.forward(torch.tensor(tokens), torch.from_numpy(places), attention)
+    step = ForwardStep(torch.from_numpy(places), attention)
+    hidden = forward(model, torch.tensor(tokens), step)
     return model.logits(hidden)
 
 
@@ -127,7 +130,7 @@ def _native_logits(path: str, tokens: list[int], group: Group) -> Tensor:
     weights.load(model.slots(), checkpoint, show=False, filled=packer.filled)
     kv = spec.kv if spec.kv.shared else replace(spec.kv, heads=max(1, spec.kv.heads // group.size))
     pool = KVPool(spec.num_layers, kv, count, 1, torch.float32, cpu)
-    forward = (Native if model.recordable else Layered)(model, pool, 1)
+    native = (Layered if missing_word(model) else Native)(model, pool, 1)
     reader = InputReader(PageTables(count, 1), cpu, spec.vocab_size, count)
     inputs = reader.read(Batch(0, [Row(0, 0, ints(tokens), ints(range(count)))]))
-    return forward.logits(forward.hidden(inputs, np.arange(count, dtype=np.int32)))
+    return native.logits(native.hidden(inputs, np.arange(count, dtype=np.int32)))

@@ -8,7 +8,10 @@ from helpers.triton_place import Place
 from sgl_kernel.triton import append, moe, norm, reference
 from sglang.srt.layers import weight
 from sglang.srt.layers.experts import ExpertNames, Experts, ExpertsShape
+from sglang.srt.layers.operations import TORCH
 from sglang.srt.layers.routing import Routing
+from sglang.srt.layers.torch_experts import mixture as mixture_of
+from sglang.srt.layers.torch_writer import TorchOperations
 from torch import Tensor
 
 
@@ -184,7 +187,7 @@ def experts(place: Place) -> None:
     x = place.random(9, 24)
     outputs = []
     for layer.grouped in (False, True):
-        outputs.append(layer(x))
+        outputs.append(mixture_of(layer, x, TorchOperations(TORCH).gate))
     place.close(outputs[1], outputs[0], 4.0)
 
 

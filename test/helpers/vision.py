@@ -97,15 +97,19 @@ KINDS = {
 }  # fmt: skip
 
 
-def make(architecture: str, seed: int = 0, **settings: Any) -> Any:
-    """A float32 model in which every weight is random."""
+def config(architecture: str, **settings: Any) -> Any:
+    """A small model's."""
     kind = KINDS[architecture]
     text = {**TEXT, "model_type": kind.text, **kind.more}
     ids = dict(zip(kind.ids, (IMAGE, VIDEO)))
     config_class = getattr(transformers, f"{kind.name}Config")
-    config = config_class(text_config=text, **kind.config, **ids, **settings)
+    return config_class(text_config=text, **kind.config, **ids, **settings)
+
+
+def make(architecture: str, seed: int = 0, **settings: Any) -> Any:
+    """A float32 model in which every weight is random."""
     torch.manual_seed(seed)
-    model = getattr(transformers, architecture)(config).eval()
+    model = getattr(transformers, architecture)(config(architecture, **settings)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 1 or "embedding" in name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from sglang.srt.numeric.torch_later import F, Tensor
 
@@ -20,16 +19,8 @@ class TokenEmbedding(Stored):
         self.weight = place.empty(rows, width)
         self.weight[self.count :] = 0
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        """Token ids [T] -> [T, width]. Ids of other ranks' rows add zero before the sum."""
-        if self.group.size == 1:
-            return self._rows(ids)
-        local = ids - self.first
-        mine = (local >= 0) & (local < self.count)
-        x = self._rows(local.where(mine, 0))
-        return self.group.all_reduce(x * mine.unsqueeze(-1))
-
-    def _rows(self, ids: Tensor) -> Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
+        """Indices [T] of this rank's rows -> [T, width]."""
         if self.packed is not None:
             found: Tensor = self.packed.rows(ids, self.threads)
             return found
@@ -44,14 +35,6 @@ class TokenEmbedding(Stored):
         if self.group.size == 1:
             return scores
         return self.group.all_gather(scores)[:, : self.shape[0]]
-
-    def record(self, tape: TapeRecorder, scale: float = 1.0) -> int:
-        """The tokens' rows, scaled: the buffer that becomes the residual stream."""
-        x = tape.embed(self, scale)
-        if self.group.meeting is not None:
-            tape.share(self.first)
-            tape.reduce(x, self.group.meeting)
-        return x
 
     def slots(self, name: str) -> Slots:
         return {name: Slot(self.weight[: self.count], self.shape, 0, self.first)}

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from sglang.srt.attention.backend_choice import triton_lacks
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
-from sglang.srt.layers.lora import Use
-from sglang.srt.layers.routing import Routing, route
-from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
+from sglang.srt.layers.routing import Routing
 from sglang.srt.layers.weight import OutlinePlace, Place, Slot, Slots, Stored
 from sglang.srt.numeric.host_arrays import Weight, numpy_dtype, stacked
-from sglang.srt.numeric.torch_later import F, Tensor, torch
+from sglang.srt.numeric.torch_later import F, Tensor
 
 if TYPE_CHECKING:
     from sgl_kernel.experts import Experts as NativeExperts
@@ -77,7 +75,7 @@ class ExpertRouter(Stored):
         self.bias = place.floats(len(self.weight)) if shape.router_bias else None
         self.choice_bias = place.floats(rows) if shape.choice_bias else None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         if self.packed is not None:
             return self.product(x, self.bias)
         return F.linear(x.float(), self.weight.float(), self.bias)
@@ -94,6 +92,13 @@ class ExpertRouter(Stored):
             bias = f"{name}.e_score_correction_bias"
             out[bias] = Slot(self.choice_bias, (n,), kind="bias")
         return out
+
+
+class ExpertWriter(Protocol):
+    """The word of ``layers.pass_writer`` that a mixture is."""
+
+    def experts(self, layer: Experts, x: Any) -> None:
+        """Add the outputs of the layer, summed over the ranks, to the stream."""
 
 
 class Experts:
@@ -130,44 +135,10 @@ class Experts:
         for layer in (*self.gate_up, *self.down):
             layer.inside = True
 
-    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
-        """[T, width] -> [T, width]. Experts have no adapters, so ``use`` changes nothing."""
-        if self.router.packed is not None:
-            y = self.native()(x.contiguous(), threads=self.router.threads)
-            return self.place.group.all_reduce(y)
-        logits, n = self.router(x), self.shape.routing.experts
-        weights, chosen = route(logits[:, :n], self.shape.routing, self.router.choice_bias)
-        fused = self.grouped and "moe" not in self.place.disabled
-        y = self._fused(x, weights, chosen) if fused else self._each(x, weights, chosen)
-        if self.shape.shared:
-            share = self.down[n].product(self.gate_up[n].gated(x, self.shape.act)).float()
-            y += share * logits[:, n:].sigmoid() if self.shape.shared_gate else share
-        return self.place.group.all_reduce(y.to(x.dtype))
+    def write(self, w: ExpertWriter, x: Any) -> None:
+        w.experts(self, x)
 
-    def _each(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Expert by expert, float32."""
-        y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for e in chosen.unique().tolist():
-            token, choice = (chosen == e).nonzero(as_tuple=True)
-            inner = self.gate_up[e].gated(x[token], self.shape.act)
-            part = self.down[e].product(inner, self._once(self.down[e].bias))
-            y.index_add_(0, token, weights[token, choice, None] * part)
-        return y
-
-    def _fused(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Compute by grouped products on the device, without waiting for it."""
-        from sgl_kernel.triton import moe
-
-        n = self.shape.routing.experts
-        gate_up, down = self.gate_up[:n], self.down[:n]
-        y = moe.fused_moe(
-            x, stack(gate_up), stack(down), weights.contiguous(), chosen.int(), self.shape.act,
-            gate_up_bias=stack(gate_up, "bias") if self.shape.bias else None,
-            down_bias=self._once(stack(down, "bias") if self.shape.bias else None),
-        )  # fmt: skip
-        return y.float()
-
-    def _once(self, bias: Tensor | None) -> Tensor | None:
+    def once(self, bias: Weight | None) -> Weight | None:
         """A bias behind what the ranks have parts of joins at one of them."""
         return bias if self.place.group.rank == 0 else None
 
@@ -184,13 +155,9 @@ class Experts:
                 ),
                 packed(router), [packed(x) for x in self.gate_up], [packed(x) for x in self.down],
                 self.shape.act, router.bias, [x.bias for x in self.gate_up],
-                [self._once(x.bias) for x in self.down],
+                [self.once(x.bias) for x in self.down],
             )  # fmt: skip
         return self._native
-
-    def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
-        """Add the layer's outputs to the residual stream."""
-        tape.experts(x, self.native(), residual, self.place.group.meeting)
 
     def stored(self) -> list[Stored]:
         return [self.router, *self.gate_up, *self.down]

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from sglang.srt.layers.lora import Use
-from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from sglang.srt.numeric.host_arrays import Array
-from sglang.srt.numeric.torch_later import Tensor
 
 # Orders the rows of a checkpoint's weight [rows, inputs] or bias [rows].
 Arrange: TypeAlias = Callable[[Array], Array]
@@ -67,16 +64,7 @@ class ColumnLinear(Stored):
         self.starts = [unit * first for _, first in shares]
         self.weight, self.paired = place.matrix(sum(self.sizes), inputs), paired
         self.fused, self.arrange = fused, arrange or {}
-        self.operations = place.operations
         self.bias = place.empty(sum(self.sizes)) if bias else None
-
-    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
-        """[T, inputs] -> [T, sum(sizes)]. ``use``: the pass's adapters."""
-        return self.product(x, self.bias, use)
-
-    def record(self, tape: TapeRecorder, x: ProductInput, act: str = "silu") -> int:
-        """The outputs' buffer; of a paired layer ``act(gate) * up``."""
-        return tape.linear(x, self, act=act)
 
     def _mine(self, source: Array) -> Array:
         """This rank's rows of a fused tensor [rows, ...]."""
@@ -134,29 +122,6 @@ class RowLinear(Stored):
         self.shape = (outputs, inputs)
         self.weight = place.matrix(outputs, place.group.share(inputs, f"the input of {name}"))
         self.bias = place.empty(outputs) if bias else None
-
-    def __call__(self, x: Tensor, use: Use | None = None) -> Tensor:
-        """[T, inputs / size] -> [T, outputs]. The bias joins once, after the sum. ``use``: the
-        pass's adapters."""
-        if self.group.size == 1:
-            return self.product(x, self.bias, use)
-        y = self.group.all_reduce(self.product(x, use=use))
-        return y if self.bias is None else y + self.bias
-
-    def record(self, tape: TapeRecorder, x: ProductInput, residual: int) -> None:
-        """Add the outputs to the residual stream."""
-        if self.group.meeting is None:
-            tape.linear(x, self, residual)
-            return
-        part = tape.partial(x, self, first=self.group.rank == 0)
-        tape.reduce(part, self.group.meeting, residual)
-
-    def outputs(self, tape: TapeRecorder, x: ProductInput) -> int:
-        """The outputs' buffer."""
-        if self.group.meeting is None:
-            return tape.linear(x, self)
-        part = tape.partial(x, self, first=self.group.rank == 0)
-        return tape.reduce(part, self.group.meeting)
 
     def slots(self, prefix: str) -> Slots:
         start = self.group.rank * self.weight.shape[1]

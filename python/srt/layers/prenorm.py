@@ -7,10 +7,8 @@ from typing import ClassVar
 from sglang.srt.layers.latent import LatentAttention
 from sglang.srt.layers.mlp import FeedForward
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.residual import Residual
+from sglang.srt.layers.pass_writer import PassWriter
 from sglang.srt.layers.self_attention import SelfAttention
-from sglang.srt.layers.step import ForwardStep
-from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Slots, Stored
 
 
@@ -30,21 +28,12 @@ class PreNorm:
     attention_norm: RMSNorm | LayerNorm
     mlp_norm: RMSNorm | LayerNorm
 
-    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
-        x, y = self.attention_norm.join(stream)
-        x, y = self.mlp_norm.join(Residual(x, self.attention(y, step)))
-        return Residual(x, self.mlp(y, step.use))
-
-    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
-        """Record the layer. Behind the last one's attention only the tokens go on whose outputs are
-        wanted: tokens no longer need each other."""
-        assert isinstance(self.attention, SelfAttention)
-        y = self.attention.record(tape, self.attention_norm.record(tape, x))
+    def write(self, w: PassWriter, last: bool) -> None:
+        y = self.attention.write(w, w.read(self.attention_norm))
         if last:
-            x, y = tape.choose(x), tape.choose(y)
-        self.attention.out.record(tape, ProductInput(y), x)
-        self.mlp.record(tape, self.mlp_norm.record(tape, x), x)
-        return x
+            [y] = w.choose(y)
+        w.add(self.attention.out, y)
+        self.mlp.write(w, w.read(self.mlp_norm))
 
     def stored(self) -> list[Stored]:
         return [*self.attention.stored(), *self.mlp.stored()]

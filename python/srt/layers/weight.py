@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from sglang.srt.layers.operations import TORCH, Operations
 from sglang.srt.layers.quantised import PackedForm, Quantised
-from sglang.srt.numeric.host_arrays import (
-    Array,
-    Weight,
-    outline,
-    tensor,
-)
+from sglang.srt.numeric.host_arrays import Array, Weight, outline, tensor
 from sglang.srt.numeric.torch_later import F, Tensor, torch
 from sglang.srt.parallel.groups import Group
 
 if TYPE_CHECKING:
-    from sgl_kernel.lora import Adapted
     from sgl_kernel.packed import Arena, Packed
     from sglang.srt.layers.float8_product import Float8Matrix
     from sglang.srt.layers.lora import Use
@@ -183,7 +177,6 @@ class Stored:
         plain: not quantised on load; packed as it is.
         site: number by which adapters know the layer's product; -1: it can have none.
         threads: that compute native products.
-        operations: of the gate of a paired weight that is not packed.
     """
 
     weight: Weight
@@ -196,11 +189,12 @@ class Stored:
     plain: bool = False
     site: int = -1
     threads: int = 1
-    operations: Operations = TORCH
 
-    def product(self, x: Tensor, bias: Tensor | None = None, use: Use | None = None) -> Tensor:
-        """``x W^T + bias`` and what the adapters ``use`` add: [T, inputs] -> [T, outputs]. Not for
-        a paired weight that is packed (``gated``)."""
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, use: Use | None = None, act: str = "silu"
+    ) -> Tensor:
+        """``x W^T + bias`` and what the adapters ``use`` add: [T, inputs] -> [T, outputs]. Of a
+        paired weight that is packed ``act(gate) * up``, half as wide."""
         if self.packed is None:
             if self.float8 is None:
                 y = F.linear(x, self.weight, bias)
@@ -210,25 +204,10 @@ class Stored:
         from sgl_kernel import packed
 
         found: Tensor = packed.linear(
-            x.contiguous(), self.packed, bias=bias, threads=self.threads,
-            adapted=self._adapted(use),
+            x.contiguous(), self.packed, bias=bias, act=act, threads=self.threads,
+            adapted=None if use is None or self.site < 0 else (use.native, self.site),
         )  # fmt: skip
         return found
-
-    def gated(self, x: Tensor, act: str, use: Use | None = None) -> Tensor:
-        """``act(gate) * up`` of a paired weight, [T, inputs] -> [T, outputs / 2]."""
-        if self.packed is None:
-            return self.operations.gate(self.product(x, self.bias, use), act)
-        from sgl_kernel import packed
-
-        found: Tensor = packed.linear(
-            x.contiguous(), self.packed, bias=self.bias, act=act, threads=self.threads,
-            adapted=self._adapted(use),
-        )  # fmt: skip
-        return found
-
-    def _adapted(self, use: Use | None) -> tuple[Adapted, int] | None:
-        return None if use is None or self.site < 0 else (use.native, self.site)
 
     def pack(self, format: str, threads: int, arena: Arena) -> None:
         """Move the weight into a native layout, quantising it if ``format`` says so."""
@@ -252,3 +231,13 @@ class Stored:
         self.threads, whole = threads, self.weight
         bare = isinstance(whole, np.ndarray)
         self.weight = np.empty(0, whole.dtype) if bare else whole.new_empty(0)
+
+
+class LayerWeights(Protocol):
+    """A layer, or several, with the weights that a checkpoint fills."""
+
+    def stored(self) -> list[Stored]:
+        """Everything in it with a matrix."""
+
+    def slots(self, prefix: str) -> Slots:
+        """Checkpoint tensors of the layer, whose names begin with ``prefix``."""

@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, cast
+from typing import ClassVar
 
-from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.embedding import TokenEmbedding
-from sglang.srt.layers.lora import Use
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.residual import Residual
+from sglang.srt.layers.pass_writer import PassWriter, Value
 from sglang.srt.layers.rotary import Rotary
-from sglang.srt.layers.step import ForwardStep
-from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.config_fields import Fields
-from sglang.srt.models.decoder_model import Block, Recordable
+from sglang.srt.models.decoder_model import Block
 from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.numeric.host_arrays import Weight
 from sglang.srt.numeric.torch_later import Tensor
@@ -32,7 +28,6 @@ from sglang.srt.numeric.torch_later import Tensor
 class CausalLM:
     """Implements ``models.decoder_model.DecoderModel``, which documents the methods."""
 
-    recordable: bool = True
     sections: ClassVar[bool] = False
     multimodal: ClassVar[bool] = False
     # Names of the weights in a checkpoint; a checkpoint may leave the prefix out.
@@ -43,8 +38,6 @@ class CausalLM:
     HEAD: ClassVar[str] = "lm_head.weight"
     # Other names of some tensors in checkpoints, whole names.
     ALIASES: ClassVar[Mapping[str, str]] = {}
-    # There are norms over all heads of a token at once.
-    WHOLE_NORMS: ClassVar[bool] = False
     # Ends of the names of needless tensors that old releases saved.
     BUFFERS: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
 
@@ -52,8 +45,6 @@ class CausalLM:
         self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
     ) -> None:
         self.spec, self.place = spec, place
-        if self.WHOLE_NORMS and place.group.size > 1:
-            self.recordable = False  # a tape sums whole outputs over the ranks, not squares
         self.owned = range(spec.num_layers) if layers is None else layers
         self.first, self.last = self.owned.start == 0, self.owned.stop == spec.num_layers
         self.rotary = Rotary(spec.rope, spec.head_dim, length, place.states, place.device)
@@ -98,46 +89,24 @@ class CausalLM:
         """Make the norm that stands behind the last layer."""
         return RMSNorm(self.spec.hidden_size, self.spec.eps, self.place)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids [T] -> [T, width], as the first block wants them."""
-        assert self.embedding is not None
-        x = self.embedding(tokens)
-        return x if self.embedding_scale == 1 else x * self.embedding_scale
-
     @property
     def embedding_scale(self) -> float:
         """Times a token's row of the table."""
         return 1.0
 
-    def forward(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
+    def write(self, w: PassWriter) -> Value:
         if self.first:
-            x = self.embed(x)
-        return self.compute(x, positions, attention, use)
-
-    def compute(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
-        """``forward`` behind the embedding."""
-        step = ForwardStep(positions, attention, use)
-        stream = Residual(x)
+            self.write_embedding(w)
+        else:
+            w.input(self.spec.hidden_size)
         for layer in self.layers:
-            stream = layer(stream, step)
-        return stream.sum if self.norm is None else self.norm.join(stream)[1]
+            layer.write(w, last=self.last and layer is self.layers[-1])
+        return w.end(self.norm)
 
-    def record(self, tape: TapeRecorder) -> None:
-        x = self.record_embedding(tape) if self.first else tape.input(self.spec.hidden_size)
-        for layer in self.layers:
-            last = self.last and layer is self.layers[-1]
-            x = cast(Recordable, layer).record(tape, x, last)
-        if self.norm is not None:
-            self.norm.alone(tape, x)
-
-    def record_embedding(self, tape: TapeRecorder) -> int:
-        """Record the embedding: the buffer of the residual stream."""
+    def write_embedding(self, w: PassWriter) -> None:
+        """Say how the stream begins."""
         assert self.embedding is not None
-        return self.embedding.record(tape, self.embedding_scale)
+        w.embed(self.embedding, self.embedding_scale)
 
     def stored(self) -> list[Stored]:
         out: list[Stored] = [m for m in (self.embedding, self.head) if m is not None]

@@ -8,19 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.srt.layers.mlp import GatedMLP
-from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.residual import Residual
-from sglang.srt.layers.rotary import Rotary, from_pairs
-from sglang.srt.layers.self_attention import AttentionShape, HeadNorm, SelfAttention
-from sglang.srt.layers.step import ForwardStep
-from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
-from sglang.srt.layers.weight import Place, Slot, Slots, Stored
+from sglang.srt.layers.norm import HeadNorm, HeadsNorm, LayerNorm, RMSNorm
+from sglang.srt.layers.pass_writer import PassWriter
+from sglang.srt.layers.rotary import Rotary
+from sglang.srt.layers.self_attention import AttentionShape, SelfAttention
+from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import attention_shape
 from sglang.srt.models.model_spec import ModelSpec, decoder_spec, extended
-from sglang.srt.numeric.host_arrays import Array, Weight
-from sglang.srt.numeric.torch_later import F, Tensor
+from sglang.srt.numeric.host_arrays import Weight
 
 
 @dataclass(frozen=True)
@@ -30,32 +27,10 @@ class CohereSpec(ModelSpec):
     logits_scale: float = 1.0
 
 
-class HeadsNorm:
-    """LayerNorm of each head by itself, with gains of its own."""
-
-    def __init__(self, shape: AttentionShape, heads: int, turned: int, place: Place) -> None:
-        """``turned``: the number of a head's dimensions that turn; loading reorders them."""
-        self.dim, self.eps, self.turned = shape.head_dim, shape.qk_eps, turned
-        self.whole, self.group = (heads, self.dim), place.group
-        self.weight = place.empty(place.group.share(heads, "the heads of a norm"), self.dim)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        found: Tensor = F.layer_norm(x, (self.dim,), eps=self.eps) * self.weight.to(x.dtype)
-        return found
-
-    def slots(self, name: str) -> Slots:
-        start = self.group.rank * self.weight.shape[0]
-        return {name: Slot(self.weight, self.whole, 0, start, "gain", self._reorder)}
-
-    def _reorder(self, gains: Array) -> Array:
-        return from_pairs(gains.reshape(-1), self.dim, self.turned).reshape(self.whole)
-
-
 class CohereAttention(SelfAttention):
-    def head_norm(self, shape: AttentionShape, heads: int, place: Place) -> HeadNorm | None:
-        if not shape.qk_eps:
-            return None
-        return HeadsNorm(shape, heads, 0 if self.rotary is None else self.rotary.turned, place)
+    def head_norm(self, shape: AttentionShape, heads: int, place: Place) -> HeadNorm:
+        turned = 0 if self.rotary is None else self.rotary.turned
+        return HeadsNorm(heads, shape.head_dim, shape.qk_eps, turned, place)
 
 
 class CohereBlock:
@@ -69,18 +44,13 @@ class CohereBlock:
         self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.activation, False, place)
         self.norm = LayerNorm(spec.hidden_size, spec.eps, place, bias=False)
 
-    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
-        x, y = self.norm.join(stream)
-        return Residual(x + self.attention(y, step), self.mlp(y, step.use))
-
-    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
-        normed = self.norm.alone(tape, x)
-        y = self.attention.record(tape, ProductInput(normed))
+    def write(self, w: PassWriter, last: bool) -> None:
+        x = w.read(self.norm)
+        y = self.attention.write(w, x)
         if last:
-            x, y, normed = tape.choose(x), tape.choose(y), tape.choose(normed)
-        self.attention.out.record(tape, ProductInput(y), x)
-        self.mlp.record(tape, ProductInput(normed), x)
-        return x
+            y, x = w.choose(y, x)
+        w.add(self.attention.out, y)
+        self.mlp.write(w, x)
 
     def stored(self) -> list[Stored]:
         return [*self.attention.stored(), *self.mlp.stored()]
@@ -95,12 +65,6 @@ class CohereBlock:
 
 class CohereForCausalLM(CausalLM):
     spec: CohereSpec
-
-    def __init__(
-        self, spec: CohereSpec, place: Place, length: int, layers: range | None = None
-    ) -> None:
-        super().__init__(spec, place, length, layers)
-        self.recordable = not spec.qk_norm  # a tape has no gains by head
 
     def final_norm(self) -> RMSNorm | LayerNorm:
         return LayerNorm(self.spec.hidden_size, self.spec.eps, self.place, bias=False)

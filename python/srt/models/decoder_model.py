@@ -5,43 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
-from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.embedding import TokenEmbedding
-from sglang.srt.layers.lora import Use
-from sglang.srt.layers.residual import Residual
-from sglang.srt.layers.step import ForwardStep
-from sglang.srt.layers.tape_recorder import TapeRecorder
-from sglang.srt.layers.weight import Place, Slots, Stored
+from sglang.srt.layers.pass_writer import PassWriter, Value
+from sglang.srt.layers.weight import LayerWeights, Place, Slots, Stored
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.numeric.host_arrays import Weight
 from sglang.srt.numeric.torch_later import Tensor
 
 
-class Block(Protocol):
+class Block(LayerWeights, Protocol):
     """One layer of a decoder, with its residual connections."""
 
-    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
-        """The residual stream behind the layer. Writes the planned KV slots of its pool."""
-        ...
-
-    def stored(self) -> list[Stored]:
-        """Everything in it with a matrix."""
-        ...
-
-    def slots(self, prefix: str) -> Slots:
-        """Checkpoint tensors of the layer, whose names begin with ``prefix``."""
-        ...
-
-
-class Recordable(Block, Protocol):
-    """A block that a native tape can hold."""
-
-    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
-        """The residual stream behind the layer, whose buffer is ``x`` before it. ``last``: behind
-        its attention only the tokens go on whose outputs are wanted (``TapeRecorder.choose``)."""
-        ...
+    def write(self, w: PassWriter, last: bool) -> None:
+        """Say what the layer adds to the stream. ``last``: behind its attention only the tokens go
+        on whose outputs are wanted (``PassWriter.choose``)."""
 
 
 class DecoderModel(Protocol):
@@ -49,13 +28,11 @@ class DecoderModel(Protocol):
     computes logits.
 
     ``first``, ``last``: the range has the first, the last layer.
-    ``recordable``: ``record`` says all of ``forward``; else a pass is computed layer by layer.
     ``sections``: positions have three parts. ``multimodal``: has a vision tower.
     """
 
     first: bool
     last: bool
-    recordable: bool
     sections: ClassVar[bool]
     multimodal: ClassVar[bool]
     embedding: TokenEmbedding | None
@@ -64,70 +41,45 @@ class DecoderModel(Protocol):
     @property
     def spec(self) -> ModelSpec: ...
 
+    @property
+    def place(self) -> Place: ...
+
     def __init__(
         self, spec: ModelSpec, place: Place, length: int, layers: range | None = None
     ) -> None:
         """Layers ``layers`` (all of them by default), for ``length`` positions."""
-        ...
 
     @classmethod
     def names(cls, given: Iterable[str]) -> dict[str, str]:
         """The checkpoint's tensor names by ours, for a checkpoint with the tensors ``given``."""
-        ...
 
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:
         """The spec of a checkpoint's config. Raises ValueError."""
-        ...
 
-    def forward(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
-        """Token ids [T] (the first range) or hidden states [T, width] -> hidden states [T, width],
-        normed where the range is the last. Writes the planned KV slots. ``use``: the pass's
-        adapters."""
-        ...
+    def write(self, w: PassWriter) -> Value:
+        """Say the pass: from token ids (the first range) or the states of the range before to
+        hidden states [T, width], normed where the range is the last."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Normed hidden states [N, width] of the last range -> [N, vocab]."""
-        ...
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids [T] -> [T, width], as the first block wants them."""
-        ...
-
-    def compute(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
-        """``forward`` behind the embedding."""
-        ...
-
-    def record(self, tape: TapeRecorder) -> None:
-        """``forward``; of the last range for the tokens whose outputs are wanted."""
-        ...
 
     def adjust(self, scores: Weight) -> Weight:
         """Products with the head [N, vocab] -> logits: a soft cap, a scale. May work in place."""
-        ...
 
     def adaptable(self) -> list[tuple[str, Block]]:
         """The layers that adapters may change, each with the prefix of its names in a checkpoint;
         none where the model takes no adapters."""
-        ...
 
     def stored(self) -> list[Stored]:
         """Everything with a matrix."""
-        ...
 
     def slots(self) -> Slots:
         """Every checkpoint tensor that this range needs."""
-        ...
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint tensor that has no slot is known to be needless here."""
-        ...
 
     def encode(self, media: MediaSpan) -> Tensor:
         """Hidden states [media.count, width] that stand in for the placeholders' embeddings. Raises
         TypeError where the model is not ``multimodal``."""
-        ...

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from sglang.srt.attention.attention_protocol import KVShape
 from sglang.srt.layers.experts import ExpertNames, Experts, ExpertsShape
-from sglang.srt.layers.latent import LatentAttention, LatentShape
+from sglang.srt.layers.latent import LatentAttention
+from sglang.srt.layers.latent_expansion import LatentShape
 from sglang.srt.layers.mlp import FeedForward, GatedMLP
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.prenorm import PreNorm
@@ -54,7 +55,6 @@ class DeepseekBlock(PreNorm):
 
 
 class DeepseekV2ForCausalLM(CausalLM):
-    recordable = False
     spec: DeepseekSpec
 
     def block(self, layer: int, index: int) -> DeepseekBlock:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from sglang.srt.layers.activations import TEXT
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
-from sglang.srt.layers.residual import Residual
+from sglang.srt.layers.pass_writer import PassWriter
 from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.self_attention import AttentionShape, SelfAttention
-from sglang.srt.layers.step import ForwardStep
-from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
@@ -83,21 +81,12 @@ class GemmaBlock:
         self.before_attention, self.behind_attention = gain(spec, place), gain(spec, place)
         self.before_mlp, self.behind_mlp = gain(spec, place), gain(spec, place)
 
-    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
-        x, y = self.before_attention.join(stream)
-        stream = Residual(x, self.attention(y, step), self.behind_attention)
-        x, y = self.before_mlp.join(stream)
-        return Residual(x, self.mlp(y, step.use), self.behind_mlp)
-
-    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
-        y = self.attention.record(tape, self.before_attention.record(tape, x))
+    def write(self, w: PassWriter, last: bool) -> None:
+        y = self.attention.write(w, w.read(self.before_attention))
         if last:
-            x, y = tape.choose(x), tape.choose(y)
-        added = self.attention.out.outputs(tape, ProductInput(y))
-        tape.add_norm(self.behind_attention.record(tape, added), x)
-        added = self.mlp.outputs(tape, self.before_mlp.record(tape, x))
-        tape.add_norm(self.behind_mlp.record(tape, added), x)
-        return x
+            [y] = w.choose(y)
+        w.add(self.attention.out, y, self.behind_attention)
+        self.mlp.write(w, w.read(self.before_mlp), self.behind_mlp)
 
     def stored(self) -> list[Stored]:
         return [*self.attention.stored(), *self.mlp.stored()]

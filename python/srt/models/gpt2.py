@@ -5,19 +5,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sglang.srt.attention.attention_protocol import Attention
 from sglang.srt.layers.linear import Fused
-from sglang.srt.layers.lora import Use
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.pass_writer import PassWriter
 from sglang.srt.layers.prenorm import PreNorm
 from sglang.srt.layers.self_attention import AttentionNames, AttentionShape, SelfAttention
-from sglang.srt.layers.tape_recorder import TapeRecorder
 from sglang.srt.layers.weight import Place, Slot, Slots
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import ModelSpec, decoder_spec
-from sglang.srt.numeric.torch_later import F, Tensor
 
 NAMES = AttentionNames(out="c_proj", fused=Fused("c_attn", transposed=True), transposed=True)
 # GPT-2's own names of config keys, and ours.
@@ -84,18 +81,9 @@ class GPT2LMHeadModel(CausalLM):
     def block(self, layer: int, index: int) -> GPT2Block:
         return GPT2Block(self.spec, index, self.place)
 
-    def compute(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
-        if self.positions is not None:
-            x = x + F.embedding(positions, self.positions)
-        return super().compute(x, positions, attention, use)
-
-    def record_embedding(self, tape: TapeRecorder) -> int:
-        assert self.positions is not None
-        x = super().record_embedding(tape)
-        tape.place(x, self.positions)
-        return x
+    def write_embedding(self, w: PassWriter) -> None:
+        super().write_embedding(w)
+        w.add_positions(self.positions)
 
     def slots(self) -> Slots:
         out = super().slots()

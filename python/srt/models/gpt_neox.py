@@ -9,12 +9,10 @@ from typing import ClassVar
 from sglang.srt.layers.linear import Fused
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
+from sglang.srt.layers.pass_writer import PassWriter
 from sglang.srt.layers.prenorm import PreNorm
-from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.self_attention import AttentionNames, AttentionShape, SelfAttention
-from sglang.srt.layers.step import ForwardStep
-from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
@@ -57,22 +55,15 @@ class NeoXBlock(PreNorm):
         self.attention_norm = LayerNorm(width, spec.eps, place)
         self.mlp_norm = LayerNorm(width, spec.eps, place)
 
-    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
-        x, y = self.attention_norm.join(stream)
-        attended = x + self.attention(y, step)
-        y = self.mlp_norm(x if self.parallel else attended)
-        return Residual(attended, self.mlp(y, step.use))
-
-    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
-        y = self.attention.record(tape, self.attention_norm.record(tape, x))
+    def write(self, w: PassWriter, last: bool) -> None:
+        y = self.attention.write(w, w.read(self.attention_norm))
         if last:
-            x, y = tape.choose(x), tape.choose(y)
+            [y] = w.choose(y)
         if not self.parallel:
-            self.attention.out.record(tape, ProductInput(y), x)
-        self.mlp.record(tape, self.mlp_norm.record(tape, x), x)
+            w.add(self.attention.out, y)
+        self.mlp.write(w, w.read(self.mlp_norm))
         if self.parallel:
-            self.attention.out.record(tape, ProductInput(y), x)
-        return x
+            w.add(self.attention.out, y)
 
 
 class GPTNeoXForCausalLM(CausalLM):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sglang.srt.core.media_marks import MediaSpan
+from sglang.srt.layers.weight import LayerWeights
 from sglang.srt.media.processor_settings import Norms, Settings
 from sglang.srt.media.tiles import Squares
 from sglang.srt.models.config_fields import Fields
@@ -16,7 +17,6 @@ from sglang.srt.models.vision.tower_layers import Projector, pixels, whole
 from sglang.srt.models.vision.vision_language import (
     VisionLanguageModel,
     VisionLanguageSpec,
-    VisionPart,
     norms_of,
     text_spec,
     vision_language_spec,
@@ -92,7 +92,7 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         squares = Squares.of(Settings(config.values, config.source))
         return llava_spec(config, architecture, squares)
 
-    def vision_parts(self) -> dict[str, VisionPart]:
+    def vision_parts(self) -> dict[str, LayerWeights]:
         spec, place = self.spec, whole(self.place)
         self.tower = ViT(spec.tower, spec.wanted, place)
         width = spec.hidden_size
@@ -111,12 +111,12 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
 
     def features(self, media: MediaSpan) -> Tensor:
         """Hidden states of each square that count [N, features, tower's width]."""
-        seen = self.tower(pixels(media, self.spec.norms, self.place))
+        seen = self.tower.write(self.words, pixels(media, self.spec.norms, self.place))
         return seen[:, self.spec.squares.skip :]
 
     def project(self, x: Tensor) -> Tensor:
         """[N, features, tower's width] -> [N, features, width]."""
-        return self.projector(x.flatten(0, 1)).view(*x.shape[:2], -1)
+        return self.projector.write(self.words, x.flatten(0, 1)).view(*x.shape[:2], -1)
 
     def encode(self, media: MediaSpan) -> Tensor:
         return self.project(self.features(media))[0]

@@ -7,13 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang.srt.core.media_marks import MediaSpan
-from sglang.srt.layers.weight import Slot, Slots, Stored
+from sglang.srt.layers.weight import LayerWeights, Slot, Slots, Stored
 from sglang.srt.media.processor_settings import Settings
 from sglang.srt.media.tiles import NEXT, Squares
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llava import LlavaForConditionalGeneration, LlavaSpec, llava_spec
 from sglang.srt.models.model_spec import ModelSpec, extended
-from sglang.srt.models.vision.vision_language import VisionPart
 from sglang.srt.numeric.torch_later import F, Tensor, torch
 
 NEWLINE = "model.image_newline"
@@ -38,7 +37,7 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
         squares = Squares.of(Settings(config.values, config.source), NEXT)
         return llava_spec(config, architecture, squares)
 
-    def vision_parts(self) -> dict[str, VisionPart]:
+    def vision_parts(self) -> dict[str, LayerWeights]:
         self.newline = self.place.empty(self.spec.hidden_size)
         return {**super().vision_parts(), NEWLINE: Newline(self.newline)}
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sglang.srt.layers.mlp import GatedMLP
-from sglang.srt.layers.residual import Residual
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.pass_writer import PassWriter
 from sglang.srt.layers.self_attention import AttentionShape
-from sglang.srt.layers.step import ForwardStep
-from sglang.srt.layers.tape_recorder import ProductInput, TapeRecorder
 from sglang.srt.layers.weight import Slots
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.llama import LlamaBlock, LlamaForCausalLM
@@ -19,23 +18,19 @@ from sglang.srt.models.model_spec import ModelSpec, decoder_spec
 class Olmo2Block(LlamaBlock):
     """``x + norm(attention(x))``, then ``x + norm(mlp(x))``."""
 
+    mlp: GatedMLP
+    attention_norm: RMSNorm
+    mlp_norm: RMSNorm
+
     def shape(self, spec: ModelSpec, layer: int) -> AttentionShape:
         return replace(super().shape(spec, layer), qk_eps=spec.eps, qk_whole=True)
 
-    def __call__(self, stream: Residual, step: ForwardStep) -> Residual:
-        x = stream.sum
-        x = x + self.attention_norm(self.attention(x, step))
-        return Residual(x, self.mlp_norm(self.mlp(x, step.use)))
-
-    def record(self, tape: TapeRecorder, x: int, last: bool) -> int:
-        y = self.attention.record(tape, ProductInput(x))
+    def write(self, w: PassWriter, last: bool) -> None:
+        y = self.attention.write(w, w.read())
         if last:
-            x, y = tape.choose(x), tape.choose(y)
-        added = self.attention.out.outputs(tape, ProductInput(y))
-        tape.add_norm(self.attention_norm.record(tape, added), x)
-        assert isinstance(self.mlp, GatedMLP)
-        tape.add_norm(self.mlp_norm.record(tape, self.mlp.outputs(tape, ProductInput(x))), x)
-        return x
+            [y] = w.choose(y)
+        w.add(self.attention.out, y, self.attention_norm)
+        self.mlp.write(w, w.read(), self.mlp_norm)
 
     def slots(self, prefix: str) -> Slots:
         return (
@@ -47,8 +42,6 @@ class Olmo2Block(LlamaBlock):
 
 
 class Olmo2ForCausalLM(LlamaForCausalLM):
-    WHOLE_NORMS = True
-
     @staticmethod
     def read(config: Fields, architecture: str) -> ModelSpec:
         bias = config.flag("attention_bias")

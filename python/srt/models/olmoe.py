@@ -19,7 +19,7 @@ class OlmoeBlock(LlamaBlock):
 
 
 class OlmoeForCausalLM(MixtureForCausalLM):
-    BLOCK, WHOLE_NORMS = OlmoeBlock, True
+    BLOCK = OlmoeBlock
 
     @staticmethod
     def read(config: Fields, architecture: str) -> MixtureSpec:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from sglang.srt.core.media_marks import MediaSpan
 from sglang.srt.layers.rotary import SectionedRotary
+from sglang.srt.layers.weight import LayerWeights
 from sglang.srt.media.processor_settings import Norms
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.decoder_model import DecoderModel
@@ -19,7 +20,6 @@ from sglang.srt.models.vision.tower_layers import pixels, whole
 from sglang.srt.models.vision.vision_language import (
     VisionLanguageModel,
     VisionLanguageSpec,
-    VisionPart,
     lift,
     norms_of,
     vision_language_spec,
@@ -40,7 +40,6 @@ class SectionedSpec(ModelSpec):
 class SectionedQwen2(Qwen2ForCausalLM):
     """The text model of Qwen2.5-VL."""
 
-    recordable = False  # a tape's positions have one part
     spec: SectionedSpec
 
     @staticmethod
@@ -77,7 +76,6 @@ class QwenVLSpec(VisionLanguageSpec):
 
 
 class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):
-    recordable = SectionedQwen2.recordable
     sections = True
     spec: QwenVLSpec
     RENAMED: ClassVar = (
@@ -101,9 +99,9 @@ class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):
     def family(spec: VisionLanguageSpec) -> type[DecoderModel]:
         return SectionedQwen2
 
-    def vision_parts(self) -> dict[str, VisionPart]:
+    def vision_parts(self) -> dict[str, LayerWeights]:
         self.tower = WindowTower(self.spec.tower, whole(self.place))
         return {TOWER: self.tower}
 
     def encode(self, media: MediaSpan) -> Tensor:
-        return self.tower(pixels(media, self.spec.norms, self.place))
+        return self.tower.write(self.words, pixels(media, self.spec.norms, self.place))

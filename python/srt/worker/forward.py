@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from sglang.srt.attention.attention_protocol import Attention, Int32Array
 from sglang.srt.core.batch import Sample
+from sglang.srt.layers.torch_writer import ForwardStep, forward
 from sglang.srt.logits.drawing import Drawing, drawn
 from sglang.srt.logits.torch_results import pick
 from sglang.srt.models.decoder_model import DecoderModel
@@ -89,11 +90,9 @@ class Eager:
 def compute(model: DecoderModel, inputs: Inputs, attention: Attention) -> Tensor:
     """Hidden states [T, width]; ``attention`` is planned. A model that does not own the first layer
     gets those of the layer before as ``embedded``, of all tokens."""
-    embedded = inputs.embedded
-    if embedded is None:
-        return model.forward(inputs.tokens, inputs.positions, attention, inputs.use)
-    if not model.first:
-        return model.forward(embedded.states, inputs.positions, attention, inputs.use)
-    x = model.embed(inputs.tokens)
-    x = x.index_copy(0, send(embedded.at, x.device).long(), embedded.states.to(x))
-    return model.compute(x, inputs.positions, attention, inputs.use)
+    x, embedded, given = inputs.tokens, inputs.embedded, None
+    if embedded is not None and model.first:
+        given = send(embedded.at, x.device).long(), embedded.states
+    elif embedded is not None:
+        x = embedded.states
+    return forward(model, x, ForwardStep(inputs.positions, attention, inputs.use, given))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.config import Config
+from sglang.srt.layers.tape_writer import missing_word
 from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.worker.forward import Forward, ForwardChoice
 from sglang.srt.worker.kv import KVPool
@@ -40,5 +41,5 @@ def native_forward(plan: ModelPlan, model: DecoderModel, pool: KVPool, threads: 
     from sglang.srt.worker.native_forward import Layered, Native
 
     group = plan.shard.group
-    recorded = model.recordable and (group.size == 1 or group.meeting is not None)
+    recorded = not missing_word(model) and (group.size == 1 or group.meeting is not None)
     return (Native if recorded else Layered)(model, pool, threads)

@@ -31,6 +31,7 @@ from sglang.srt.attention.attention_protocol import (
 )
 from sglang.srt.attention.slots import padded
 from sglang.srt.core.batch import Sample
+from sglang.srt.layers.torch_writer import ForwardStep, forward
 from sglang.srt.logits.drawing import Drawing
 from sglang.srt.logits.torch_results import pick
 from sglang.srt.models.decoder_model import DecoderModel
@@ -124,7 +125,8 @@ class StaticBuffers:
 
     def compute(self, size: int, attention: Attention) -> None:
         """The pass over the first ``size`` rows, with their logits where these are few."""
-        hidden = self.model.forward(self.tokens[:size], self.positions[..., :size], attention)
+        step = ForwardStep(self.positions[..., :size], attention)
+        hidden = forward(self.model, self.tokens[:size], step)
         if self.states is None:
             self.states = hidden.new_zeros(self.most, hidden.shape[1])
         self.states[:size].copy_(hidden)

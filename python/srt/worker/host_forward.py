@@ -10,7 +10,7 @@ from sgl_kernel import native, packed, paged
 from sgl_kernel.tape import Tape
 from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.core.batch import Sample
-from sglang.srt.layers.tape_recorder import TapeRecorder
+from sglang.srt.layers.tape_writer import record
 from sglang.srt.logits import host_sampler
 from sglang.srt.logits.drawing import Drawing
 from sglang.srt.models.decoder_model import DecoderModel
@@ -23,7 +23,7 @@ LIGHT = 1 << 20
 
 
 class HostForward:
-    """Implements ``worker.forward.Forward`` for models that are ``recordable``."""
+    """Implements ``worker.forward.Forward`` for models that a tape can hold."""
 
     def __init__(self, model: DecoderModel, pool: KVPool, threads: int) -> None:
         """``model``: packed. Its matrices and the pool stay where they are."""
@@ -31,7 +31,7 @@ class HostForward:
         self.parameters = packed_parameters(model)
         self.page_size, self.pools = pool.page_size, kernel_pools(pool)
         self.tape = Tape()
-        model.record(TapeRecorder(self.tape, self.pools))
+        record(model, self.tape, self.pools)
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Array:
         layout, embedded = inputs.layout, inputs.embedded

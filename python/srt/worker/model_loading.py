@@ -17,6 +17,7 @@ from sglang.srt.files.location import locate
 from sglang.srt.layers.float8_product import PRODUCTS, Multiply, check
 from sglang.srt.layers.kernel_trial import KernelTrial, TrialSizes
 from sglang.srt.layers.operations import TORCH, operations_of
+from sglang.srt.layers.tape_writer import missing_word
 from sglang.srt.layers.weight import HostPlace, OutlinePlace, Place
 from sglang.srt.models import weights
 from sglang.srt.models.causal import CausalLM
@@ -56,7 +57,7 @@ class ModelPlan:
     storage: Storage
     checkpoint: Checkpoint | None  # None: dummy weights
     shard: Shard = WHOLE
-    recorded: bool = True  # all of a pass can be one native call
+    unrecorded: str = ""  # the word that keeps a pass from being one native call
 
     @property
     def dtype(self) -> DType:
@@ -65,7 +66,7 @@ class ModelPlan:
     @property
     def on_host(self) -> bool:
         """Whether weights, KV and passes are NumPy's and native: without torch."""
-        return not self.torch_because and self.recorded and self.shard.whole
+        return not (self.torch_because or self.unrecorded) and self.shard.whole
 
     @property
     def place(self) -> Any:
@@ -136,7 +137,7 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
         storage = replace(storage, weight_bytes=storage.weight_bytes * part // whole)
     plan = ModelPlan(
         directory, architecture, family, spec, length, device, storage, checkpoint, shard,
-        recorded=outline.recordable and not outline.multimodal,
+        unrecorded="vision towers" if outline.multimodal else missing_word(outline),
     )  # fmt: skip
     if not plan.on_host:
         need_torch(plan)
@@ -165,8 +166,8 @@ def need_torch(plan: ModelPlan) -> None:
     why = "several ranks compute the model"
     if plan.torch_because:
         why = f"native CPU kernels do not run: {plan.torch_because}"
-    elif not plan.recorded:
-        why = f"no native pass holds all of {plan.architecture}"
+    elif plan.unrecorded:
+        why = f"no native pass holds all of {plan.architecture} ({plan.unrecorded})"
     try:
         torch.get_num_threads()
     except ModuleNotFoundError as error:

@@ -14,7 +14,7 @@ from sgl_kernel.tape import Tape
 from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.attention.kernel_attention import KernelAttention
 from sglang.srt.core.batch import Sample
-from sglang.srt.layers.tape_recorder import TapeRecorder
+from sglang.srt.layers.tape_writer import record
 from sglang.srt.logits.drawing import Drawing, drawn
 from sglang.srt.logits.host_sampler import draw_records, note_errors
 from sglang.srt.logits.sampler import adjust
@@ -60,12 +60,12 @@ class Layered:
 
 
 class Native(Layered):
-    """The same for models that are ``recordable``."""
+    """The same for models that a tape can hold."""
 
     def __init__(self, model: DecoderModel, pool: KVPool, threads: int) -> None:
         super().__init__(model, pool, threads)
         self.tape = Tape()
-        model.record(TapeRecorder(self.tape, self.pools))
+        record(model, self.tape, self.pools)
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
         layout, embedded = inputs.layout, inputs.embedded

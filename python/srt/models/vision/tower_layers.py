@@ -3,13 +3,13 @@ attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
 from sglang.srt.core.media_marks import MediaSpan
-from sglang.srt.layers.activations import ACTIVATIONS
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
+from sglang.srt.layers.torch_writer import TorchOperations
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from sglang.srt.media.processor_settings import Norms
 from sglang.srt.numeric.host_arrays import Array
@@ -43,17 +43,14 @@ def pixels(media: MediaSpan, norms: Norms, place: Place) -> Tensor:
 class PatchEmbedding(Stored):
     """A convolution whose steps are as long as its kernel: a matrix product over patches.
 
-    ``kernel``: (3, height, width), or (3, frames, height, width).
+    ``kernel``: (3, height, width), or (3, frames, height, width); patches [N, inputs] are in its
+    order.
     """
 
     def __init__(self, width: int, kernel: tuple[int, ...], bias: bool, place: Place) -> None:
         self.shape = (width, *kernel)
         self.weight = place.empty(width, prod(kernel))
         self.bias = place.empty(width) if bias else None
-
-    def __call__(self, patches: Tensor) -> Tensor:
-        """Patches [N, inputs], in the kernel's order, -> [N, width]."""
-        return self.product(patches, self.bias)
 
     def slots(self, prefix: str) -> Slots:
         out = {f"{prefix}weight": Slot(self.weight, self.shape, adapt=_flat)}
@@ -76,11 +73,11 @@ class Projector:
         inputs, inner, outputs = sizes
         self.first = ColumnLinear(inputs, {names[0]: inner}, bias, place)
         self.second = RowLinear(inner, names[1], outputs, bias, place)
-        self.act: Callable[[Tensor], Tensor] = ACTIVATIONS[act]
+        self.act = act
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def write(self, w: TorchOperations, x: Tensor) -> Tensor:
         """[N, inputs] -> [N, outputs]."""
-        return self.second(self.act(self.first(x)))
+        return w.product(w.activate(w.product(x, self.first), self.act), self.second)
 
     def stored(self) -> list[Stored]:
         return [self.first, self.second]

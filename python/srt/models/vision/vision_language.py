@@ -11,13 +11,13 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
-from sglang.srt.attention.attention_protocol import Attention, KVShape
+from sglang.srt.attention.attention_protocol import KVShape
 from sglang.srt.core.media_marks import MediaSpan
-from sglang.srt.layers.lora import Use
-from sglang.srt.layers.tape_recorder import TapeRecorder
-from sglang.srt.layers.weight import Place, Slots, Stored
+from sglang.srt.layers.pass_writer import PassWriter, Value
+from sglang.srt.layers.torch_writer import TorchOperations
+from sglang.srt.layers.weight import LayerWeights, Place, Slots, Stored
 from sglang.srt.media.processor_settings import Norms
 from sglang.srt.models.causal import CausalLM
 from sglang.srt.models.config_fields import Fields
@@ -48,21 +48,12 @@ class VisionLanguageSpec(ModelSpec):
         return self.text.sinks
 
 
-class VisionPart(Protocol):
-    """A tower or a projector."""
-
-    def stored(self) -> list[Stored]: ...
-
-    def slots(self, prefix: str) -> Slots: ...
-
-
 class VisionLanguageModel:
     """Implements ``models.decoder_model.DecoderModel``, which documents the methods.
 
     Weights go by the names of newer checkpoints; ``RENAMED`` says what older ones call them.
     """
 
-    recordable: bool = True  # as the text models are
     sections: ClassVar[bool] = False
     multimodal: ClassVar[bool] = True
     LAYERS: ClassVar[str] = f"{TEXT}layers."
@@ -73,13 +64,14 @@ class VisionLanguageModel:
         self, spec: VisionLanguageSpec, place: Place, length: int, layers: range | None = None
     ) -> None:
         self.spec, self.place = spec, place
+        self.words = TorchOperations(place.operations)
         self.text = cast(type[CausalLM], self.family(spec))(spec.text, place, length, layers)
         self.layers = self.text.layers  # adapters change these
         self.owned = self.text.owned
         self.embedding, self.head = self.text.embedding, self.text.head
         self.first, self.last = self.text.first, self.text.last
         first = self.first
-        self.parts: dict[str, VisionPart] = self.vision_parts() if first else {}
+        self.parts: dict[str, LayerWeights] = self.vision_parts() if first else {}
         plain(self._vision_stored())
 
     @staticmethod
@@ -88,34 +80,21 @@ class VisionLanguageModel:
         return TEXT_FAMILIES[spec.text.architecture]
 
     @abstractmethod
-    def vision_parts(self) -> dict[str, VisionPart]:
+    def vision_parts(self) -> dict[str, LayerWeights]:
         """The towers and projectors before the text model, by the prefixes of their weights."""
 
     @abstractmethod
     def encode(self, media: MediaSpan) -> Tensor:
         """Hidden states of a medium. See ``DecoderModel.encode``."""
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.text.embed(tokens)
-
-    def compute(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
-        return self.text.compute(x, positions, attention, use)
-
-    def forward(
-        self, x: Tensor, positions: Tensor, attention: Attention, use: Use | None = None
-    ) -> Tensor:
-        return self.text.forward(x, positions, attention, use)
+    def write(self, w: PassWriter) -> Value:
+        return self.text.write(w)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.text.logits(hidden)
 
     def adjust(self, scores: Weight) -> Weight:
         return self.text.adjust(scores)
-
-    def record(self, tape: TapeRecorder) -> None:
-        self.text.record(tape)
 
     def adaptable(self) -> list[tuple[str, Block]]:
         return []

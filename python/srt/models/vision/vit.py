@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
 from sglang.srt.layers.mlp import PlainMLP
 from sglang.srt.layers.norm import LayerNorm
+from sglang.srt.layers.torch_writer import TorchOperations
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import read_activation
@@ -85,12 +86,12 @@ class EncoderBlock:
         self.attention_norm = LayerNorm(width, spec.eps, place)
         self.mlp_norm = LayerNorm(width, spec.eps, place)
 
-    def __call__(self, x: Tensor, squares: int) -> Tensor:
+    def write(self, w: TorchOperations, x: Tensor, squares: int) -> Tensor:
         """[squares * tokens, width] -> the same."""
-        qkv = self.qkv(self.attention_norm(x)).view(squares, -1, 3, self.heads, self.head_dim)
-        q, k, v = qkv.unbind(2)
-        x = x + self.out(attend(q, k, v).flatten(0, 1))
-        return x + self.mlp(self.mlp_norm(x))
+        qkv = w.product(w.norm(x, self.attention_norm), self.qkv)
+        q, k, v = qkv.view(squares, -1, 3, self.heads, self.head_dim).unbind(2)
+        x = x + w.product(attend(q, k, v).flatten(0, 1), self.out)
+        return x + w.product(self.mlp.inner(w, w.norm(x, self.mlp_norm)), self.mlp.down)
 
     @property
     def head_dim(self) -> int:
@@ -127,25 +128,26 @@ class ViT:
         self.norm = LayerNorm(width, spec.eps, place) if spec.clip else None
         self.layers = [EncoderBlock(spec, place) for _ in range(max(self.wanted))]
 
-    def __call__(self, pixels: Tensor) -> Tensor:
+    def write(self, w: TorchOperations, pixels: Tensor) -> Tensor:
         """Squares [N, 3, pixels, pixels] -> hidden states [N, tokens, width * len(wanted)]."""
-        return torch.cat([self._batch(part) for part in pixels.split(BATCH)])
+        return torch.cat([self._batch(w, part) for part in pixels.split(BATCH)])
 
-    def _batch(self, pixels: Tensor) -> Tensor:
+    def _batch(self, w: TorchOperations, pixels: Tensor) -> Tensor:
         squares, side, patch = pixels.shape[0], self.spec.side, self.spec.patch
         cut = pixels[..., : side * patch, : side * patch]
         rows = cut.reshape(squares, 3, side, patch, side, patch).permute(0, 2, 4, 1, 3, 5)
-        x = self.patches(rows.reshape(squares * side * side, -1)).view(squares, side * side, -1)
+        x = w.product(rows.reshape(squares * side * side, -1), self.patches)
+        x = x.view(squares, side * side, -1)
         if self.first is not None:
             x = torch.cat([self.first.to(x.dtype).expand(squares, 1, -1), x], dim=1)
         x = x + self.positions.to(x.dtype)
         if self.norm is not None:
-            x = self.norm(x)
+            x = w.norm(x, self.norm)
         shape = x.shape
         x = x.flatten(0, 1)
         taken = {0: x}
         for number, layer in enumerate(self.layers, 1):
-            x = layer(x, squares)
+            x = layer.write(w, x, squares)
             if number in self.wanted:
                 taken[number] = x
         return torch.cat([taken[number].view(shape) for number in self.wanted], dim=-1)

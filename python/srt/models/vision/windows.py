@@ -11,6 +11,7 @@ from typing import NamedTuple
 from sglang.srt.layers.linear import ColumnLinear, Fused, RowLinear
 from sglang.srt.layers.mlp import GatedMLP
 from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.torch_writer import TorchOperations
 from sglang.srt.layers.weight import Place, Slots, Stored
 from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.model_spec import read_activation
@@ -109,13 +110,14 @@ class WindowAttention:
         self.qkv = ColumnLinear(width, parts, True, place, fused=Fused("qkv"))
         self.out = RowLinear(width, "proj", width, True, place)
 
-    def __call__(
-        self, x: Tensor, turn: tuple[Tensor, Tensor], groups: list[tuple[int, int]]
-    ) -> Tensor:
+    def write(
+        self, w: TorchOperations, x: Tensor, turn: tuple[Tensor, Tensor],
+        groups: list[tuple[int, int]],
+    ) -> Tensor:  # fmt: skip
         """x: [steps, patches, width] -> the same. ``turn``: cosines and signed sines
         [patches, 1, head_dim]; ``groups``: how many sets of how many patches see one another."""
         steps, patches, width = x.shape
-        qkv = self.qkv(x.flatten(0, 1)).view(steps, patches, 3, self.heads, -1)
+        qkv = w.product(x.flatten(0, 1), self.qkv).view(steps, patches, 3, self.heads, -1)
         cos, sin = turn
         q, k, v = qkv.unbind(2)
         half = q.shape[-1] // 2
@@ -126,7 +128,7 @@ class WindowAttention:
             parts = (y[:, span].reshape(steps * number, size, self.heads, -1) for y in (q, k, v))
             out.append(attend(*parts).view(steps, number * size, width))
             first += number * size
-        return self.out(torch.cat(out, dim=1).flatten(0, 1)).view(x.shape)
+        return w.product(torch.cat(out, dim=1).flatten(0, 1), self.out).view(x.shape)
 
     def stored(self) -> list[Stored]:
         return [self.qkv, self.out]
@@ -144,11 +146,13 @@ class WindowBlock:
         self.attention_norm = RMSNorm(spec.width, EPS, place)
         self.mlp_norm = RMSNorm(spec.width, EPS, place)
 
-    def __call__(
-        self, x: Tensor, turn: tuple[Tensor, Tensor], groups: list[tuple[int, int]]
-    ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), turn, groups)
-        return x + self.mlp(self.mlp_norm(x).flatten(0, 1)).view(x.shape)
+    def write(
+        self, w: TorchOperations, x: Tensor, turn: tuple[Tensor, Tensor],
+        groups: list[tuple[int, int]],
+    ) -> Tensor:  # fmt: skip
+        x = x + self.attention.write(w, w.norm(x, self.attention_norm), turn, groups)
+        inner = self.mlp.inner(w, w.norm(x, self.mlp_norm).flatten(0, 1))
+        return x + w.product(inner, self.mlp.down).view(x.shape)
 
     def stored(self) -> list[Stored]:
         return [*self.attention.stored(), *self.mlp.stored()]
@@ -173,7 +177,7 @@ class WindowTower:
         names = ("0", "2")
         self.merger = Projector((inner, inner, spec.outputs), "gelu", True, names, place)
 
-    def __call__(self, pixels: Tensor) -> Tensor:
+    def write(self, w: TorchOperations, pixels: Tensor) -> Tensor:
         """Frames [N, 3, height, width] -> [steps * rows * columns, outputs], rows and columns of
         merged patches."""
         merge, (height, width) = self.spec.merge, pixels.shape[2:]
@@ -181,17 +185,16 @@ class WindowTower:
         rows, columns = height // unit, width // unit
         windows = Windows.of(rows, columns, self.spec.window)
         order = windows.order.to(pixels.device)
-        x = self.patches(self._cut(pixels, rows, columns)).view(
-            -1, rows * columns, merge**2, self.spec.width
-        )
+        x = w.product(self._cut(pixels, rows, columns), self.patches)
+        x = x.view(-1, rows * columns, merge**2, self.spec.width)
         steps = x.shape[0]
         x = x[:, order].flatten(1, 2)
         turn = self._turn(rows, columns, windows.order, x)
         inside = [(number, size * merge**2) for number, size in windows.groups]
         everything = [(1, x.shape[1])]
         for number, layer in enumerate(self.layers):
-            x = layer(x, turn, everything if number in self.spec.whole else inside)
-        merged = self.merger(self.norm(x).view(steps * rows * columns, -1))
+            x = layer.write(w, x, turn, everything if number in self.spec.whole else inside)
+        merged = self.merger.write(w, w.norm(x, self.norm).view(steps * rows * columns, -1))
         out = torch.empty_like(merged).view(steps, rows * columns, -1)
         out[:, order] = merged.view(out.shape)
         return out.flatten(0, 1)

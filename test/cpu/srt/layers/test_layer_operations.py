@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 from sglang.srt.config.sections import FUSED_KERNELS, LAYER_KERNELS
 from sglang.srt.layers.activations import CLAMPED_SWIGLU, gated
+from sglang.srt.layers.linear import RowLinear
 from sglang.srt.layers.norm import LayerNorm, RMSNorm
 from sglang.srt.layers.operations import TORCH, operations_of
-from sglang.srt.layers.residual import Residual
 from sglang.srt.layers.rotary import Rope, Rotary, SectionedRotary
+from sglang.srt.layers.torch_writer import ForwardStep, TorchOperations, TorchWriter
 from sglang.srt.layers.weight import Place
 from torch import Tensor
 
 CPU = torch.device("cpu")
 PLACE = Place(CPU, torch.float32)
+NO_ATTENTION: Any = None
+STEP = ForwardStep(torch.zeros(0), NO_ATTENTION)
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="needs triton, which has no build for this system"
 )
@@ -67,16 +71,31 @@ def test_the_stream_is_the_sum_of_its_parts() -> None:
     for weight in (inner.weight, outer.weight, layer.weight, layer.bias):
         assert weight is not None
         weight.copy_(random(8, len(weight))[0])
-    for stream, want in (
-        (Residual(x), x),
-        (Residual(x, more), x + more),
-        (Residual(x, more, inner), x + inner(more)),
-    ):
-        assert torch.equal(stream.sum, want)
-        for norm in (outer, layer):
-            total, normed = norm.join(stream)
-            assert torch.equal(total, want)
-            assert torch.equal(normed, norm(want))
+    words = TorchOperations(TORCH)
+    normed = words.norm(more, inner)
+    for pending, norm, want in ((None, None, x), (more, None, x + more), (more, inner, x + normed)):
+        for read in (None, outer, layer):
+            w = TorchWriter(TORCH, x, STEP)
+            w.pending, w.pending_norm = pending, norm
+            assert torch.equal(w.read(read), want if read is None else words.norm(want, read))
+            assert w.pending is None
+            assert torch.equal(w.x, want)
+
+
+def test_additions_are_made_in_the_order_they_are_said() -> None:
+    x = random(3, 8)
+    parts = [RowLinear(8, "", 8, True, PLACE) for _ in range(2)]
+    for seed, part in enumerate(parts):
+        part.weight.copy_(random(8, 8 + seed)[:, :8])
+        assert part.bias is not None
+        part.bias.copy_(random(8))
+    w = TorchWriter(TORCH, x, STEP)
+    for part in parts:
+        w.add(part, x)
+    want = x
+    for part in parts:
+        want = want + part.product(x, part.bias)
+    assert torch.equal(w.end(None), want)
 
 
 def gathered(rotary: Rotary, positions: Tensor) -> Tensor:

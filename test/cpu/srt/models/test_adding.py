@@ -16,7 +16,11 @@ from helpers.parity import NEW_TOKENS, Case, check_saved
 from helpers.paths import ROOT
 from helpers.ranks import split_logits
 from safetensors.torch import save_file
+from sglang.srt.layers.tape_writer import missing_word
+from sglang.srt.layers.weight import OutlinePlace
 from sglang.srt.models import registry
+from sglang.srt.models.config_fields import Fields
+from sglang.srt.numeric.host_arrays import FLOAT32, HOST
 from torch import Tensor
 
 PAGE = ROOT / "docs" / "adding-a-model.md"
@@ -113,7 +117,9 @@ def test_the_page(followed: dict[str, Any], tmp_path: Path) -> None:
     text = list(range(20))
     for got in split_logits(str(tmp_path), text, 2):
         assert (got - reference(w, text)).abs().max() < 1e-4
-    assert followed["NimbusForCausalLM"].recordable
+    family = followed["NimbusForCausalLM"]
+    spec = family.read(Fields(CONFIG, "config.json"), "NimbusForCausalLM")
+    assert not missing_word(family(spec, OutlinePlace(HOST, FLOAT32), 1))
 
 
 def test_a_name_is_one_familys() -> None:

@@ -12,17 +12,19 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-import torch
-from helpers import hf_models
+from helpers import hf_models, vision
 from helpers.parity import LENGTHS, MODELS, Case, all_cases
 from helpers.paths import ROOT
 from sglang.srt.cli import main
 from sglang.srt.layers.rotary import Rope, Rotary
-from sglang.srt.layers.weight import Place
+from sglang.srt.layers.tape_writer import missing_word
+from sglang.srt.layers.weight import OutlinePlace
 from sglang.srt.models import registry
 from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.models.verified import FILE, Verified, table, verified
+from sglang.srt.numeric.host_arrays import FLOAT32, HOST
 
 PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = (
@@ -53,10 +55,10 @@ def row(name: str, cases: list[Any], ranks: bool) -> Verified:
             continue
         spec = spec_of(case)
         windows |= {w for w in spec.windows if 0 < w < max(LENGTHS)}
-        if rotates(family(spec, Place(torch.device("meta"), torch.float32), 1)):
+        if rotates(outline(case)):
             ropes |= {rope.type for rope in vars(spec).values() if isinstance(rope, Rope)}
     return Verified(
-        about(family), len(cases), "tape" if family.recordable else "layers",
+        about(family), len(cases), "layers" if missing_word(outline(cases[0])) else "tape",
         tuple(sorted(sees)), tuple(sorted(ropes)), tuple(sorted(windows)), ranks,
     )  # fmt: skip
 
@@ -71,10 +73,19 @@ def rotates(model: Any) -> bool:
     )
 
 
-def spec_of(case: Case) -> ModelSpec:
-    config = hf_models.config(case.architecture, **case.settings).to_dict()
+def spec_of(case: Any) -> ModelSpec:
+    if isinstance(case, Case):
+        config = hf_models.config(case.architecture, **case.settings)
+    else:
+        config = vision.config(case.architecture)
     family = registry.lookup(case.architecture)
-    return family.read(Fields(config, "config.json"), case.architecture)
+    return family.read(Fields(config.to_dict(), "config.json"), case.architecture)
+
+
+def outline(case: Any) -> DecoderModel:
+    """The case's model without weights."""
+    family = registry.lookup(case.architecture)
+    return family(spec_of(case), OutlinePlace(HOST, FLOAT32), 1)
 
 
 def about(family: Any) -> str:

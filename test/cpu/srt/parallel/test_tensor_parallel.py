@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from sglang.srt.attention.attention_protocol import Layout
 from sglang.srt.attention.native_attention import NativeAttention
+from sglang.srt.layers.torch_writer import ForwardStep, forward
 from sglang.srt.layers.weight import Place
 from sglang.srt.models import weights
 from sglang.srt.models.model_spec import read_config
@@ -53,7 +54,8 @@ def build(path: str, group: Group, layers: range | None = None):
 
 def run(path: str, group: Group) -> Tensor:
     model, attention, positions = build(path, group)
-    return model.logits(model.forward(torch.tensor(TOKENS), positions, attention))
+    step = ForwardStep(positions, attention)
+    return model.logits(forward(model, torch.tensor(TOKENS), step))
 
 
 def rank_main(rank: int, paths: list[str], meeting: str, results: str) -> None:
@@ -93,7 +95,7 @@ def test_two_stages_equal_one(tied: bool, tmp_path: Path) -> None:
     for layers in (range(0, 2), range(2, 3)):
         model, attention, positions = build(path, Group(), layers)
         assert len(attention.key_pools) == len(layers)
-        hidden = model.forward(hidden, positions, attention)
+        hidden = forward(model, hidden, ForwardStep(positions, attention))
     assert torch.equal(model.logits(hidden), run(path, Group()))
 
 

@@ -22,7 +22,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.batch import Batch, Row, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.engine.engine_stats import EngineStats
-from sglang.srt.layers.experts import Experts
+from sglang.srt.layers import torch_experts
 from sglang.srt.logits import gpu_draw
 from sglang.srt.logits.drawing import Drawing
 from sglang.srt.worker import torch_passes
@@ -109,7 +109,8 @@ def hold(path: str, page_size: int, graphs: bool, passes: int) -> dict[str, int]
 def test_no_pass_after_the_warm_up_compiles(
     model: str, graphs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Experts, "_each", Experts._fused)  # as on a GPU
+    grouped = torch_experts.grouped
+    monkeypatch.setattr(torch_experts, "each", lambda *x: grouped(*x[:4]))  # as on a GPU
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # layers have fused kernels, as on a GPU
     page_size = 16 if model == "ungrouped" else 1
     path = write_config(tmp_path, max_position_embeddings=LENGTH, **MODELS[model])

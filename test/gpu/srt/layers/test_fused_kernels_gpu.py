@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,18 @@ def test_fused_logits_equal_eager_ones(name: str, tmp_path: Path) -> None:
     architecture, settings, rotates = MODELS[name]
     path = write_config(tmp_path, architectures=[architecture], **{**SHAPE, **settings})
     eager, fused = paged(path, EAGER, *LAYER_KERNELS), paged(path, "triton")
-    layers: Any = fused.worker.model
-    assert all((layer.attention.fused is not None) == rotates for layer in layers.layers)
+    model: Any = fused.worker.model
+    operations, rotated = model.place.operations, []
+
+    def rotate_append(qkv: Tensor, *more: Any) -> Tensor:
+        rotated.append(len(qkv))
+        return operations.rotate_append(qkv, *more)
+
+    counted = replace(operations, rotate_append=rotate_append)
+    model.place = replace(model.place, operations=counted)
     want = logits(eager)
     assert difference(logits(fused), want) < TOLERANCE
+    assert bool(rotated) == rotates
 
 
 @pytest.mark.parametrize("act", ["silu", "clamped_swiglu"])

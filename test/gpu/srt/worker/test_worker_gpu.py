@@ -19,6 +19,7 @@ from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.config.sections import LAYER_KERNELS
 from sglang.srt.core.batch import RowScore, Sample
 from sglang.srt.core.ints import ints
+from sglang.srt.layers.torch_writer import ForwardStep, forward
 from sglang.srt.layers.weight import Place
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.model_spec import read_config
@@ -62,7 +63,8 @@ def truth(paged: Paged, path: str, tokens: list[int]) -> Tensor:
     attention = NativeAttention(pools[: len(pools) // 2], pools[len(pools) // 2 :], 1, spec.windows)
     positions, ends = np.arange(n, dtype=np.int32), np.array([0, n], dtype=np.int32)
     attention.plan(Layout(ends[:1], ends[1:], ends, positions, positions))
-    return exact.logits(exact.forward(torch.tensor(tokens), torch.from_numpy(positions), attention))
+    step = ForwardStep(torch.from_numpy(positions), attention)
+    return exact.logits(forward(exact, torch.tensor(tokens), step))
 
 
 @pytest.mark.parametrize("page_size", [1, 16] if ON_GPU else [4])

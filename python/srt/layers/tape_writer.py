@@ -1,0 +1,230 @@
+"""TapeWriter: records the words of ``layers.pass_writer`` on a native tape, which then computes a
+whole pass in one call. Buffers are numbers; the residual stream is one buffer that products add to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+from sglang.srt.attention.attention_protocol import Heads
+from sglang.srt.layers.embedding import TokenEmbedding
+from sglang.srt.layers.experts import Experts
+from sglang.srt.layers.linear import ColumnLinear, RowLinear
+from sglang.srt.layers.norm import HeadNorms, HeadsNorm, LayerNorm, RMSNorm, WholeRMSNorm
+from sglang.srt.layers.pass_writer import PassDescription, PassWriter
+from sglang.srt.layers.rotary import Rotary, SectionedRotary
+from sglang.srt.layers.weight import Stored
+from sglang.srt.numeric.host_arrays import Array, Weight
+
+if TYPE_CHECKING:
+    from sgl_kernel import paged
+    from sgl_kernel.meeting import Meeting
+    from sgl_kernel.tape import Tape
+
+
+class MissingWord(Exception):
+    """A model says a word that a tape does not have."""
+
+
+class TapeValue(NamedTuple):
+    """A buffer, normed by the product that reads it where there is a ``norm``. ``additions``: to
+    the stream before it was read; -1 for other buffers."""
+
+    buffer: int
+    norm: RMSNorm | None = None
+    additions: int = -1
+
+
+class TapeWriter:
+    """Implements ``pass_writer.PassWriter``, but for words that a tape does not have
+    (``missing_word``).
+
+    All layers share their buffers, one for each width: a product's outputs are read by what follows
+    at once. What was attended may wait for another product, so it has buffers of its own.
+    """
+
+    def __init__(self, tape: Tape, pools: Sequence[paged.KV]) -> None:
+        """``pools``: of the model's layers, whose matrices are packed."""
+        self.tape, self.pools = tape, pools
+        self.stream, self.additions = -1, 0
+        self._angles: dict[int, tuple[Array, Array]] = {}
+        self._buffers: dict[tuple[str, int], int] = {}  # by use and width
+
+    def embed(self, table: TokenEmbedding, scale: float) -> None:
+        assert table.packed is not None
+        self.stream = self.tape.embed(table.packed, scale)
+        if (meeting := table.group.meeting) is not None:
+            self.tape.share(table.first)
+            self._reduce(self.stream, meeting, self.stream)
+
+    def input(self, width: int) -> None:
+        self.stream = self.tape.input(width)
+
+    def add_positions(self, table: Weight) -> None:
+        self.tape.place(self.stream, table)
+
+    def read(self, norm: RMSNorm | LayerNorm | None = None) -> TapeValue:
+        """LayerNorm's outputs stand until the next one's."""
+        if isinstance(norm, LayerNorm):
+            return TapeValue(self._norm(norm))
+        return TapeValue(self.stream, norm, self.additions)
+
+    def norm(self, x: TapeValue, norm: RMSNorm) -> TapeValue:
+        return TapeValue(x.buffer, norm)
+
+    def product(self, x: TapeValue, layer: ColumnLinear) -> TapeValue:
+        return TapeValue(self._linear(x, layer, self._outputs(layer)))
+
+    def gate(self, x: TapeValue, layer: ColumnLinear, act: str) -> TapeValue:
+        return TapeValue(self._linear(x, layer, self._outputs(layer), act=act))
+
+    def activate(self, x: TapeValue, act: str) -> TapeValue:
+        self.tape.activate(x.buffer, act)
+        return x
+
+    def attend(
+        self, qkv: TapeValue, heads: Heads, rotary: Rotary | None, norms: HeadNorms | None
+    ) -> TapeValue:
+        from sgl_kernel import paged
+        from sgl_kernel.arrays import floats
+
+        check_attention(rotary, norms)
+        q_gain, k_gain, eps, first = None, None, 0.0, 0
+        if norms is not None and norms.gains is not None:
+            q_gain, k_gain, eps = norms.gains
+            q_gain, k_gain = floats(q_gain), floats(k_gain)
+        for norm, count in zip(norms or (), (heads.num_heads, heads.num_kv_heads)):
+            if isinstance(norm, WholeRMSNorm):
+                self.tape.norm(qkv.buffer, norm.weight, norm.eps, into=qkv.buffer, first=first)
+            first += count * heads.head_dim
+        cos = sin = np.empty((0, 0), np.float32)  # turns nothing
+        if rotary is not None:
+            if id(rotary) not in self._angles:
+                self._angles[id(rotary)] = rotary.angles()
+            cos, sin = self._angles[id(rotary)]
+        shape = paged.Heads(
+            heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.scale, heads.window,
+            heads.soft_cap, heads.value_dim, sinks=heads.sinks,
+        )  # fmt: skip
+        pool = self.pools[heads.index]
+        turns = paged.Rotary(cos, sin, q_gain, k_gain, eps)
+        self.tape.append(qkv.buffer, shape, turns, pool)
+        into = self._buffer("attended", shape.q * shape.value)
+        return TapeValue(self.tape.attend(qkv.buffer, shape, pool, into))
+
+    def choose(self, *values: TapeValue) -> list[TapeValue]:
+        whole, self.stream = self.stream, self.tape.choose(self.stream)
+        return [
+            x._replace(buffer=self.stream if x.buffer == whole else self.tape.choose(x.buffer))
+            for x in values
+        ]
+
+    def add(self, layer: RowLinear, x: TapeValue, norm: RMSNorm | None = None) -> None:
+        """Ranks' parts, of which the first has the bias, have a buffer that no product reads."""
+        group, into = layer.group, self.stream
+        if group.meeting is not None:
+            into = self._buffer("part", layer.shape[0])
+        elif norm is not None:
+            into = self._outputs(layer)
+        self._linear(x, layer, into, add=into == self.stream, bias=group.rank == 0)
+        if group.meeting is not None:
+            into = self._reduce(into, group.meeting, self.stream if norm is None else into)
+        if norm is not None:
+            self.tape.norm(into, norm.weight, norm.eps, into=self.stream, add=True)
+        self.additions += 1
+
+    def experts(self, layer: Experts, x: TapeValue) -> None:
+        native, meeting, into = layer.native(), layer.place.group.meeting, self.stream
+        if meeting is not None:
+            into = self._buffer("part", native.width)
+        self.tape.experts(x.buffer, native, into, *self._gain(x), add=meeting is None)
+        if meeting is not None:
+            self._reduce(into, meeting, self.stream)
+        self.additions += 1
+
+    def end(self, norm: RMSNorm | LayerNorm | None) -> int:
+        return self.stream if norm is None else self._norm(norm)
+
+    def _reduce(self, part: int, meeting: Meeting, into: int) -> int:
+        """The sum of the ranks' parts: in their buffer, or added to the stream."""
+        return self.tape.reduce(part, meeting, into, into != part)
+
+    def _norm(self, norm: RMSNorm | LayerNorm) -> int:
+        """The stream normed, in a buffer that the next norm overwrites."""
+        into = self._buffers.get(key := ("normed", len(norm.weight)))
+        bias, centred = (norm.bias, True) if isinstance(norm, LayerNorm) else (None, False)
+        self._buffers[key] = self.tape.norm(
+            self.stream, norm.weight, norm.eps, into=into, bias=bias, centred=centred
+        )
+        return self._buffers[key]
+
+    def _linear(
+        self, x: TapeValue, layer: Stored, into: int, add: bool = False, act: str = "silu",
+        bias: bool = True,
+    ) -> int:  # fmt: skip
+        assert layer.packed is not None
+        gain, eps = self._gain(x)
+        return self.tape.linear(
+            x.buffer, layer.packed, into=into, add=add, gain=gain, eps=eps,
+            bias=layer.bias if bias else None, act=act, product=layer.site,
+        )  # fmt: skip
+
+    def _gain(self, x: TapeValue) -> tuple[Weight | None, float]:
+        """The norm of a product's input."""
+        if x.additions not in (-1, self.additions):
+            raise ValueError("the stream was added to after it was read; read it again.")
+        return (None, 0.0) if x.norm is None else (x.norm.weight, x.norm.eps)
+
+    def _outputs(self, layer: Stored) -> int:
+        assert layer.packed is not None
+        return self._buffer("outputs", layer.packed.outputs)
+
+    def _buffer(self, use: str, width: int) -> int:
+        if (use, width) not in self._buffers:
+            self._buffers[use, width] = self.tape.buffer(width)
+        return self._buffers[use, width]
+
+
+def check_attention(rotary: Rotary | None, norms: HeadNorms | None) -> None:
+    """Raise MissingWord for what a tape's attention cannot do."""
+    if isinstance(rotary, SectionedRotary):
+        raise MissingWord("positions of three parts")
+    for norm in norms or ():
+        if isinstance(norm, HeadsNorm):
+            raise MissingWord("norms of heads with gains of their own")
+        if isinstance(norm, WholeRMSNorm) and norm.group.size > 1:
+            raise MissingWord("norms over the heads of all ranks")
+
+
+class TapeWords:
+    """A writer that records nothing. Raises MissingWord for a word that ``TapeWriter`` does not
+    have. Its models need no weights."""
+
+    def __getattr__(self, word: str) -> Callable[..., Any]:
+        if not hasattr(TapeWriter, word):
+            raise MissingWord(word)
+        return lambda *arguments, **named: None
+
+    def attend(
+        self, qkv: Any, heads: Heads, rotary: Rotary | None, norms: HeadNorms | None
+    ) -> None:
+        check_attention(rotary, norms)
+
+    def choose(self, *values: Any) -> list[Any]:
+        return list(values)
+
+
+def missing_word(model: PassDescription) -> str:
+    """The first word of the model that a tape does not have, "" where it has all."""
+    try:
+        model.write(cast(PassWriter, TapeWords()))
+    except MissingWord as missing:
+        return str(missing)
+    return ""
+
+
+def record(model: PassDescription, tape: Tape, pools: Sequence[paged.KV]) -> None:
+    """Record the pass of a model without a ``missing_word``, whose matrices are packed."""
+    model.write(cast(PassWriter, TapeWriter(tape, pools)))
