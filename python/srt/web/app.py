@@ -32,7 +32,8 @@ def make_app(state: ServerState) -> Starlette:
     # with parameters the last: a name of a path is no id.
     for route in sorted(ROUTES, key=lambda route: ("{" in route.path, not route.streams)):
         paths[route.path][route.method] = route.handler
-    paths["/"]["HEAD"] = paths["/"]["GET"]  # Ollama's command asks so whether a server is there
+    for path in ("/", "/health", *PROBES):  # as Ollama's command and load balancers ask
+        paths[path]["HEAD"] = paths[path]["GET"]
     paths["/openapi.json"]["GET"], paths["/docs"]["GET"] = _described(state)
     served = [Route(path, _Endpoint(state, handlers), methods=list(handlers))
               for path, handlers in paths.items()]  # fmt: skip

@@ -60,6 +60,13 @@ def test_probes_need_no_key_and_no_known_host(served: Served) -> None:
         assert http.post("/readyz").status_code == 405
 
 
+def test_probes_answer_head_without_a_body(served: Served) -> None:
+    for path in ("/health", *PROBES):
+        reply = served.client.head(path)
+        assert (reply.status_code, reply.content) == (200, b"")
+    assert served.client.head("/flush_cache").status_code == 405  # a GET that changes something
+
+
 def test_a_drain_needs_the_admins_key(served: Served) -> None:
     for method in ("GET", "POST"):
         is_error(httpx.request(method, f"{served.url}/drain"), 401)
