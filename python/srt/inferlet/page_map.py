@@ -91,8 +91,9 @@ class PageMap:
         return out
 
     def take(self, handles: Ints, count: int) -> Ints:
-        """Slots for ``count`` tokens: those of the pages that hold no KV, or masked KV, in order.
-        They are shown from now on. Raises ValueError where they are too few; none is taken then."""
+        """Return slots for ``count`` tokens: in order, those of the pages without KV or with masked
+        KV. Attention reads them from now on. Raise ValueError, and take none, where they are too
+        few or a page is unknown or read-only."""
         self.verify(handles)
         if not self.fixed.isdisjoint(handles):
             [handle, *_] = self.fixed.intersection(handles)
@@ -146,7 +147,7 @@ class PageMap:
         return [handle * self.size + offset for handle in handles for offset in range(self.size)]
 
     def lose(self, handles: Iterable[int]) -> None:
-        """The KV of pages is undefined: they hold nothing any more."""
+        """Note that pages hold no KV any more, as after a pass that failed."""
         for handle in handles:
             if handle in self.shown:
                 self.shown[handle] = 0

@@ -133,7 +133,7 @@ def preserve(items: Items, view: ParkingView) -> ParkingDecision:
 
 
 def swap(items: Items, view: ParkingView) -> ParkingDecision:
-    """Copy everything to host memory at once (InferCept, section 3.2, Swap)."""
+    """Copy the KV of every parked context to host memory (InferCept, section 3.2, Swap)."""
     return ParkingDecision(swap=[item.id for item in items()])
 
 

@@ -145,7 +145,10 @@ def _trie(names: Iterable[str]) -> str:
 
 
 def broken(names: Iterable[str]) -> str:
-    """A pattern of the first character of each of ``names``."""
+    """Return a regular expression that finds each of ``names`` and matches its first character.
+
+    A lookahead checks the rest of the name.
+    """
     heads: dict[str, list[str]] = {}
     for name in names:
         heads.setdefault(name[0], []).append(name[1:])

@@ -85,13 +85,14 @@ def most_tokens(visible: int, context_length: int) -> int:
 
 
 def tree_forwards(rows: Sequence[list[int]], root: int, depth: int, most: int) -> list[TreeForward]:
-    """The forwards that score rows of tokens, each of at most ``most`` tokens.
+    """Return the forwards that score rows of tokens. A forward has at most ``most`` tokens, and
+    computes what its rows begin with in common once.
 
     Args:
         rows: at least one token each.
-        root: the token before all of them, at position ``depth - 1``; -1: there is none, and the
-            first token of a row is not scored.
-        depth: position of a row's first token.
+        root: the token before every row, at position ``depth - 1``; -1: there is none, and the
+            first token of each row is not scored.
+        depth: position of the first token of each row.
 
     Raises ValueError where a row alone has more than ``most`` tokens.
     """

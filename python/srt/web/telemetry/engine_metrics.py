@@ -82,7 +82,8 @@ class MetricFamilies:
 
 
 class EngineMetrics:
-    """Numbers of the engine that serves now. Counters go on where another took its place."""
+    """Metrics of the engines that serve: gauges are sums over them. When an engine is replaced, its
+    counters continue from their values."""
 
     def __init__(self, families: MetricFamilies) -> None:
         one = families.single
