@@ -373,8 +373,8 @@ class ProgramState:
         return recording.trace
 
     def show(self, file: TextIO | None = None) -> None:
-        """Print the text so far, the model's parts marked, the failure if any, tokens and seconds of
-        each gen, and the forks that the program still references. Neither waits nor raises."""
+        """Print the text so far, the model's parts marked, the failure, tokens and seconds of each
+        gen, and the forks that the program still references. Neither waits nor raises."""
         from sglang.views.fork_tree import show_tree
 
         show_tree(self, file)
