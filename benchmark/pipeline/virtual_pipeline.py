@@ -230,11 +230,11 @@ def change(engine: EngineCore, setting: Setting) -> None:
     granted = budgets.grant_of
     if setting.without == "WT":  # all that waits counts as more than MaxP
         budgets.grant_of = lambda load: granted(
-            replace(load, prompts=[(0, BIG)] if load.prompts else [])
+            load._replace(prompts=[(0, BIG)] if load.prompts else [])
         )
     elif setting.without == "UT":  # memory counts as empty until the threshold is reached
         budgets.grant_of = lambda load: granted(
-            replace(load, free=1.0 if load.free >= load.limits.threshold else load.free)
+            load._replace(free=1.0 if load.free >= load.limits.threshold else load.free)
         )
 
 

@@ -20,9 +20,9 @@ from helpers.page_driver import (
     scripted,
     shows,
     texts,
-    until,
     usage,
 )
+from helpers.waiting import until
 
 OWNED = "document.title='owned'"
 HOSTILE = f"""<script>{OWNED}</script><img src=x onerror="{OWNED}"><svg onload="{OWNED}"></svg>

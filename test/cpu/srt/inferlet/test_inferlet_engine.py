@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.compiling import until
 from helpers.inferlet_runs import EnginePrograms
+from helpers.waiting import until
 from sglang.backend.engine.inferlets import InferletError
 from sglang.inferlet import CallError, Context, Nucleus
 from sglang.srt.cli import main as cli

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import sglang as sgl
-from helpers.compiling import until
 from helpers.fake_program_server import FakeProgramServer
+from helpers.waiting import until
 from sglang.backend.mock import Mock
 from sglang.errors import BatchError, ProgramError, TraceError, Unsupported
 from sglang.on_server.server_session import LOOP
