@@ -489,6 +489,8 @@ class Planner:
         for number, request in self.running.items():
             if number not in planned.parts and request.context.work > 1:
                 self._found(request, self._load(request, 0, planned, self._unowed(())))
+                if not request.context.work:  # a Fill
+                    self.filled.append(request)
 
     def _unowed(self, decided: Sequence[tuple[int, int]]) -> int:
         """Tokens for which there are pages that no row of the plan counts on."""

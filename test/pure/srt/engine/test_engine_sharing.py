@@ -9,6 +9,7 @@ from helpers.desk import Desk, generate
 from helpers.fake_worker import VOCAB, next_token
 from helpers.simulation import expected
 from sglang.ir.sampling import SamplingParams
+from sglang.srt.config.sections import PREFILL_BUDGETS
 from sglang.srt.core.messages import (
     Distribution,
     Fill,
@@ -183,4 +184,22 @@ def test_a_request_without_a_prefix_is_not_starved(policy: str, limit: int) -> N
     assert odd in desk.engine.running, "starved"
     assert passed <= desk.engine.running[odd].scheduling.overtaken <= limit + running
     desk.run()
+    desk.finish()
+
+
+@pytest.mark.parametrize("budget", PREFILL_BUDGETS)
+@pytest.mark.parametrize("movable", [1, 2, 4, 12])
+def test_a_fill_ends_when_its_rest_came_from_host_memory(movable: int, budget: str) -> None:
+    """The copies take several passes, and the neighbour's tokens take the whole prefill budget."""
+    desk = Desk(16, host=64, prefill_budget=budget, chunked_prefill_size=1, schedule_policy="fcfs")
+    prompt = list(range(1, 13))
+    desk.ask(prompt, Fill())
+    desk.run()
+    desk.ask(list(range(40, 56)), Fill())  # moves the prompt to host memory
+    desk.run()
+    desk.engine.planner.movable = movable
+    fill, neighbour = desk.ask(prompt, Fill()), desk.ask([77])
+    desk.run(100)
+    assert desk.done(fill).stats.loaded_tokens >= len(prompt) - 1
+    assert len(desk.tokens(neighbour)) == 8
     desk.finish()
