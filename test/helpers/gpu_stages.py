@@ -23,7 +23,7 @@ class OneProcess(Supervisor):
 
     def _attempt(self, stage: Stage, mode: str, limit: float) -> Outcome:
         Log(self.folder, stage.name).add("started", mode=mode)
-        # Without python -m and the name of the module.
+        # The command begins with `python -m MODULE`, which the stage does not read.
         sys.argv[1:] = self.command(stage, mode, limit)[3:]
         status = STATUSES.get(stage_main.main(), "broken")
         faulthandler.cancel_dump_traceback_later()  # the watchdog of its last case ends a process

@@ -6,7 +6,15 @@ import asyncio
 import os
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
@@ -130,13 +138,13 @@ class ProgramBatch:
             self._close()
 
     def _begin(self, pool: Workers, number: int) -> Started:
-        if self._send is not None and not self._stored(number):
+        if self._stored(number):
+            future: Future[ProgramState] = Future()
+            future.set_result(self._restored(number))
+            return future.result(), future
+        if self._send is not None:
             return self._begin_sent(self._send, pool, number)
         state = self._new_state()
-        if self._restored(number, state):
-            future: Future[ProgramState] = Future()
-            future.set_result(state)
-            return state, future
         run = partial(self._program.start, state, (), self._items[number])
         return state, pool.call(self._one, number, state, run)
 
@@ -167,38 +175,35 @@ class ProgramBatch:
     async def _aone(self, number: int, slots: asyncio.Semaphore) -> ProgramState:
         loop = asyncio.get_running_loop()
         async with slots:
-            if self._send is not None and not self._stored(number):
-                return await self._asent(self._send, number)
-            state = self._new_state(loop)
-            if self._restored(number, state):
-                return state
+            if self._stored(number):
+                return self._restored(number, loop)
+            if self._send is None:
+                state = self._new_state(loop)
+                started = self._program.astart(state, (), self._items[number])
+                return await self._awaited(number, state, started)
             try:
-                await self._program.astart(state, (), self._items[number])
+                sent = self._send(self._items[number], (self._trace, None))
             except Exception as error:
-                return self._ended(number, state, error)
-            return self._ended(number, state, None)
+                return self._refused(number, self._new_state(), error)
+            return await self._awaited(number, sent.replayed, sent.aresult())
 
-    async def _asent(self, send: Send, number: int) -> ProgramState:
+    async def _awaited(self, number: int, state: ProgramState, run: Awaitable[Any]) -> ProgramState:
         try:
-            sent = send(self._items[number], (self._trace, None))
+            await run
         except Exception as error:
-            return self._refused(number, self._new_state(), error)
-        try:
-            await sent.aresult()
-        except Exception as error:
-            return self._ended(number, sent.replayed, error)
-        return self._ended(number, sent.replayed, None)
+            return self._ended(number, state, error)
+        return self._ended(number, state, None)
 
     def _stored(self, number: int) -> bool:
         """Whether the file has the item's result."""
         return self._file is not None and number in self._file
 
-    def _restored(self, number: int, state: ProgramState) -> bool:
-        """Whether ``state`` could be filled from the file."""
-        if self._file is None or number not in self._file:
-            return False
+    def _restored(self, number: int, loop: asyncio.AbstractEventLoop | None = None) -> ProgramState:
+        """A state filled from the file."""
+        state = self._new_state(loop)
+        assert self._file is not None
         self._file.restore(number, state)
-        return True
+        return state
 
     def _ended(self, number: int, state: ProgramState, error: Exception | None) -> ProgramState:
         if self._file is not None and error is None:
@@ -233,9 +238,7 @@ class ProgramBatch:
 
         Arguments with the same plain value in every item count as constants.
         """
-        items = [
-            item for n, item in enumerate(self._items) if not self._file or n not in self._file
-        ]
+        items = [item for n, item in enumerate(self._items) if not self._stored(n)]
         if self._send or len(items) < 2 or not global_config.enable_precache_with_tracing:
             return ""
         prefix = constant_prefix(self._program, self._backend, _shared(items))
