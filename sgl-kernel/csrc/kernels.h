@@ -254,6 +254,11 @@ struct Kernels {
   void (*gate)(Team&, Activation, const float* x, int64_t ldx, int64_t m, int64_t n, float* y,
                int64_t ldy);  // x [m, 2n]: act(x[:, :n]) * x[:, n:]
   void (*activate)(Team&, Activation, float* x, int64_t ldx, int64_t m, int64_t n);  // in place
+  // Of each row of logits [m, ld], n columns: its largest one, and the logarithm of the sum of
+  // exp(logit - largest), NaN where a logit is NaN or +inf or all are -inf. A log-probability is
+  // logit - largest - sum.
+  void (*log_sums)(Team&, const float* logits, int64_t ld, int64_t m, int64_t n, float* largest,
+                   double* sums);
   // One token a row of logits [m, ld] (first n columns), by the inverse of the cumulated
   // distribution in vocabulary order. -1: nothing may be drawn. -2: a logit is NaN or +inf.
   size_t (*draw_bytes)(int64_t n, int threads);

@@ -242,6 +242,12 @@ bool experts(const Mixture* mixture, int threads, const float* gain, float eps, 
   return true;
 }
 
+void log_sums(int threads, const float* logits, int64_t ld, int64_t m, int64_t n, float* largest,
+              double* sums) {
+  auto body = [&](Team& team) { kernels().log_sums(team, logits, ld, m, n, largest, sums); };
+  parallel(threads, body);
+}
+
 // draws: [m] of Draw, as numpy lays out an aligned record of the same fields.
 bool draw(int threads, const float* logits, int64_t ld, int64_t m, int64_t n, const Draw* draws,
           int32_t* tokens) {
@@ -348,6 +354,7 @@ PyMethodDef methods[] = {
     method<experts_new>("experts_new"),
     method<experts_free>("experts_free"),
     method<experts>("experts"),
+    method<log_sums>("log_sums"),
     method<draw>("draw"),
     method<tape_new>("tape_new"),
     method<tape_free>("tape_free"),

@@ -1,4 +1,4 @@
-// Row by row: norms and activations. Sampling: draw.inl.
+// Row by row: norms, activations, sums of log-probabilities. Sampling: draw.inl.
 #include "activation.inl"
 #include "norm.inl"
 
@@ -58,6 +58,39 @@ static void activate(Team& team, Activation act, float* x, int64_t ldx, int64_t 
       case Activation::RELU: activate_part<Activation::RELU>(row, n); break;
       case Activation::CLAMPED_SWIGLU: break;  // of pairs alone
     }
+  }
+}
+
+// Sums of 32 vectors in float32, of these in float64.
+static double exp_sum(const float* x, int64_t n, F peak) {
+  constexpr int kWide = 4;
+  constexpr int64_t kPiece = 32 * LANES;
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += kPiece) {
+    int64_t end = begin + kPiece < n ? begin + kPiece : n, i = begin;
+    F part[kWide] = {};
+    for (; i + kWide * LANES <= end; i += kWide * LANES)
+      for (int v = 0; v < kWide; v++) part[v] = part[v] + exp(load(x + i + v * LANES) - peak);
+    for (; i + LANES <= end; i += LANES) part[0] = part[0] + exp(load(x + i) - peak);
+    total += static_cast<double>(sum((part[0] + part[1]) + (part[2] + part[3])));
+    for (; i < end; i++)
+      total += std::exp(static_cast<double>(x[i]) - static_cast<double>(peak[0]));
+  }
+  return total;
+}
+
+static void log_sums(Team& team, const float* logits, int64_t ld, int64_t m, int64_t n,
+                     float* largest, double* sums) {
+  Range mine = team.part(m);
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    const float* row = logits + r * ld;
+    F top = splat(-INFINITY);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) top = max(top, load(row + i));
+    float peak = highest(top);
+    for (; i < n; i++) peak = peak > row[i] ? peak : row[i];
+    largest[r] = peak;
+    sums[r] = std::log(exp_sum(row, n, splat(peak)));
   }
 }
 

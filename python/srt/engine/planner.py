@@ -232,8 +232,7 @@ class Planner:
                 Item(number, r.scheduling.arrival, len(context.tokens) - saved, growth,
                      len(context.pages) * size - saved, 0, 0, number in parts or number in loaded)
             )  # fmt: skip
-        if self.budgets.held:
-            held = self.budgets.held
+        if held := self.budgets.held:
             running = [item._replace(work=0) if item.id in held else item for item in running]
         running.sort(key=_item_arrival)
         queued: Iterable[Request] = ()
@@ -412,9 +411,8 @@ class Planner:
             return False
         if request.generation.matcher is not None:  # also at its last token: it may be postponed
             return True
-        if not request.scheduling.drafted or request.growth <= request.pending:
-            return False
-        return self.drafts.wanted(request, len(self.running))
+        drafted = request.scheduling.drafted and request.growth > request.pending
+        return drafted and self.drafts.wanted(request, len(self.running))
 
     # -- drafts ----------------------------------------------------------------------------------
 

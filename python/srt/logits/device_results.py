@@ -8,12 +8,12 @@ from sglang.srt.logits.results import Results
 from sglang.srt.numeric.host_arrays import on_host
 
 
-def results_of(device: Any) -> Results:
-    """Arrays for ``HOST``, tensors for any other device."""
+def results_of(device: Any, threads: int) -> Results:
+    """Arrays for ``HOST``, read by ``threads``; tensors for any other device."""
     if on_host(device):
         from sglang.srt.logits.host_results import HostResults
 
-        return HostResults()
+        return HostResults(threads)
     from sglang.srt.logits.torch_results import TorchResults
 
     return TorchResults(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from sgl_kernel import rows
 from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.core.batch import WHOLE, Sample, TopList
 from sglang.srt.logits.drawing import Drawing, mask_bytes, sized
@@ -24,7 +25,10 @@ class HostValues:
 
 
 class HostResults:
-    """Implements ``logits.results.Results``."""
+    """Implements ``logits.results.Results``. ``threads``: those that read log-probabilities."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = threads
 
     def pick(self, states: Array, at: Int32Array) -> Array:
         return states if len(at) == len(states) else states[at]
@@ -52,13 +56,16 @@ class HostResults:
         return logits
 
     def read(self, logits: Array, ids: Array | list[int], wanted: Wanted) -> Readings:
-        logprobs = log_softmax(logits)
-        found = logprobs[np.arange(len(logprobs)), np.asarray(ids, dtype=np.intp)]
+        sums = LogSums(logits, self.threads if len(logits) > 1 else 1)
+        chosen = logits[np.arange(len(logits)), np.asarray(ids, dtype=np.intp)]
         return Readings(
-            found.tolist(),
-            [top_list(row, count) for row, count in zip(logprobs, wanted.tops)],
-            [row[list(ids)].tolist() if ids else [] for row, ids in zip(logprobs, wanted.probes)],
-            [packed(row, count) for row, count in zip(logprobs, wanted.packed)]
+            sums.logprobs(chosen).tolist(),
+            [sums.top_list(i, count) for i, count in enumerate(wanted.tops)],
+            [
+                sums.logprobs(logits[i][list(ids)], i).tolist() if ids else []
+                for i, ids in enumerate(wanted.probes)
+            ],
+            [sums.packed(i, count) for i, count in enumerate(wanted.packed)]
             if any(wanted.packed)
             else [],
         )
@@ -79,14 +86,34 @@ class HostResults:
         return Pooled(table, np.asarray(np.isfinite(table).all(1)))
 
 
-def log_softmax(logits: Array) -> Array:
-    """Natural logarithms, float32 [n, vocab]; the sums are in float64."""
-    with np.errstate(invalid="ignore"):  # logits that are not finite give NaN
-        shifted = logits - logits.max(-1, keepdims=True)
-        sums = np.exp(shifted).sum(-1, keepdims=True, dtype=np.float64)
-        shifted -= np.log(sums)
-    found: Array = shifted
-    return found
+class LogSums:
+    """Log-probabilities of rows of logits, float32 [n, vocab]. Only wanted ones are computed."""
+
+    def __init__(self, logits: Array, threads: int = 1) -> None:
+        self._logits = logits
+        self._largest, self._sums = rows.log_sums(logits, threads)
+
+    def logprobs(self, logits: Array, row: int | None = None) -> Array:
+        """Natural logarithms, float32, of logits of one row, or of one logit of each."""
+        at = slice(None) if row is None else row
+        with np.errstate(invalid="ignore"):  # logits that are not finite give NaN
+            found: Array = (logits - self._largest[at] - self._sums[at]).astype(np.float32)
+        return found
+
+    def top_list(self, row: int, count: int) -> TopList:
+        """The most likely (id, log-probability) of a row, most likely first."""
+        logits = self._logits[row]
+        ids = most_likely(logits, count)
+        return list(zip(ids.tolist(), self.logprobs(logits[ids], row).tolist()))
+
+    def packed(self, row: int, count: int) -> tuple[bytes, bytes]:
+        """Ids, int32, and log-probabilities, float32, of the most likely tokens of a row; where
+        ``count`` is ``WHOLE`` no ids and all log-probabilities."""
+        logits = self._logits[row]
+        if count == WHOLE:
+            return b"", self.logprobs(logits, row).tobytes()
+        ids = most_likely(logits, count)
+        return ids.astype(np.int32).tobytes(), self.logprobs(logits[ids], row).tobytes()
 
 
 def most_likely(row: Array, count: int) -> Array:
@@ -98,18 +125,3 @@ def most_likely(row: Array, count: int) -> Array:
     ids = np.flatnonzero(row >= least) if least == least else np.arange(len(row))
     order = np.argsort(-row[ids], kind="stable")[:count]
     return ids[order]
-
-
-def top_list(row: Array, count: int) -> TopList:
-    """The most likely (id, log-probability), most likely first."""
-    ids = most_likely(row, count)
-    return list(zip(ids.tolist(), row[ids].tolist()))
-
-
-def packed(row: Array, count: int) -> tuple[bytes, bytes]:
-    """Ids, int32, and log-probabilities, float32, of the most likely tokens; where ``count`` is
-    ``WHOLE`` no ids and all log-probabilities."""
-    if count == WHOLE:
-        return b"", row.tobytes()
-    ids = most_likely(row, count)
-    return ids.astype(np.int32).tobytes(), row[ids].tobytes()

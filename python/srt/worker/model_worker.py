@@ -74,7 +74,9 @@ class ModelWorker:
         def runner_of(forward: Forward) -> ModelRunner:
             tables = PageTables(pool.pages, pool.page_size)
             reader = InputReader(tables, plan.place, spec.vocab_size, plan.length, sections)
-            return ModelRunner(forward, pool, reader, features, bool(spec.labels), self.adapters)
+            return ModelRunner(
+                forward, pool, reader, features, bool(spec.labels), self.adapters, threads
+            )
 
         self.compilations, chosen = forward_of(plan, config, self.model, pool, threads, runner_of)
         # Beside native kernels, which have threads of their own, torch has little to do.

@@ -78,13 +78,15 @@ class ModelRunner:
         features: Features | None = None,
         classifies: bool = False,
         adapters: LoraWeights | None = None,
+        threads: int = 1,
     ) -> None:
         """``features``: of a model with a vision tower. ``classifies``: what is pooled are scores
-        of labels. ``adapters``: where rows may have any."""
+        of labels. ``adapters``: where rows may have any. ``threads``: those that read
+        log-probabilities on a host."""
         self.forward, self.pool, self.reader = forward, pool, reader
         self.features, self.classifies = features, classifies
         self.adapters = adapters or LoraWeights.none()
-        self.results = results_of(reader.device)
+        self.results = results_of(reader.device, threads)
         self._later: list[Callable[[], None]] = []  # fill outputs when the pass is done
         self.drawn: Any = None  # tokens that the last batch sampled [rows]; 0 where none
 

@@ -1,4 +1,4 @@
-"""Row by row on a CPU: RMSNorm, gated activations, sampling."""
+"""Row by row on a CPU: RMSNorm, gated activations, log-probabilities, sampling."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ DRAW = np.dtype(
      ("mask", "u8")],
     align=True,
 )  # fmt: skip
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 NOTHING, NOT_FINITE = -1, -2  # in place of a token
 
 
@@ -56,6 +57,21 @@ def gate(x: AnyArray, act: str, threads: int = 1) -> AnyArray:
     out = empty(x, m, n)
     need().gate(threads, ACTIVATIONS[act], address(x), stride(x), m, n, address(out), n)
     return out
+
+
+def log_sums(
+    logits: Floats, threads: int = 1
+) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """The largest of each row of logits, float32 [m, n], and the logarithm of the sum of
+    ``exp(logit - largest)``: float32 and float64 [m]. A log-probability is ``logit - largest -
+    sum``. The sum is NaN where a logit is NaN or +inf, and where all are -inf. Raises ValueError
+    for an array that is not float32 or has no columns."""
+    m, n = _shape(logits)
+    if n < 1:
+        raise ValueError(f"{described(logits)}; at least one column is needed.")
+    largest, sums = np.empty(m, np.float32), np.empty(m, np.float64)
+    need().log_sums(threads, address(logits), stride(logits), m, n, address(largest), address(sums))
+    return largest, sums
 
 
 def draw(

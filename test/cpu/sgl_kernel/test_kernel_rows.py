@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from sgl_kernel import native, rows
@@ -74,6 +75,39 @@ def test_gates_far_out(isa, act):
     assert (got[1:3].abs() <= 1e-34).all()
     broken = rows.gate(torch.tensor([[float("nan"), 1.0]]), act)
     assert broken.isnan().all()
+
+
+def test_sums_of_log_probabilities(isa):
+    for n in [*WIDTHS, 512, 513, 32003]:
+        for m, scale in ((1, 1.0), (5, 30.0)):
+            x = matrix(m, n, scale)
+            outs = [rows.log_sums(x.numpy(), threads) for threads in (1, 2, 3)]
+            largest, sums = map(torch.from_numpy, outs[0])
+            assert torch.equal(largest, x.amax(-1)), (m, n)
+            exact = x.double().logsumexp(-1) - largest.double()
+            assert ((sums - exact).abs() <= 5e-7).all(), (m, n)
+            for out in outs:
+                assert all(map(np.array_equal, out, outs[0])), "threads change the bits"
+            for i in range(m):
+                assert all(map(np.array_equal, rows.log_sums(x[i : i + 1].numpy()), (
+                    largest[i : i + 1].numpy(), sums[i : i + 1].numpy()
+                )))  # fmt: skip
+
+
+def test_sums_of_what_is_not_finite_are_nan(isa):
+    for n in (1, 15, 70):
+        for place in {0, n // 2, n - 1}:
+            for value in (math.nan, math.inf):
+                x = np.zeros((1, n), np.float32)
+                x[0, place] = value
+                assert np.isnan(rows.log_sums(x)[1]).all(), (n, place, value)
+        x = np.full((1, n), -np.inf, np.float32)
+        assert np.isnan(rows.log_sums(x)[1]).all()
+        x[0, n // 2] = 3
+        largest, sums = rows.log_sums(x)
+        assert (largest, sums) == (3, 0), "ids that are denied"
+    with pytest.raises(ValueError, match="at least one column"):
+        rows.log_sums(np.zeros((2, 0), np.float32))
 
 
 def test_what_native_code_cannot_read_is_refused():

@@ -21,7 +21,7 @@ from sglang.srt.core.batch import WHOLE, RowOutput, RowScore, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.logits import sampler
 from sglang.srt.logits.drawing import mask_bytes
-from sglang.srt.logits.host_results import HostResults, log_softmax
+from sglang.srt.logits.host_results import HostResults
 from sglang.srt.logits.host_sampler import adjust
 from sglang.srt.logits.results import Wanted
 from sglang.srt.logits.torch_results import TorchResults
@@ -148,7 +148,7 @@ def test_what_is_read_is_what_torch_reads() -> None:
     logits[2] = -math.inf
     logits[3, 5] = math.nan
     wanted = Wanted([25, 0], [(1, 2), ()], [3, WHOLE])
-    host = HostResults().read(logits[:2].copy(), [3, 4], wanted)
+    host = HostResults(2).read(logits[:2], [3, 4], wanted)
     torchs = TorchResults(torch.device("cpu")).read(torch.from_numpy(logits[:2]), [3, 4], wanted)
     assert np.allclose(host.chosen, torchs.chosen, rtol=0, atol=NEAR)
     assert [i for i, _ in host.tops[0][:20]] == list(range(20)), "the lowest id of equals is first"
@@ -157,7 +157,8 @@ def test_what_is_read_is_what_torch_reads() -> None:
     assert np.allclose(host.probes[0], torchs.probes[0], rtol=0, atol=NEAR)
     whole = np.frombuffer(host.packed[1][1], np.float32)
     assert np.allclose(whole, np.frombuffer(torchs.packed[1][1], np.float32), rtol=0, atol=NEAR)
-    assert np.isnan(log_softmax(logits[2:])).any(1).all(), "what is not finite shows"
+    broken = HostResults().read(logits[2:], [0, 0], Wanted([0, 0], [(), ()]))
+    assert np.isnan(broken.chosen).all(), "what is not finite shows"
 
 
 def test_narrowed_logits_keep_what_a_mask_allows() -> None:
