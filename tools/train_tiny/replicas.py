@@ -2,7 +2,7 @@
 
 Two processes of one thread use two cores better than one process of two threads: small operations
 and the optimizer run beside each other instead of waiting. Replicas make the same batches and the
-same updates; only gradients are exchanged.
+same updates; only gradients and orthogonalised updates are exchanged.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tools.train_tiny.corpus import Batch
 from tools.train_tiny.model import TinyLlama
@@ -56,11 +57,23 @@ class Replica:
             grad.copy_(part.view_as(grad))
         return float(flat[0])
 
+    def shared(self, stack: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+        """``work(stack)``, of which every replica does some entries."""
+        if self.count == 1:
+            return work(stack)
+        out = torch.zeros_like(stack)
+        out[self.rank :: self.count] = work(stack[self.rank :: self.count])
+        dist.all_reduce(out)
+        return out
+
+
+ALONE = Replica()
+
 
 def run(count: int, work: Callable[[Replica, Any], None], settings: Any) -> None:
     """Call ``work(replica, settings)`` in ``count`` processes, or here if it is one."""
     if count == 1:
-        work(Replica(), settings)
+        work(ALONE, settings)
         return
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{folder}/meeting"
