@@ -88,22 +88,9 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def averaged(checkpoints: list[Path]) -> TinyLlama:
-    """The mean of the weights of several checkpoints of one run.
-
-    Before the learning rate has decayed, weights jitter around a better point; the mean of a few
-    checkpoints is near it.
-    """
-    models = [load_model(path)[0] for path in checkpoints]
-    states = [model.state_dict() for model in models]
-    mean = {name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]}
-    models[0].load_state_dict(mean)
-    return models[0]
-
-
-def export(run: Path, to: Path, also: list[Path] | None = None) -> None:
+def export(run: Path, to: Path) -> None:
     """Turn the checkpoint of a run into a folder that Hugging Face libraries load."""
-    model = averaged([run / "checkpoint.pt", *(also or [])])
+    model, _ = load_model(run / "checkpoint.pt")
     tokenizer = load_tokenizer(run / "tokenizer.json")
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     end_ids = [ids[IM_END], ids[END_OF_TEXT]]
@@ -142,8 +129,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder that train.py wrote")
     parser.add_argument("--to", type=Path, required=True, help="folder to write")
-    parser.add_argument(
-        "--also", type=Path, nargs="*", default=[], help="copies of earlier checkpoints to average"
-    )
     chosen = parser.parse_args()
-    export(chosen.run, chosen.to, chosen.also)
+    export(chosen.run, chosen.to)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -44,22 +45,27 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoints and logs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=3100, help="length of the whole schedule")
+    parser.add_argument("--steps", type=int, default=7000, help="length of the whole schedule")
     parser.add_argument("--stop-at", type=int, help="stop here, as an interrupted run would")
-    parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--matrix-lr", type=float, default=0.018)
+    parser.add_argument("--batch-tokens", type=int, default=6144)
+    parser.add_argument("--matrix-lr", type=float, default=0.016)
     parser.add_argument("--other-lr", type=float, default=0.005)
     parser.add_argument("--warmup", type=int, default=50)
-    parser.add_argument("--decay-share", type=float, default=0.4)
+    parser.add_argument("--decay-share", type=float, default=0.5)
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to use; default: trained")
     parser.add_argument("--vocab", type=int, default=3072)
     parser.add_argument("--tokenizer-samples", type=int, default=20_000)
     parser.add_argument("--hidden", type=int, default=Shape.hidden_size)
     parser.add_argument("--layers", type=int, default=Shape.num_hidden_layers)
     parser.add_argument("--ffn", type=int, default=Shape.intermediate_size)
-    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--save-every", type=int, default=100)
     parser.add_argument("--workers", type=int, default=1, help="processes that write batches")
     parser.add_argument("--threads", type=int, default=0, help="0 leaves the choice to torch")
     parser.add_argument("--replicas", type=int, default=1, help="processes that share each batch")
+    parser.add_argument(
+        "--bfloat16", action="store_true",
+        help="products in bfloat16, for processors that have instructions for it",
+    )  # fmt: skip
     parser.add_argument("--smoke", action="store_true", help="toy sizes, to see that it runs")
     settings = parser.parse_args(arguments)
     if settings.smoke:
@@ -104,10 +110,14 @@ def batches(settings: argparse.Namespace, path: Path, start: int, end: int) -> I
 
 
 def prepare_tokenizer(settings: argparse.Namespace) -> Path:
-    """Train the tokenizer, unless the folder has it already."""
-    path = settings.out / "tokenizer.json"
-    if not path.exists():
-        settings.out.mkdir(parents=True, exist_ok=True)
+    """Copy or train the tokenizer, unless the folder has it already."""
+    path: Path = settings.out / "tokenizer.json"
+    settings.out.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        return path
+    if settings.tokenizer is not None:
+        shutil.copyfile(settings.tokenizer, path)
+    else:
         trained = train_tokenizer(settings.seed, settings.vocab, settings.tokenizer_samples)
         trained.save(str(path))
     return path
@@ -134,10 +144,12 @@ def load_model(path: Path) -> tuple[TinyLlama, dict[str, Any]]:
 
 
 def build(
-    settings: argparse.Namespace, vocab_size: int
+    settings: argparse.Namespace, vocab_size: int, replica: Replica
 ) -> tuple[TinyLlama, list[torch.optim.Optimizer], int]:
     """Model, optimizers and first step: from the checkpoint if there is one, else from the seed."""
     checkpoint = settings.out / "checkpoint.pt"
+    dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
+    how = (settings.matrix_lr, settings.other_lr, replica, dtype)
     torch.manual_seed(settings.seed)
     if not checkpoint.exists():
         shape = Shape(
@@ -148,9 +160,9 @@ def build(
         )
         model = TinyLlama(shape)
         write_induction_circuit(model)
-        return model, build_optimizers(model, settings.matrix_lr, settings.other_lr), 0
+        return model, build_optimizers(model, *how), 0
     model, state = load_model(checkpoint)
-    optimizers = build_optimizers(model, settings.matrix_lr, settings.other_lr)
+    optimizers = build_optimizers(model, *how)
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         asked = [group["lr"] for group in optimizer.param_groups]
         optimizer.load_state_dict(saved)
@@ -165,9 +177,11 @@ def step_once(
     optimizers: list[torch.optim.Optimizer],
     batch: Batch,
     factor: float,
+    bfloat16: bool = False,
 ) -> float:
     """One update; returns the loss."""
-    loss = replica.backward(model, batch)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        loss = replica.backward(model, batch)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("base_lr", group["lr"]) * factor
@@ -190,7 +204,7 @@ def train_replica(replica: Replica, settings: argparse.Namespace) -> None:
     """The schedule as one replica sees it; the first one logs and saves."""
     tokenizer_path = settings.out / "tokenizer.json"
     vocab_size = load_tokenizer(tokenizer_path).get_vocab_size()
-    model, optimizers, start = build(settings, vocab_size)
+    model, optimizers, start = build(settings, vocab_size, replica)
     checkpoint: Path = settings.out / "checkpoint.pt"
     end = min(settings.steps, settings.stop_at or settings.steps)
     began, seen = time.perf_counter(), 0
@@ -198,7 +212,8 @@ def train_replica(replica: Replica, settings: argparse.Namespace) -> None:
                disable=not replica.first)  # fmt: skip
     with (settings.out / "log.jsonl" if replica.first else Path(os.devnull)).open("a", 1) as log:
         for step, batch in enumerate(batches(settings, tokenizer_path, start, end), start=start):
-            loss = step_once(replica, model, optimizers, batch, rate(step, settings))
+            loss = step_once(replica, model, optimizers, batch, rate(step, settings),
+                             settings.bfloat16)  # fmt: skip
             seen += batch.tokens.size
             speed = seen / (time.perf_counter() - began)
             row = {"step": step, "loss": round(loss, 4), "length": batch.tokens.shape[1]}

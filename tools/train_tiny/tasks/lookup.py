@@ -15,6 +15,14 @@ from tools.train_tiny.sample import Job, Turn
 from tools.train_tiny.words import Words, distinct
 
 MAX_QUESTIONS = 4
+MANY_QUESTIONS = 12  # about a long context, in training: answers are what teaches
+LONG = 200  # tokens
+
+
+def question_count(rng: random.Random, words: Words, size: int, most: int) -> int:
+    """Number of questions about a context of ``size`` tokens, at most ``most``."""
+    many = size >= LONG and not words.held_out
+    return min(most, rng.randint(1, MANY_QUESTIONS if many else MAX_QUESTIONS))
 
 
 def number(rng: random.Random, digits: int | None = None) -> str:
@@ -55,7 +63,7 @@ def register_lines(rng: random.Random, words: Words, size: int) -> Job:
             "What is the <REGISTER_CONTENT> in line {}?",
         )
     )
-    asked = rng.sample(keys, min(len(keys), rng.randint(1, MAX_QUESTIONS)))
+    asked = rng.sample(keys, question_count(rng, words, size, len(keys)))
     turns = tuple(Turn(wording.format(k), values[k]) for k in asked)
     return Job("lookup_line", turns, context=head + body)
 
@@ -84,7 +92,7 @@ def key_values(rng: random.Random, words: Words, size: int) -> Job:
             "What is the code of {}?",
         )
     )
-    asked = rng.sample(keys, min(len(keys), rng.randint(1, MAX_QUESTIONS)))
+    asked = rng.sample(keys, question_count(rng, words, size, len(keys)))
     turns = tuple(Turn(wording.format(k), pairs[k]) for k in asked)
     return Job("lookup_pairs", turns, context=body)
 
@@ -185,7 +193,7 @@ def facts(rng: random.Random, words: Words, size: int) -> Job:
     fillers = max(0, size - 11 * count) // 12
     for _ in range(fillers):
         sentences.insert(rng.randrange(len(sentences) + 1), filler(rng, words))
-    asked = rng.sample(made, min(len(made), rng.randint(1, MAX_QUESTIONS)))
+    asked = rng.sample(made, question_count(rng, words, size, len(made)))
     lead = rng.choice(("", "", "Context: ", "Read the text. ", "Text: "))
     context = lead + rng.choice((" ", " ", "\n")).join(sentences)
     if rng.random() < 0.3:
@@ -205,10 +213,11 @@ def passages(rng: random.Random, words: Words, size: int) -> Job:
         inside = [person_fact(rng, words, name)]
         blocks.append(f"[{index}] " + " ".join([inside[0][0], filler(rng, words)]))
         made += [(index, fact) for fact in inside]
-    number_asked, (_, question, answer) = rng.choice(made)
-    turns = [Turn(question, answer)]
-    if rng.random() < 0.5:
-        turns.append(Turn("Which passage says so?", f"[{number_asked}]"))
+    turns = []
+    for number_asked, (_, question, answer) in rng.sample(made, 1 if words.held_out else count):
+        turns.append(Turn(question, answer))
+        if rng.random() < 0.5:
+            turns.append(Turn("Which passage says so?", f"[{number_asked}]"))
     return Job("facts_passages", tuple(turns), context="\n".join(blocks))
 
 

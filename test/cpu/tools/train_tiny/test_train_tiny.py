@@ -22,11 +22,11 @@ from tools.train_tiny.evaluate import (
     is_right_list,
     questions,
 )
-from tools.train_tiny.export import averaged, export, load_exported
+from tools.train_tiny.export import export, load_exported
 from tools.train_tiny.model import Shape, TinyLlama, complete
 from tools.train_tiny.sample import IM_END, Turn, ask, write_chat, write_raw
-from tools.train_tiny.soften import soften
 from tools.train_tiny.tasks import GENERATORS, LONG_TASKS, MIXTURE, draw, draw_long
+from tools.train_tiny.tasks.lookup import MANY_QUESTIONS, MAX_QUESTIONS
 from tools.train_tiny.tokenizer import load_tokenizer
 from tools.train_tiny.train import load_model, parse, train
 from tools.train_tiny.words import FIRST_NAMES, Words
@@ -161,6 +161,40 @@ def test_resumed_run_equals_uninterrupted_run(run: Path, tmp_path: Path) -> None
         assert torch.equal(left, right), name
 
 
+def test_two_replicas_learn_what_one_process_learns(run: Path, tmp_path: Path) -> None:
+    """Up to the order of sums; the matrices' updates are shared between the two."""
+    for name, more in (("one", []), ("two", ["--replicas", "2"])):
+        folder = tmp_path / name
+        tokenizer = str(run / "tokenizer.json")
+        train(parse(["--out", str(folder), "--smoke", "--stop-at", "3", "--tokenizer", tokenizer,
+                     *more]))  # fmt: skip
+    one, two = (load_model(tmp_path / name / "checkpoint.pt")[0] for name in ("one", "two"))
+    for left, right in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.allclose(left, right, atol=1e-3)
+
+
+def test_products_in_bfloat16_learn_nearly_the_same(run: Path, tmp_path: Path) -> None:
+    tokenizer = str(run / "tokenizer.json")
+    train(parse(["--out", str(tmp_path), "--smoke", "--bfloat16", "--tokenizer", tokenizer]))
+    losses = [
+        [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+        for folder in (run, tmp_path)
+    ]
+    assert losses[0] != losses[1], "the products are in bfloat16"
+    assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 0.1
+
+
+def test_questions_about_long_contexts_are_many_in_training_alone() -> None:
+    most = {
+        held_out: max(
+            len(GENERATORS["lookup_line"](random.Random(seed), Words(held_out), 600).turns)
+            for seed in range(40)
+        )
+        for held_out in (True, False)
+    }
+    assert most == {True: MAX_QUESTIONS, False: MANY_QUESTIONS}
+
+
 def test_export_and_evaluate(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -173,27 +207,6 @@ def test_export_and_evaluate(run: Path, tmp_path: Path) -> None:
     table = evaluate(tmp_path, seed=1, count=1, lengths=[])
     assert set(table) == {*GENERATORS, "mean"}
     assert "| mean |" in as_markdown(table)
-
-
-def test_average_of_equal_checkpoints_is_the_checkpoint(run: Path) -> None:
-    checkpoint = run / "checkpoint.pt"
-    trained, _ = load_model(checkpoint)
-    mean = averaged([checkpoint, checkpoint])
-    for left, right in zip(trained.parameters(), mean.parameters(), strict=True):
-        assert torch.allclose(left, right)
-
-
-def test_softening_keeps_the_circuit(run: Path, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint.pt"
-    checkpoint.write_bytes((run / "checkpoint.pt").read_bytes())
-    before, _ = load_model(checkpoint)
-    soften(checkpoint, 0.5)
-    after, state = load_model(checkpoint)
-    assert state["step"] == 12
-    size = before.shape.head_dim
-    old, new = (m.model.layers[0].self_attn.q_proj.weight for m in (before, after))
-    assert torch.equal(old[:size], new[:size])
-    assert torch.equal(old[size:] * 0.5, new[size:])
 
 
 def test_marking() -> None:
