@@ -263,7 +263,8 @@ def linear(
     if weight.order is not None:  # a norm does not mind
         x = x[:, weight.order]
         gain = None if gain is None else gain[weight.order]
-    around = around_product(gain, eps, bias, add, act)
+    plain = gain is None and bias is None and not add and not weight.paired
+    around = PLAIN if plain else around_product(gain, eps, bias, add, act)
     adapters, product = (None, 0) if adapted is None else (adapted[0].address, adapted[1])
     good = need().linear(
         threads, weight.native.address, around.address, address(x), stride(x), m, address(out),
@@ -280,6 +281,9 @@ def around_product(
     """Record of the norm before a product, and of the bias, sum and activation behind it."""
     values = (address(gain), bits(eps), address(bias), add, ACTIVATIONS[act])
     return Fields(values, gain, bias)
+
+
+PLAIN = around_product(None, 0.0, None, False, "silu")
 
 
 def _vector(x: AnyArray | None, size: int, name: str) -> AnyArray | None:
