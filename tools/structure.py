@@ -40,7 +40,7 @@ FOLDERS = {"sglang": "sglang", "sglang.srt": "srt"}
 # Modules under upstream's names or earlier names of the project: doors into packages, part of none.
 # A name that ends with a dot stands for a package with all its modules.
 ALIASES = (
-    "sglang.chat", "sglang.compiler",
+    "sglang.__main__", "sglang.chat", "sglang.compiler",
     "sglang.lang.", "sglang.test.", "sglang.utils", "sglang.global_config", "sglang.launch_server",
     "sglang.bench_serving", "sglang.bench_offline_throughput", "sglang.bench_one_batch",
     "sglang.check_env", "sglang.version", "sglang.srt.constrained.", "sglang.srt.entrypoints.",
@@ -386,7 +386,7 @@ def measure(root: Path = ROOT) -> Structure:
 def measure_modules(modules: Mapping[str, Module]) -> Structure:
     """Measure modules, which have their names as keys."""
     every, at_once = arrows(modules)
-    imported = set().union(*every.values())
+    imported = set().union(*(found for name, found in every.items() if not modules[name].alias))
     runtime = [name for name in modules if f"{name}.".startswith("sglang.srt.")]
     back = [
         (name, other)

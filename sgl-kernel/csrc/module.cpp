@@ -15,9 +15,32 @@
 namespace sgl {
 namespace {
 
-Matrix matrix(int64_t format, int64_t n, int64_t k, int64_t group, bool paired, const void* data) {
-  return {static_cast<Format>(format), n, k, group, paired, data};
+// What has many parts comes as the address of its fields, each in eight bytes (floats too).
+struct Fields {
+  const int64_t* at;
+  float real(int i) const {
+    double value;
+    memcpy(&value, at + i, 8);
+    return static_cast<float>(value);
+  }
+  template <class T>
+  T* pointer(int i) const {
+    return reinterpret_cast<T*>(at[i]);
+  }
+};
+
+Matrix matrix_of(const int64_t* p) {
+  return {static_cast<Format>(p[0]), p[1], p[2], p[3], p[4] != 0, Fields{p}.pointer<const void>(5)};
 }
+
+// The norm before a product; the bias, sum and activation behind it.
+struct Around {
+  Norm norm;
+  Epilogue epilogue;
+  explicit Around(const int64_t* p)
+      : norm{Fields{p}.pointer<const float>(0), Fields{p}.real(1)},
+        epilogue{Fields{p}.pointer<const float>(2), p[3] != 0, static_cast<Activation>(p[4])} {}
+};
 
 struct Free {
   void operator()(void* p) const { free(p); }
@@ -31,27 +54,27 @@ size_t packed_bytes(int64_t format, int64_t n, int64_t k, int64_t group) {
   return kernels().packed_bytes(static_cast<Format>(format), n, k, group);
 }
 
-void pack(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool paired,
-          const void* source, int64_t type, int64_t ld, void* to) {
-  Matrix w = matrix(format, n, k, group, paired, to);
+void pack(int threads, const int64_t* matrix, const void* source, int64_t type, int64_t ld) {
+  Matrix w = matrix_of(matrix);
+  void* to = const_cast<void*>(w.data);
   auto body = [&](Team& team) { kernels().pack(team, w, source, static_cast<Type>(type), ld, to); };
   parallel(threads, body);
 }
 
-void pack_integers(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool paired,
-                   const int8_t* q, int64_t ld, const float* scales, const float* lows, void* to) {
-  Matrix w = matrix(format, n, k, group, paired, to);
+void pack_integers(int threads, const int64_t* matrix, const int8_t* q, int64_t ld,
+                   const float* scales, const float* lows) {
+  Matrix w = matrix_of(matrix);
+  void* to = const_cast<void*>(w.data);
   auto body = [&](Team& team) { kernels().pack_integers(team, w, q, ld, scales, lows, to); };
   parallel(threads, body);
 }
 
 // Rows ids[0..count) of W -> y [count, k].
-void unpack(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool paired,
-            const void* data, const int32_t* ids, int64_t count, float* y) {
-  Matrix w = matrix(format, n, k, group, paired, data);
+void unpack(int threads, const int64_t* matrix, const int32_t* ids, int64_t count, float* y) {
+  Matrix w = matrix_of(matrix);
   auto body = [&](Team& team) {
     Range mine = team.part(count);
-    for (int64_t i = mine.begin; i < mine.end; i++) kernels().unpack(w, ids[i], y + i * k);
+    for (int64_t i = mine.begin; i < mine.end; i++) kernels().unpack(w, ids[i], y + i * w.k);
   };
   parallel(threads, body);
 }
@@ -70,35 +93,27 @@ struct Use {
   }
 };
 
-// False: no memory.
-bool linear_adapted(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool paired,
-                    const void* data, const float* gain, float eps, const float* x, int64_t ldx,
-                    int64_t m, const float* bias, bool add, int64_t act, float* y, int64_t ldy,
-                    const int64_t* adapted, int64_t product) {
-  Matrix w = matrix(format, n, k, group, paired, data);
+// adapted: null where no row has an adapter. False: no memory.
+bool linear(int threads, const int64_t* matrix, const int64_t* around, const float* x, int64_t ldx,
+            int64_t m, float* y, int64_t ldy, const int64_t* adapted, int64_t product) {
+  Matrix w = matrix_of(matrix);
+  Around about(around);
   Use use(adapted);
   bool touched = use.at && use.at->touches(product);
   Memory memory = scratch(kernels().scratch_bytes(w, m));
-  Memory room = scratch(touched ? kernels().low_bytes(*use.at, k) : 0);
+  Memory room = scratch(touched ? kernels().low_bytes(*use.at, w.k) : 0);
   if (!memory || !room) return false;
   float* values = static_cast<float*>(room.get());
   Low low{use.at, product, values};
-  Epilogue epilogue{bias, add, static_cast<Activation>(act), touched ? &low : nullptr};
+  about.epilogue.low = touched ? &low : nullptr;
   auto body = [&](Team& team) {
-    if (touched) kernels().shrink(team, *use.at, product, {gain, eps}, x, ldx, k, values);
-    kernels().prepare(team, w, {gain, eps}, x, ldx, m, memory.get());
+    if (touched) kernels().shrink(team, *use.at, product, about.norm, x, ldx, w.k, values);
+    kernels().prepare(team, w, about.norm, x, ldx, m, memory.get());
     team.barrier();
-    kernels().multiply(team, w, memory.get(), m, epilogue, y, ldy);
+    kernels().multiply(team, w, memory.get(), m, about.epilogue, y, ldy);
   };
   parallel(threads, body);
   return true;
-}
-
-bool linear(int threads, int64_t format, int64_t n, int64_t k, int64_t group, bool paired,
-            const void* data, const float* gain, float eps, const float* x, int64_t ldx, int64_t m,
-            const float* bias, bool add, int64_t act, float* y, int64_t ldy) {
-  return linear_adapted(threads, format, n, k, group, paired, data, gain, eps, x, ldx, m, bias, add,
-                        act, y, ldy, nullptr, 0);
 }
 
 void norm(int threads, const float* gain, float eps, const float* x, int64_t ldx, int64_t m,
@@ -114,20 +129,6 @@ void gate(int threads, int64_t act, const float* x, int64_t ldx, int64_t m, int6
   };
   parallel(threads, body);
 }
-
-// A Pass, Heads, Rotary or KV comes as the address of its fields, each in eight bytes (floats too).
-struct Fields {
-  const int64_t* at;
-  float real(int i) const {
-    double value;
-    memcpy(&value, at + i, 8);
-    return static_cast<float>(value);
-  }
-  template <class T>
-  T* pointer(int i) const {
-    return reinterpret_cast<T*>(at[i]);
-  }
-};
 
 Pass pass_of(const int64_t* p) {
   Fields f{p};
@@ -177,12 +178,6 @@ bool attend(int threads, const int64_t* pass, const int64_t* heads, const float*
   return true;
 }
 
-// A matrix comes as its six fields; `rest` as sgl_kernel/experts.py lists them, `matrices` as gate_up,
-// down and the addresses of their biases for each expert.
-Matrix matrix_of(const int64_t* p) {
-  return matrix(p[0], p[1], p[2], p[3], p[4] != 0, reinterpret_cast<const void*>(p[5]));
-}
-
 // Matrices of one shape, each for its part of x: y[t][i] = W_i x[t][i]; parts of x and y lie px and
 // py apart. Some matrices at a time, so that scratch memory stays small. False: no memory.
 bool linear_each(int threads, const int64_t* matrices, int64_t count, const float* x, int64_t ldx,
@@ -209,6 +204,9 @@ bool linear_each(int threads, const int64_t* matrices, int64_t count, const floa
   parallel(threads, body);
   return true;
 }
+
+// `rest` as sgl_kernel/experts.py lists it, `matrices` as gate_up, down and the addresses of their
+// biases for each expert.
 int64_t experts_new(const int64_t* rest, const int64_t* matrices) {
   Fields f{rest};
   Experts x{};
@@ -265,9 +263,8 @@ bool draw(int threads, const float* logits, int64_t ld, int64_t m, int64_t n, co
 int64_t tape_new() { return reinterpret_cast<int64_t>(new Tape); }
 void tape_free(Tape* tape) { delete tape; }
 int64_t tape_buffer(Tape* tape, int64_t width) { return tape->buffer(width); }
-void tape_embed(Tape* tape, int64_t out, int64_t format, int64_t n, int64_t k, int64_t group,
-                const void* data, float scale) {
-  tape->embed(out, matrix(format, n, k, group, false, data), scale);
+void tape_embed(Tape* tape, int64_t out, const int64_t* table, float scale) {
+  tape->embed(out, matrix_of(table), scale);
 }
 void tape_choose(Tape* tape, int64_t out, int64_t x) { tape->choose(out, x); }
 void tape_reorder(Tape* tape, int64_t out, int64_t x, const int32_t* order) {
@@ -281,11 +278,9 @@ void tape_activate(Tape* tape, int64_t x, int64_t act) {
   tape->activate(x, static_cast<Activation>(act));
 }
 void tape_place(Tape* tape, int64_t x, const float* table) { tape->place(x, table); }
-void tape_linear(Tape* tape, int64_t out, int64_t x, int64_t format, int64_t n, int64_t k,
-                 int64_t group, bool paired, const void* data, const float* gain, float eps,
-                 const float* bias, bool add, int64_t act) {
-  tape->linear(out, x, matrix(format, n, k, group, paired, data), {gain, eps},
-               {bias, add, static_cast<Activation>(act)});
+void tape_linear(Tape* tape, int64_t out, int64_t x, const int64_t* matrix, const int64_t* around) {
+  Around about(around);
+  tape->linear(out, x, matrix_of(matrix), about.norm, about.epilogue);
 }
 void tape_experts(Tape* tape, int64_t out, int64_t x, const Mixture* mixture, const float* gain,
                   float eps) {
@@ -345,7 +340,6 @@ PyMethodDef methods[] = {
     method<ask_huge_pages>("ask_huge_pages"),
     method<unpack>("unpack"),
     method<linear>("linear"),
-    method<linear_adapted>("linear_adapted"),
     method<linear_each>("linear_each"),
     method<norm>("norm"),
     method<gate>("gate"),

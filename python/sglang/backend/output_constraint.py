@@ -28,6 +28,8 @@ DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "str": (r'"[^"\\\n]*"', ()),
     "bool": (r"(True|False)", ()),
 }
+# Parameters of which a generation has one at most.
+CONSTRAINTS = ("dtype", "regex", "json_schema", "schema", "ebnf", "structural_tag", "one_of")
 MAX_TEXT_CHARS = 80
 MAX_SHOWN = 5  # texts of ``one_of`` in a message
 PLAIN_WORDS = {
@@ -359,12 +361,11 @@ def constraint_of(params: GenParams) -> OutputConstraint | None:
         ValueError: more than one is given, or a dtype or schema is unknown or invalid.
         TypeError: no JSON schema can be made of the type.
     """
-    names = ("dtype", "regex", "json_schema", "schema", "ebnf", "structural_tag", "one_of")
-    chosen = [name for name in names if getattr(params, name) is not None]
+    chosen = [name for name in CONSTRAINTS if getattr(params, name) is not None]
     if not chosen:
         return None
     if len(chosen) > 1:
-        raise ValueError(f"{', '.join(names)} exclude one another; give one of {chosen}")
+        raise ValueError(f"{', '.join(CONSTRAINTS)} exclude one another; give one of {chosen}")
     (name,) = chosen
     value = getattr(params, name)
     if name == "regex":

@@ -81,8 +81,10 @@ class ResultsFile:
         with self._lock:
             self._file.seek(self._lines[number])
             line = self._file.readline()
-        record = json.loads(line, object_hook=_decoded)
-        stream = Stream(**{name: record[name] for name in STREAM})
+        record = json.loads(line)
+        kept = {name: record[name] for name in STREAM}
+        kept["messages"] = _decoded(kept["messages"])  # values of programs have no media
+        stream = Stream(**kept)
         stream.segments = [TextSegment(*segment) for segment in stream.segments]
         stream.typed = {n: Typed(_constraint(d)) for n, d in record["constraints"].items()}
         state._executor.interpreter.stream = stream
@@ -237,8 +239,14 @@ def _encoded(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} of a meta_info is no JSON")
 
 
-def _decoded(value: dict[str, Any]) -> Any:
-    return medium(*value[MEDIA]) if MEDIA in value else value
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if MEDIA in value:
+        return medium(*value[MEDIA])
+    return {name: _decoded(item) for name, item in value.items()}
 
 
 # Constraints: as the parameter that made them, a class by where it stands

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.backend.base import Backend, PromptTools
-from sglang.backend.output_constraint import OutputConstraint, constraint_of
+from sglang.backend.output_constraint import CONSTRAINTS, OutputConstraint, constraint_of
 from sglang.errors import ToolError, Unsupported
 from sglang.ir.params import GenParams
 from sglang.semantics.tool_calls.deltas import joined
@@ -181,3 +181,20 @@ class ToolDialect:
 def _shown(place: int, definition: Mapping[str, Any]) -> Tool:
     shown = {"type": "function", "function": dict(definition)}
     return Tool(place, definition["name"], definition["parameters"], True, shown)
+
+
+def verify_select(
+    params: GenParams, tools: Any, choice: Any, max_rounds: int | None, timeout: float | None
+) -> None:
+    """Raise ValueError for what a gen with ``choices`` cannot have: its text is one of them, found
+    by their scores."""
+    others = {name: getattr(params, name) for name in CONSTRAINTS}
+    others["n"] = None if params.n == 1 else params.n
+    others |= {"tools": tools, "tool_choice": choice}
+    others |= {"max_tool_rounds": max_rounds, "tool_timeout": timeout}
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is {value!r:.60}, beside choices, of which the likeliest is taken; give "
+                "one of the two, or one_of= to sample one of several texts"
+            )

@@ -27,7 +27,7 @@ from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.models.mixture import MixtureSpec
 from sglang.srt.models.model_spec import ModelSpec, read_config
 from sglang.srt.models.registry import lookup
-from sglang.srt.models.renamed_checkpoint import named
+from sglang.srt.models.renamed_checkpoint import RenamedCheckpoint, named
 from sglang.srt.models.vision.vision_language import VisionLanguageSpec
 from sglang.srt.numeric.host_arrays import FLOAT32, HOST, Device, DType, torch_dtype
 from sglang.srt.numeric.torch_later import torch
@@ -124,6 +124,8 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
     checkpoint = None
     if settings.load_format != "dummy":
         checkpoint = named(open_checkpoint(directory, fields), family)
+        if spec.tied:
+            checkpoint = with_embedding(family, checkpoint)
         if spec.tied and has_own_head(family, spec, checkpoint):
             spec = replace(spec, tied=False)
     outline = family(spec, meta, 1)
@@ -142,6 +144,15 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
     if not plan.on_host:
         need_torch(plan)
     return plan
+
+
+def with_embedding(family: type[DecoderModel], checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint of a model whose head is its embedding, where it has that as a head alone."""
+    shapes = checkpoint.shapes
+    if not issubclass(family, CausalLM) or family.EMBEDDING in shapes or family.HEAD not in shapes:
+        return checkpoint
+    names = {family.EMBEDDING if name == family.HEAD else name: name for name in shapes}
+    return RenamedCheckpoint(checkpoint, names)
 
 
 def has_own_head(family: type[DecoderModel], spec: ModelSpec, checkpoint: Checkpoint) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sgl_kernel.arrays import AnyArray, address, described, dtype_name, empty, floats, stride
+from sgl_kernel.fields import Fields, bits
 from sgl_kernel.native import need
 from sgl_kernel.packed import ACTIVATIONS, Packed
-from sgl_kernel.paged import Fields, bits
 
 MAX_EXPERTS = 1024
 
@@ -92,11 +92,11 @@ class Experts:
         rest = Fields(
             [n, routing.top_k, routing.sigmoid, routing.renormalise, bits(routing.scale),
              routing.groups, routing.kept, routing.group_best, address(bias), ACTIVATIONS[act],
-             shared, gate, address(router_bias), *router.fields],
+             shared, gate, address(router_bias), *router.native.array],
         )  # fmt: skip
         table: list[int | None] = []
         for up, back, a, b in zip(gate_up, down, up_bias, back_bias):
-            table += [*up.fields, *back.fields, address(a), address(b)]
+            table += [*up.native.array, *back.native.array, address(a), address(b)]
         native, matrices = need(), Fields(table)  # held until they are read
         self.address = native.experts_new(rest.address, matrices.address)
         self._kept = (router, tuple(gate_up), tuple(down), up_bias, back_bias, router_bias, bias)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sgl_kernel.arrays import TYPES, AnyArray, address, dtype_name, is_contiguous
-from sgl_kernel.paged import Fields
+from sgl_kernel.fields import Fields
 
 Array = np.ndarray[Any, Any]
 WHOLE = 8  # low numbers of a token come in whole eights

@@ -16,7 +16,7 @@ In the last two a weight is ``scale * q + low``, both of ``group`` inputs (``pac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from sgl_kernel.arrays import (
     on_cpu,
     stride,
 )
+from sgl_kernel.fields import Fields, bits
 from sgl_kernel.native import need
 
 if TYPE_CHECKING:
@@ -66,12 +67,12 @@ class Packed:
     paired: bool
     data: Bytes
     order: AnyArray | None = None
+    native: Fields = field(init=False, repr=False, compare=False)
 
-    @property
-    def fields(self) -> tuple[int, int, int, int, bool, int | None]:
-        """Arguments by which the native functions take a matrix."""
-        code = CODES[self.format]
-        return code, self.n, self.k, self.group, self.paired, address(self.data)
+    def __post_init__(self) -> None:
+        code, data = CODES[self.format], address(self.data)
+        values = (code, self.n, self.k, self.group, self.paired, data)
+        object.__setattr__(self, "native", Fields(values, self.data))
 
     @property
     def outputs(self) -> int:
@@ -83,7 +84,7 @@ class Packed:
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
             raise ValueError(f"row ids must lie in [0, {self.n}).")
         out = empty(ids, len(ids), self.k)
-        need().unpack(threads, *self.fields, address(ids), len(ids), address(out))
+        need().unpack(threads, self.native.address, address(ids), len(ids), address(out))
         if self.order is None:
             return out
         ordered = empty(ids, len(ids), self.k)
@@ -147,14 +148,11 @@ def pack(
         raise ValueError(f"a paired weight has as many gates as inputs; {n} rows are odd.")
     if stride(weight, 1) != 1:
         weight = contiguous(weight)
-    code, native = FORMATS.index(format), need()
-    size = native.packed_bytes(code, n, k, group)
-    data = np.empty(size, dtype=np.uint8) if arena is None else arena.take(size)
-    native.pack(
-        threads, code, n, k, group, paired, address(weight), TYPES[dtype_name(weight)],
-        stride(weight), address(data),
-    )  # fmt: skip
-    return Packed(format, n, k, group, paired, data)
+    packed = Packed(format, n, k, group, paired, _room(n, k, format, group, arena))
+    need().pack(
+        threads, packed.native.address, address(weight), TYPES[dtype_name(weight)], stride(weight)
+    )
+    return packed
 
 
 def pack_integers(
@@ -190,14 +188,18 @@ def pack_integers(
         order = np.ascontiguousarray(order, dtype=np.int32)
         if order.shape != (k,) or not np.array_equal(np.sort(order), np.arange(k)):
             raise ValueError(f"an order of {k} inputs is needed.")
-    code, native = CODES[format], need()
-    size = native.packed_bytes(code, n, k, group)
-    data = np.empty(size, dtype=np.uint8) if arena is None else arena.take(size)
-    native.pack_integers(
-        threads, code, n, k, group, paired, address(values), k,
-        *(address(t) for t in (*tensors, None)[:2]), address(data),
+    packed = Packed(format, n, k, group, paired, _room(n, k, format, group, arena), order)
+    need().pack_integers(
+        threads, packed.native.address, address(values), k,
+        *(address(t) for t in (*tensors, None)[:2]),
     )  # fmt: skip
-    return Packed(format, n, k, group, paired, data, order)
+    return packed
+
+
+def _room(n: int, k: int, format: str, group: int, arena: Arena | None) -> Bytes:
+    """Memory for a packed matrix."""
+    size = int(need().packed_bytes(CODES[format], n, k, group))
+    return np.empty(size, dtype=np.uint8) if arena is None else arena.take(size)
 
 
 class Parts:
@@ -209,7 +211,7 @@ class Parts:
         if len(kinds) != 1 or weights[0].paired or weights[0].order is not None:
             raise ValueError(f"parts are {kinds}; matrices of one shape and format are needed.")
         self.weights = tuple(weights)
-        self._table = np.array([w.fields for w in weights], dtype=np.int64)
+        self._table = np.stack([w.native.array for w in weights])
 
     def __call__(self, x: AnyArray, threads: int = 1) -> AnyArray:
         """float32 [m, parts, k] -> [m, parts, n]; a row's bits do not depend on the others. Raises
@@ -261,17 +263,27 @@ def linear(
     if weight.order is not None:  # a norm does not mind
         x = x[:, weight.order]
         gain = None if gain is None else gain[weight.order]
-    values = (
-        threads, *weight.fields, address(gain), eps, address(x), stride(x), m, address(bias),
-        add, ACTIVATIONS[act], address(out), stride(out),
+    plain = gain is None and bias is None and not add and not weight.paired
+    around = PLAIN if plain else around_product(gain, eps, bias, add, act)
+    adapters, product = (None, 0) if adapted is None else (adapted[0].address, adapted[1])
+    good = need().linear(
+        threads, weight.native.address, around.address, address(x), stride(x), m, address(out),
+        stride(out), adapters, product,
     )  # fmt: skip
-    if adapted is None:
-        good = need().linear(*values)
-    else:
-        good = need().linear_adapted(*values, adapted[0].address, adapted[1])
     if not good:
         raise MemoryError(f"no memory for a product of {m} rows.")
     return out
+
+
+def around_product(
+    gain: AnyArray | None, eps: float, bias: AnyArray | None, add: bool, act: str
+) -> Fields:
+    """Record of the norm before a product, and of the bias, sum and activation behind it."""
+    values = (address(gain), bits(eps), address(bias), add, ACTIVATIONS[act])
+    return Fields(values, gain, bias)
+
+
+PLAIN = around_product(None, 0.0, None, False, "silu")
 
 
 def _vector(x: AnyArray | None, size: int, name: str) -> AnyArray | None:

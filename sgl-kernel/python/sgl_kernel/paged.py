@@ -6,7 +6,6 @@ host arrays of int32 (``sglang.srt.attention.attention_protocol.Layout`` holds t
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,23 +22,10 @@ from sgl_kernel.arrays import (
     is_contiguous,
     stride,
 )
+from sgl_kernel.fields import Fields, bits
 from sgl_kernel.native import need
 
 Array = np.ndarray[Any, Any]
-
-
-def bits(value: float) -> int:
-    """The float64 as the integer of the same bits: how a record of integers carries one."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-class Fields:
-    """A record of 64-bit fields for the native side, and what its addresses point into."""
-
-    def __init__(self, values: list[int | None], *owners: object) -> None:
-        self.array = np.array([value or 0 for value in values], dtype=np.int64)
-        self.address = int(self.array.__array_interface__["data"][0])
-        self.owners = owners
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ import numpy as np
 
 from sgl_kernel.arrays import AnyArray, address, floats, size
 from sgl_kernel.experts import Experts
+from sgl_kernel.fields import Fields
 from sgl_kernel.lora import Adapted, Adapter
 from sgl_kernel.meeting import Meeting
 from sgl_kernel.native import need
-from sgl_kernel.packed import ACTIVATIONS, Packed
-from sgl_kernel.paged import KV, Array, Fields, Heads, Pass, Rotary
+from sgl_kernel.packed import ACTIVATIONS, Packed, around_product
+from sgl_kernel.paged import KV, Array, Heads, Pass, Rotary
 
 Groups: TypeAlias = tuple[Sequence[Adapter], Array]
 
@@ -51,8 +52,7 @@ class Tape:
         in ``Pass.given`` take the pass's embeddings instead."""
         out = self._out(self.buffer(table.k), table)
         self._embedded = table.k
-        code, n, k, group, _, data = table.fields
-        need().tape_embed(self._tape, out, code, n, k, group, data, scale)
+        need().tape_embed(self._tape, out, table.native.address, scale)
         return out
 
     def share(self, first: int) -> None:
@@ -151,10 +151,8 @@ class Tape:
         bias = None if bias is None else floats(bias)
         into = self.buffer(weight.outputs) if into is None else into
         out = self._out(into, weight, gain, bias)
-        need().tape_linear(
-            self._tape, out, x, *weight.fields, address(gain), eps, address(bias), add,
-            ACTIVATIONS[act],
-        )  # fmt: skip
+        around = around_product(gain, eps, bias, add, act)
+        need().tape_linear(self._tape, out, x, weight.native.address, around.address)
         if product >= 0:
             need().tape_adapt(self._tape, product)
             self._adapts = True

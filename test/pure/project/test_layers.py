@@ -135,6 +135,7 @@ RULES = {
     " srt.commands.named_values srt.core.nearest",
     "sglang.terminal.chaos": f"{RUNNING} sglang.run sglang.program sglang.version sglang.terminal"
     " srt.commands.named_values psutil pydantic",
+    "sglang.__main__": "srt.cli",
     "sglang.launch_server": "sglang srt",
     "sglang.bench_serving": "srt.commands.bench srt.config.command_line",
     "sglang.bench_offline_throughput": "sglang srt.commands.bench srt.config.command_line",

@@ -292,3 +292,30 @@ def test_an_argument_named_as_an_option_is_told_apart(
 def test_what_is_of_the_wrong_kind_is_named(wrong: Callable[..., None], complaint: str) -> None:
     with pytest.raises((TypeError, ValueError), match=complaint):
         sgl.function(lambda s: wrong(s)).run(backend=sgl.Mock())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("regex", "a+"),
+        ("dtype", int),
+        ("json_schema", {"type": "object"}),
+        ("schema", int),
+        ("ebnf", 'root ::= "a"'),
+        ("structural_tag", {"structures": [], "triggers": []}),
+        ("one_of", ["a", "b"]),
+        ("n", 2),
+        ("tools", []),
+        ("tool_choice", "auto"),
+        ("max_tool_rounds", 2),
+        ("tool_timeout", 1.0),
+    ],
+)
+def test_choices_stand_beside_no_constraint_n_or_tools(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{name} is .*, beside choices.*one_of="):
+        sgl.gen("x", choices=["a", "b"], **{name: value})
+
+
+def test_choices_take_what_changes_no_score() -> None:
+    node = sgl.gen("x", 8, choices=["a", "b"], n=1, stop="\n", temperature=0, seed=3)
+    assert node == sgl.select("x", ["a", "b"])

@@ -46,6 +46,7 @@ class BatchService:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _locked(directory)
         self.records = BatchRecords(directory)
+        self._unsaved: list[BatchRecord] = []  # records of new batches
         unfinished = {id for r in self.records if not r.ended for id in r.answers}
         self.files = FileStore(directory, *storage, unfinished, now)
         self.files.used = self._used
@@ -71,7 +72,8 @@ class BatchService:
                 "with purpose 'batch'.",
                 "input_file_id",
             )
-        known = self.records.of(order.owner)
+        unsaved = [record for record in self._unsaved if record.order.owner == order.owner]
+        known = [*self.records.of(order.owner), *unsaved]
         count = sum(not record.ended for record in known)
         if count >= MAX_OPEN or len(known) >= MAX_KEPT:
             raise RequestError(
@@ -81,8 +83,12 @@ class BatchService:
             )
         record = BatchRecord(id=new_batch_id(), order=order, answers=(new_file_id(), new_file_id()))
         record.enter("validating", self._now())
-        with DiskErrors():
-            await self._runner.save(record)
+        self._unsaved.append(record)
+        try:
+            with DiskErrors():
+                await self._runner.save(record)
+        finally:
+            self._unsaved.remove(record)
         self._runner.begin(record)
         return record
 
@@ -108,7 +114,8 @@ class BatchService:
         self.records.sweep(self._now())
 
     def _used(self) -> set[str]:
-        return {r.order.input_file_id for r in self.records if not r.ended}
+        known = (*self.records, *self._unsaved)
+        return {record.order.input_file_id for record in known if not record.ended}
 
 
 def _verify_own(directory: Path) -> None:

@@ -58,6 +58,8 @@ def new_file_id() -> str:
 class FileStore:
     """Files below ``directory``.
 
+    Files are read, listed and removed in one thread; ``add`` and ``take_in`` may run in others.
+
     Args:
         file_bytes: most bytes of one file. all_bytes: of all.
         unfinished: ids of files that ``take_in`` may be about to take.
@@ -108,18 +110,18 @@ class FileStore:
     def of(self, owner: str) -> list[FileRecord]:
         """The owner's files, the newest first."""
         self.sweep()
-        found = [record for record in self._records.values() if record.owner == owner]
+        found = [record for record in list(self._records.values()) if record.owner == owner]
         return sorted(found, key=lambda record: (-record.created_at, record.id))
 
     def begin(self, owner: str) -> Upload:
         """A new file. Raises RequestError where the owner has too many, or the disk is full."""
-        count = sum(record.owner == owner for record in self._records.values())
+        self.sweep()
+        count = sum(record.owner == owner for record in list(self._records.values()))
         if count >= MAX_FILES:
             raise RequestError(
                 f"{count} files are stored for this key; at most {MAX_FILES}. Delete some.",
                 code="rate_limit_exceeded",
             )
-        self.sweep()
         return Upload(self, owner)
 
     def reserve(self, count: int, size: int) -> None:
@@ -151,8 +153,9 @@ class FileStore:
             bytes=os.stat(self.path(id)).st_size, created_at=created, expires_at=created + seconds,
         )  # fmt: skip
         save(self._directory / f"{id}.json", record)
-        self._records[id] = record
-        self._first_end = min(self._first_end, record.expires_at)
+        with self._lock:
+            self._records[id] = record
+            self._first_end = min(self._first_end, record.expires_at)
         return record
 
     def take_in(self, working: Path, id: str, owner: str, name: str, seconds: int) -> None:
@@ -189,10 +192,11 @@ class FileStore:
         if now < self._first_end:
             return
         used = self.used()
-        for record in [r for r in self._records.values() if r.expires_at <= now]:
-            if record.id not in used:
+        for record in list(self._records.values()):
+            if record.expires_at <= now and record.id not in used:
                 self._remove(record)
-        self._first_end = min((r.expires_at for r in self._records.values()), default=math.inf)
+        with self._lock:
+            self._first_end = min((r.expires_at for r in self._records.values()), default=math.inf)
 
     def _remove(self, record: FileRecord) -> None:
         del self._records[record.id]

@@ -9,10 +9,21 @@ import pytest
 import torch
 import transformers
 from helpers.hf_models import CONFIGS, SMALL, save
+from safetensors.torch import load_file, save_file
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Advance, Close, Done, Embed, Failed, Generate, Open
+from sglang.srt.core.messages import (
+    Advance,
+    Close,
+    Distribution,
+    Done,
+    Embed,
+    Failed,
+    Generate,
+    Goal,
+    Open,
+)
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import local_executor
 
@@ -31,7 +42,7 @@ def served(path: str) -> EngineCore:
     return EngineCore(executor, info, config.schedule, [b"x"] * 97)
 
 
-def ask(engine: EngineCore, prompt: list[int], goal: Embed | Generate) -> Done | Failed:
+def ask(engine: EngineCore, prompt: list[int], goal: Goal) -> Done | Failed:
     events = engine.handle([Open(1, ints(prompt).tobytes()), Advance(1, 1, goal, close=True)])
     while engine.busy:
         events += engine.step()
@@ -79,3 +90,18 @@ def test_a_model_without_a_head(tmp_path: Path) -> None:
     refused = ask(engine, PROMPTS[0], Generate(SamplingParams(max_new_tokens=1)))
     assert isinstance(refused, Failed)
     assert "use /v1/embeddings" in refused.message
+
+
+def test_a_tied_embedding_may_be_saved_as_the_head(tmp_path: Path) -> None:
+    model = model_of("LlamaForCausalLM", "LlamaForCausalLM", tie_word_embeddings=True)
+    path = save(model, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    engine, goal = served(path), Distribution(3)
+    for prompt in PROMPTS:
+        with torch.no_grad():
+            wanted = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+        top = ask(engine, prompt, goal).top
+        assert [i for i, _ in top] == wanted.topk(3).indices.tolist()
+        assert max(abs(value - wanted[i]) for i, value in top) < 1e-4

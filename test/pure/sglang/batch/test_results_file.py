@@ -35,6 +35,13 @@ def program(s, number, ending=""):
 
 
 @sgl.function
+def returns_the_word_for_media(s):
+    s += "a" + sgl.gen("x")
+    s["kept"] = {"$media": [1, "b"]}
+    return {"$media": None}
+
+
+@sgl.function
 def simple(s, ending):
     s += ending + sgl.gen("x")
 
@@ -260,6 +267,15 @@ def test_media_and_types_come_back(tmp_path: Path) -> None:
     assert restored["l"] == "[1]"
     with pytest.raises(sgl.SglangError, match=r"made for list\[int\], which the results file"):
         restored.value("l")
+
+
+def test_a_dict_of_a_program_may_have_any_key(tmp_path: Path) -> None:
+    for _ in range(2):
+        [state] = returns_the_word_for_media.run_batch(
+            [{}], backend=Counted(), results_file=tmp_path / "run.jsonl"
+        )
+        assert state["kept"] == {"$media": [1, "b"]}
+        assert state.ret_value == {"$media": None}
 
 
 def test_the_bar_shows_restored_items_at_once(

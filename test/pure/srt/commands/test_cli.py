@@ -140,3 +140,12 @@ def test_an_error_of_a_command_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "_main", failing)
     with pytest.raises(ConnectionResetError, match="not of the output"):
         main(["ps"])
+
+
+def test_python_m_sglang_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang", "serv"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "sglang: error" in done.stderr
+    assert "serve" in done.stderr
