@@ -184,7 +184,7 @@ def test_products_in_bfloat16_learn_nearly_the_same(run: Path, tmp_path: Path) -
     assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 0.1
 
 
-def test_questions_about_long_contexts_are_many_in_training_alone() -> None:
+def test_training_asks_more_about_long_contexts() -> None:
     most = {
         held_out: max(
             len(GENERATORS["lookup_line"](random.Random(seed), Words(held_out), 600).turns)
