@@ -229,11 +229,15 @@ def test_a_double_click_shows_its_span(show: Callable[..., Any], number: int) ->
         return [box.left + chart.x(span.end) - 2, box.top + span.home.row.top + 12];
     }"""
     page.mouse.dblclick(*page.evaluate(place, number))
-    around = """number => {
-        const { chart, model } = timeline, span = model.spans[number], size = span.end - span.begin;
-        return [(span.begin - chart.from) / size, (chart.to - span.end) / size];
-    }"""
-    assert page.evaluate(around, number) == pytest.approx([0.1, 0.1], abs=0.01)
+    page.wait_for_function(
+        """number => {
+            const { chart, model } = timeline, span = model.spans[number];
+            const size = span.end - span.begin;
+            const around = [(span.begin - chart.from) / size, (chart.to - span.end) / size];
+            return around.every(share => Math.abs(share - 0.1) < 0.01);
+        }""",
+        arg=number,
+    )
 
 
 def test_thousands_of_spans_are_drawn_as_they_come_into_view(show: Callable[..., Any]) -> None:
