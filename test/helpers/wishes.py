@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from helpers.fake_worker import ECHO, VOCAB
 from sglang.ir.constraint import Constraint
@@ -45,6 +45,7 @@ class Kind:
         policy, overtakes, chunk, running: of the schedule.
         host: tokens of KV in host memory, 0 for none; movable: those that a pass may copy.
         parking: what becomes of the KV of contexts that wait for a tool.
+        fills: share of the requests that are made Fills.
     """
 
     shape: Shape
@@ -67,6 +68,7 @@ class Kind:
     host: int
     movable: int
     parking: str
+    fills: float = 0.0
 
     @staticmethod
     def chosen(r: random.Random) -> Kind:
@@ -98,6 +100,14 @@ class Kind:
             parking=r.choice(["priced", *PARK_POLICIES]),
         )  # fmt: skip
 
+    def narrow(self, r: random.Random) -> Kind:
+        """The same with host memory, few tokens a pass to copy or compute, and many Fills."""
+        longest = self.shape.prompt + self.shape.growth
+        return replace(
+            self, host=r.choice([3, 20]) * longest, movable=self.page_size * r.choice([1, 2, 4]),
+            chunk=r.choice([1, 1, 3, 8]), fills=0.4,
+        )  # fmt: skip
+
     @property
     def capacity(self) -> int:
         return self.pages * self.page_size
@@ -113,6 +123,7 @@ class Wishes:
 
     def __init__(self, r: random.Random, kind: Kind, draft: bool) -> None:
         self.random, self.kind = r, kind
+        self._fills = random.Random(str(kind))
         self._speculation = ["auto", "off", "ngram", "ngram", *(["draft", "draft"] * draft)]
         length = kind.shape.prompt
         self._stems = [[r.randrange(VOCAB) for _ in range(length)] for _ in range(2)]
@@ -149,6 +160,8 @@ class Wishes:
 
     def goal(self, length: int, tail: int) -> Goal:
         """``tail``: the first token that may be scored."""
+        if self.kind.fills and self._fills.random() < self.kind.fills:
+            return Fill()
         r = self.random
         kind = r.random()
         probe = tuple(r.sample(range(VOCAB), 2)) if r.random() < 0.15 else ()
