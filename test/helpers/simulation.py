@@ -55,6 +55,7 @@ from sglang.srt.core.messages import (
     Open,
     Park,
     PromptChunk,
+    PromptProgress,
     Reply,
     Tokens,
     Truncate,
@@ -119,12 +120,18 @@ class Asked:
     tops: list[Any] = field(default_factory=list)
     probes: list[list[float]] = field(default_factory=list)
     report: list[PromptChunk] = field(default_factory=list)
+    prompt_ready: int = 0
+    sampled: bool = False
     told: int = 0
     length: int = 0
     shown: int = 0
     computed: int = 0
     at_tip: bool = False
     overtaken: int = 0
+
+    @property
+    def reports_prompt(self) -> bool:
+        return self.id % 4 == 0
 
     @property
     def seldom(self) -> bool:
@@ -481,7 +488,8 @@ class History:
         self.seen["requests with a priority"] += priority != 0
         self.seen["requests that arrived before"] += asked.arrived < now
         self.seen["requests with a hint"] += hint is not None
-        self._handle(*verbs, Advance(context, request, goal, priority, close, arrived, hint))
+        facts = priority, close, arrived, hint, asked.reports_prompt
+        self._handle(*verbs, Advance(context, request, goal, *facts))
 
     def _abort(self) -> None:
         waiting = self.engine.waiting
@@ -587,6 +595,12 @@ class History:
             elif isinstance(event, PromptChunk):
                 assert not asked.drawn, "the prompt is reported behind its first token"
                 asked.report.append(event)
+            elif isinstance(event, PromptProgress):
+                assert asked.reports_prompt, "progress that nobody wants"
+                assert not asked.sampled, "progress behind the first sampled token"
+                assert 0 < event.ready <= len(asked.prompt.tokens)
+                asked.prompt_ready = event.ready
+                self.seen["reports of a prompt's progress"] += 1
             else:
                 del self.asked[event.request]
                 assert event.request not in self.ended
@@ -595,6 +609,10 @@ class History:
 
     def _told(self, asked: Asked, event: Tokens) -> None:
         assert event.tokens, "an event of nothing"
+        if event.stats is not None:
+            asked.sampled = True
+            if asked.reports_prompt:
+                assert asked.prompt_ready == len(asked.prompt.tokens), "a prompt that is half ready"
         asked.drawn += event.tokens
         asked.told += 1
         asked.logprobs += event.logprobs

@@ -127,9 +127,11 @@ def text_engine(
     context: int = 1024,
     running: int = 16,
     queued: int = 64,
+    chunk: int | None = None,
     **facts: Any,
 ) -> tuple[LocalEngine, TextWorker]:
-    """A running engine; the caller closes it. ``facts``: more of what its info says."""
+    """A running engine; the caller closes it. ``chunk``: most prompt tokens of a pass. ``facts``:
+    more of what its info says."""
     worker = TextWorker(tokenizer.vocab_size, seconds=seconds)
     info = EngineInfo(
         model_path="toy", architecture="Toy", dtype="none", device="none",
@@ -137,5 +139,6 @@ def text_engine(
         max_running_requests=running, max_queued_requests=queued, eos=tokenizer.eos_ids,
         hidden_size=4, **facts,
     )  # fmt: skip
-    config = config or Config.of(max_running_requests=running, max_queued_requests=queued)
+    chunks = {} if chunk is None else {"chunked_prefill_size": chunk}
+    config = config or Config.of(max_running_requests=running, max_queued_requests=queued, **chunks)
     return LocalEngine(config, tokenizer.token_bytes, (Threaded(worker), info)), worker

@@ -147,6 +147,12 @@ class Row(msgspec.Struct, omit_defaults=True):
     positions: Ints = _NO_INTS
     packed: int = 0
 
+    @property
+    def end(self) -> int:
+        """Index in the context behind the last of ``tokens``."""
+        end = self.start + len(self.tokens)
+        return end if self.gap is None else end + self.gap[1] - self.gap[0]
+
 
 class TokenCopies(msgspec.Struct):
     """Keys and values of single tokens, copied within the device from slots to slots, one each.

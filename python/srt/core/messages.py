@@ -19,6 +19,8 @@ a list of messages a frame. Contexts and requests are numbered by the client.
     event      meaning
     PromptChunk
                log-probabilities of a run of the context's own tokens
+    PromptProgress
+               how much of a request's prompt is computed, where that was wanted
     Tokens     newly generated tokens of a request, log-probabilities with them
     Done       the request's one terminal event; the context is idle again
     Failed     the request's one terminal event; the context is idle again
@@ -143,6 +145,7 @@ class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
             monotonic clock: that of its program's first request, say, so that what resumes does not
             queue as a newcomer. At most now; 0: now.
         hint: facts about the application that the request is a call of.
+        report_prompt: each pass that computes a part of the prompt sends a PromptProgress.
     """
 
     context: int
@@ -152,6 +155,7 @@ class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
     close: bool = False
     arrived: float = 0.0
     hint: CallHint | None = None
+    report_prompt: bool = False
 
 
 class Park(msgspec.Struct, frozen=True, tag="park", omit_defaults=True):
@@ -274,6 +278,21 @@ class PromptChunk(msgspec.Struct, tag="prompt", omit_defaults=True):
     probes: list[list[float] | None] = []
 
 
+class PromptProgress(msgspec.Struct, tag="prompt_progress"):
+    """The part of a request's prompt that is computed. None comes behind the first sampled token.
+
+    The number may fall: a request that was retracted computes again what the cache has lost.
+
+    Attributes:
+        ready: tokens of the prompt from its beginning, those of the cache included.
+        cached: tokens that came from the cache (``RequestCounts.cached_tokens``).
+    """
+
+    request: int
+    ready: int
+    cached: int
+
+
 class Done(msgspec.Struct, tag="done", omit_defaults=True):
     """The request has ended well.
 
@@ -314,7 +333,7 @@ class Reply(msgspec.Struct, tag="reply", omit_defaults=True):
     data: dict[str, Any] = {}
 
 
-Event: TypeAlias = Tokens | PromptChunk | Done | Failed | Reply | SpaceEvent
+Event: TypeAlias = Tokens | PromptChunk | PromptProgress | Done | Failed | Reply | SpaceEvent
 
 _encoder = msgspec.msgpack.Encoder()
 _verbs: msgspec.msgpack.Decoder[list[Verb]] = msgspec.msgpack.Decoder(list[Verb])

@@ -56,6 +56,7 @@ class RequestSpec:
         close: whether the context is closed when the request ends.
         received: moment of its arrival.
         arrived: moment from which on it counts as waiting, at most ``received``.
+        report_prompt: whether events say how much of the prompt is computed.
         limit: number of tokens it may generate, less those that a lost engine has generated.
         carried: tokens before the end of the prompt that the generation began with, in an earlier
             request (``Generate.since``).
@@ -69,6 +70,7 @@ class RequestSpec:
     close: bool = False
     received: float = 0.0
     arrived: float = 0.0
+    report_prompt: bool = False
     limit: int = field(init=False)
     carried: int = field(init=False)
     sampling: SamplingParams | None = field(init=False)
@@ -214,6 +216,11 @@ class Request:
     def growth(self) -> int:
         """Number of tokens it may still generate."""
         return self.spec.limit - len(self.generation.tokens)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a token was sampled, beside those that the grammar forced."""
+        return len(self.generation.tokens) > self.stats.forced_tokens
 
     @property
     def known(self) -> int:

@@ -122,7 +122,8 @@ def new_request(
     if isinstance(goal, Generate) and (goal.sampling.stop or goal.sampling.stop_regex):
         generation.watch = StopWatch(goal.sampling.stop, goal.sampling.stop_regex)
     arrived = min(verb.arrived, received) if verb.arrived > 0 else received
-    spec = RequestSpec(goal, len(context.tokens), verb.priority, verb.close, received, arrived)
+    limits = verb.priority, verb.close, received, arrived, verb.report_prompt
+    spec = RequestSpec(goal, len(context.tokens), *limits)
     facts = Scheduling(hint=verb.hint)
     return Request(verb.request, context, spec, generation, scheduling=facts, progress=progress)
 

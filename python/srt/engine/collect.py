@@ -19,6 +19,7 @@ from sglang.srt.core.messages import (
     Failed,
     Generate,
     PromptChunk,
+    PromptProgress,
     Tokens,
 )
 from sglang.srt.core.progress import GRAMMAR, STOP_PATTERNS
@@ -116,11 +117,14 @@ class Collector:
             events.append(_report(request, out))
         if row.pool >= 0:
             _pool(request, row, out)
+        spec = request.spec
+        if spec.report_prompt and not request.sampled:
+            ready = min(row.end, spec.prompt)
+            events.append(PromptProgress(request.id, ready, request.stats.cached_tokens))
         if not complete:
             return events  # more of the prompt is to be computed
         if grammar and (samples[0].postponed or not budget.open):
             return events + self._postpone(request)
-        spec = request.spec
         goal = spec.goal
         if not request.generation.tokens and spec.score_from >= 0 and not request.outputs.reported:
             events.append(_report(request, out))  # a prompt of one token was never scored
@@ -202,7 +206,7 @@ class Collector:
         request.scheduling.postponed = 0
         if generation.matcher is not None and generation.matcher.finished:
             return [self.done(request, "stop")]  # only the prompt's log-probabilities were wanted
-        first = len(generation.tokens) == stats.forced_tokens and not samples[0].error
+        first = not request.sampled and not samples[0].error
         if first:
             stats.first_token_seconds = self._clock.now() - request.spec.received
         more = self._append(request, goal, samples, budget)

@@ -54,6 +54,9 @@ MaskedLogprobs = Annotated[
     bool, None, "Log-probabilities of generated tokens are among those that the constraint allows."
 ]
 Stream = Annotated[bool, None, "The answer comes as server-sent events."]
+ReturnProgress = Annotated[
+    bool, None, "A stream says how much of the prompt is computed: `prompt_progress`."
+]
 AddSpecialTokens = Annotated[
     bool, None, "Put the tokens before a text that the tokenizer puts there; true by default."
 ]

@@ -63,6 +63,7 @@ class CompletionFields(SamplingFields, kw_only=True):
     min_tokens: fields.MinTokens | None = None
     stream: fields.Stream | None = None
     stream_options: StreamOptions | None = None
+    return_progress: fields.ReturnProgress | None = None
     user: str | None = None
     rid: fields.Rid | None = None
     priority: fields.Priority | None = None

@@ -33,6 +33,7 @@ from sglang.srt.runtime.hidden_states import verify_states
 from sglang.srt.runtime.matched_prompt import matched
 from sglang.srt.runtime.parking.kv_hints import KvHints
 from sglang.srt.runtime.parking.resumable import ParkOptions, Run
+from sglang.srt.runtime.prompt_progress import reporting
 from sglang.srt.runtime.sessions import SessionParams
 
 
@@ -76,6 +77,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         None,
         "Each event has what is new, not all so far; null: `--incremental-streaming-output`.",
     ] = None
+    return_progress: fields.ReturnProgress | None = None
     return_logprob: Annotated[
         bool | list[bool] | None, None, "Log-probabilities of the generated tokens come too."
     ] = None
@@ -237,7 +239,7 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
             request = await _with_media(
                 runtime, request, images[i] if images else [], videos[i] if videos else []
             )
-        requests.append(request)
+        requests.append(reporting(request, body.return_progress))
     single = not listed and requests[0].sampling.n == 1
     states = each("return_hidden_states", False)
     with_text = bool(body.return_text_in_logprobs)

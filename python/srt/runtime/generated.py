@@ -13,6 +13,7 @@ from sglang.srt.core.request_stats import Count, RequestCounts
 from sglang.srt.requests.completion.completion_request import CompletionRequest, Logprobs
 from sglang.srt.requests.completion.output import HintAnswer, Output, PromptLogprobs
 from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.prompt_progress import PromptProgressed
 
 T = TypeVar("T")
 Maybe: TypeAlias = T | UnsetType  # a field that may not be there
@@ -78,12 +79,14 @@ class CompletionMeta(RequestCounts, kw_only=True, omit_defaults=False):
 
 
 class Generated(msgspec.Struct):
-    """One completion, or what is known of it so far. ``index`` is there in a stream of several."""
+    """One completion, or what is known of it so far. ``index`` is there in a stream of several,
+    ``prompt_progress`` where more of the prompt was computed since the last item."""
 
     text: str
     output_ids: list[Count]
     meta_info: CompletionMeta
     index: Maybe[Count] = UNSET
+    prompt_progress: Maybe[PromptProgressed] = UNSET
 
 
 class LogprobWriter:

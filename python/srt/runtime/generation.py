@@ -31,6 +31,7 @@ from sglang.srt.runtime.generated import (
 )
 from sglang.srt.runtime.hidden_states import states_of
 from sglang.srt.runtime.option_scoring import option_logprobs
+from sglang.srt.runtime.prompt_progress import PromptNews
 from sglang.srt.runtime.resumed_request import read_call
 
 TOKEN_BYTES = 16 << 10  # bytes of cumulative items for each generated token
@@ -96,9 +97,12 @@ async def stream(
                 if request.logprobs is not None:
                     writer = LogprobWriter(runtime, request, request.logprobs, call.with_text)
                 streamed[place] = _Streamed(request, incremental, writer)
-            if not streamed[place].is_due(output, interval):
+            told = streamed[place].prompt_news.of(output)
+            if told is None and not streamed[place].is_due(output, interval):
                 continue
             item = streamed[place].show(output, call.received)
+            if told is not None:
+                item.prompt_progress = told
             if not call.single:
                 item.index = place
             if call.states[index] and output.finish is not None:
@@ -126,14 +130,14 @@ def _incremental(runtime: EngineRuntime, body: GenerateRequest) -> bool:
 
 
 class _Streamed:
-    """The streamed part of one completion."""
+    """The streamed part of one completion. ``prompt_news``: reports on its prompt."""
 
     def __init__(
         self, request: CompletionRequest, incremental: bool, writer: LogprobWriter | None
     ) -> None:
         self._request, self._incremental, self._writer = request, incremental, writer
         self._tokens = self._chars = 0
-        self._begun = False
+        self._begun, self.prompt_news = False, PromptNews()
         entries = (
             0
             if request.logprobs is None

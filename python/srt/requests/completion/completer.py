@@ -36,6 +36,7 @@ from sglang.srt.core.messages import (
     Generate,
     Goal,
     PromptChunk,
+    PromptProgress,
     Reply,
     Score,
     Tokens,
@@ -383,11 +384,7 @@ class _CompletionRun:
             before = [self.request.opening(context.number, output.tokens)]
 
     async def _grown(
-        self,
-        assembler: Assembler,
-        context: EngineContext,
-        goal: Generate,
-        before: Sequence[Verb],
+        self, assembler: Assembler, context: EngineContext, goal: Generate, before: Sequence[Verb]
     ) -> AsyncGenerator[None, None]:
         """Yields whenever the completion has grown. Raises EngineLost."""
         async with aclosing(self._advance(context, goal, before, True)) as batches:
@@ -399,6 +396,9 @@ class _CompletionRun:
                         grown = True
                     elif isinstance(event, PromptChunk):
                         assembler.prompt(event)
+                    elif isinstance(event, PromptProgress):
+                        assembler.prompt_progress(event)
+                        yield
                     elif isinstance(event, Done):
                         if grown:
                             yield
@@ -485,7 +485,8 @@ class _CompletionRun:
         """Events of one request (``EngineSuccession.advance``)."""
         request, number = self.request, context.client.new_id()
         facts = (request.priority, close, request.waiting_since, request.hint)
-        advance = Advance(context.number, number, goal, *facts)
+        reported = request.report_prompt and isinstance(goal, Generate)
+        advance = Advance(context.number, number, goal, *facts, reported)
         return self._engine.advance(context, before, advance, self._unknown)
 
     def abort(self) -> None:

@@ -91,6 +91,7 @@ class CompletionRequest:
         generated: tokens of the completion that a server generated which was lost; they are a part
             of the output.
         scored: rows of tokens whose log-probabilities are wanted, in place of a completion.
+        report_prompt: outputs come while the prompt is computed, too.
     """
 
     prompt: Ints
@@ -112,6 +113,7 @@ class CompletionRequest:
     prefixes: tuple[PrefixHash, ...] = ()
     generated: Ints = field(default_factory=ints)
     scored: ScoredRows | None = None
+    report_prompt: bool = False
 
     @property
     def waiting_since(self) -> float:
@@ -121,7 +123,7 @@ class CompletionRequest:
     def unread(self) -> CompletionRequest:
         """The same request for a caller that reads finished outputs alone: neither process need
         wake up at every token. The number of sampled tokens is still reported now and then."""
-        return replace(self, interval=UNREAD)
+        return replace(self, interval=UNREAD, report_prompt=False)
 
     def opening(self, context: int, generated: Sequence[int] = ()) -> Open:
         """Verb that opens its context, with the tokens ``generated`` behind the prompt."""

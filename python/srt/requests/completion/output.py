@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from sglang.srt.core.messages import Done, PromptChunk, Tokens, TopPairs
+from sglang.srt.core.messages import Done, PromptChunk, PromptProgress, Tokens, TopPairs
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.tokenizer import Detokenizer
 
@@ -65,6 +65,7 @@ class Output:
         index: which of the n completions of its prompt.
         stats: what the engine has counted. Its prompt is known from the start, more with the first
             sampled token, all when ``finish`` is set. Its seconds count from ``started``.
+        prompt_ready: tokens of the prompt that are computed, where the request wants to know.
         text: what is certain so far, trimmed of stops, control tokens hidden.
         tokens: all generated ids, the ending one included.
         released: how many of them have all their bytes in ``text`` (or hidden).
@@ -81,6 +82,7 @@ class Output:
 
     index: int
     stats: RequestStats = field(default_factory=RequestStats)
+    prompt_ready: int = 0
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     released: int = 0
@@ -137,6 +139,10 @@ class Assembler:
         if found is None:
             found = self.output.prompt_logprobs = PromptLogprobs(event.start)
         found.extend(event)
+
+    def prompt_progress(self, event: PromptProgress) -> None:
+        self.output.prompt_ready = event.ready
+        self.output.stats.cached_tokens = event.cached
 
     def tokens(self, event: Tokens) -> None:
         output = self.output

@@ -34,6 +34,7 @@ from sglang.srt.runtime.conversations.conversation import (
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader, ThoughtReading
 from sglang.srt.runtime.conversations.tool_use import ToolUse, read_functions, read_tools, verified
 from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.prompt_progress import reporting
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -174,7 +175,7 @@ async def read_chat(
         prompt.ids, sampling, _logprobs(body), body.rid or "", body.priority or 0, salt,
         score_choices=whole, media=prompt.media, adapter=adapter, resumed=prompt.resumed,
     )  # fmt: skip
-    return ChatCall(request, use, thinking, prompt.source)
+    return ChatCall(reporting(request, body.return_progress), use, thinking, prompt.source)
 
 
 def _verify(body: ChatRequest) -> None:

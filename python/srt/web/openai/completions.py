@@ -22,6 +22,7 @@ from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.completion_fields import CompletionFields, hidden_of, sampling_of
 from sglang.srt.runtime.matched_prompt import matched
+from sglang.srt.runtime.prompt_progress import PromptNews, reporting
 from sglang.srt.runtime.prompts import places, prompts_of, read_prompt
 from sglang.srt.runtime.stream_progress import StreamProgress
 from sglang.srt.web.exchange.current_caller import CALLER
@@ -111,7 +112,8 @@ async def _requests(
             ids, sampling, logprobs, rid, body.priority or 0, salt, score_choices=whole
         )
         resumed = None if found is None else found.resumed
-        requests.append(replace(request, adapter=adapter, resumed=resumed))
+        request = replace(request, adapter=adapter, resumed=resumed)
+        requests.append(reporting(request, body.return_progress))
         text = prompt if isinstance(prompt, str) else state.runtime.tokenizer.decode(ids)
         echoes.append(text if body.echo else "")
     return requests, echoes
@@ -193,6 +195,9 @@ async def _events(
             if place not in writers:
                 writers[place] = _ChoiceWriter(state, body, requests[index], echoes[index], place)
             writer = writers[place]
+            if told := writer.prompt_news.of(output):
+                nothing = {"index": place, "text": "", "logprobs": None, "finish_reason": None}
+                yield {**head, "choices": [nothing], "prompt_progress": told}
             if not writer.sent.ready(output, interval):
                 continue
             text, tokens = writer.sent.take(output)
@@ -217,6 +222,7 @@ class _ChoiceWriter:
 
     Attributes:
         sent: how much of it.
+        prompt_news: reports on the prompt.
         template: of the pieces to come, but the last; None where they differ in more than a text.
     """
 
@@ -232,7 +238,7 @@ class _ChoiceWriter:
         self._echoes, self._ids = bool(body.echo), bool(body.return_token_ids)
         wanted = body.logprobs is not None
         self._lines = _Lines(state, hidden_of(state.runtime, body)) if wanted else None
-        self.sent = StreamProgress()
+        self.sent, self.prompt_news = StreamProgress(), PromptNews()
         self.template: Template | None = None
 
     def write(self, output: Output, text: str, tokens: range) -> dict[str, Any]:

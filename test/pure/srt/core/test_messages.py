@@ -62,6 +62,7 @@ EVENTS: list[Any] = [
     m.Tokens(10, [1, 2], 3, [-0.5, -1.0], [[(1, -0.5)], []], [[-2.0], [-3.0]]),
     m.Tokens(10, []),
     m.PromptChunk(10, 0, [None, -0.25], [None, [(2, -0.25)]], [None, [-9.0]]),
+    m.PromptProgress(10, 512, 128),
     m.Done(10, "stop", "\n", 12, RequestStats(5, 3, 4, 7, queue_seconds=0.125)),
     m.Done(11, "stop", 2),
     m.Done(12, "done", top=[(3, -0.1)], probe=[-4.0]),

@@ -23,7 +23,9 @@ from sglang.srt.core.messages import (
     ForkContext,
     Open,
     PromptChunk,
+    PromptProgress,
     Score,
+    Tokens,
     Verb,
     encode,
 )
@@ -498,3 +500,20 @@ def test_a_step_reports_so_many_log_probabilities() -> None:
         assert (len(desk.worker.batches) > 4) == (top > 0)
         reports.append([desk.prompt(request).logprobs for request in requests])
     assert reports[0] == reports[1]
+
+
+def test_progress_of_a_prompt_is_one_event_a_pass() -> None:
+    """Forced text comes before the prompt is computed, and does not end the reports."""
+    desk = Desk(capacity=1 << 16, grammars=Forced(), chunked_prefill_size=16)
+    goal = generate(400, constraint=Constraint("regex", LETTERS * 12))
+    request = desk.ask(list(range(1, 41)), goal, report_prompt=True)
+    silent = desk.ask(list(range(2, 42)), generate(8))
+    desk.run()
+    found = [e for e in desk.events[request] if isinstance(e, PromptProgress)]
+    assert not any(isinstance(e, PromptProgress) for e in desk.events[silent])
+    ready = [one.ready for one in found]
+    assert ready == sorted(ready)
+    assert len(found) > 2
+    assert found[-1].ready == 40
+    assert isinstance(desk.events[request][0], Tokens)
+    assert desk.done(request).stats.cached_tokens == found[-1].cached == 0

@@ -446,6 +446,12 @@ MUTATIONS = {
     "all drafts have the log-probability of the first": [
         Mutation(collect, "emit", "[X.logprob for _ in _]", become("samples[0]")),
     ],
+    "progress of a prompt goes on behind its first token": [
+        Mutation(Collector, "collect", "spec.report_prompt and _", become("spec.report_prompt")),
+    ],
+    "progress of texts side by side counts what a row sees": [
+        Mutation(Collector, "collect", "row.end", become("row.start + len(row.tokens)")),
+    ],
     "all drafts have the top tokens of the first": [
         Mutation(collect, "emit", "[X.top for _ in _]", become("samples[0]")),
     ],

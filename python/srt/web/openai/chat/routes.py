@@ -18,6 +18,7 @@ from sglang.srt.runtime.conversations.chat_request import (
     thought_tokens,
 )
 from sglang.srt.runtime.conversations.toolbox_turns import toolbox_turns, with_earlier_calls
+from sglang.srt.runtime.prompt_progress import PromptNews
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
 from sglang.srt.web.exchange.event_stream import Template, respond, unless_gone
@@ -82,7 +83,7 @@ async def _events(
     readers: defaultdict[int, ReplyReader] = defaultdict(call.reader)
     templates: dict[tuple[int, type[Delta]], Template] = {}
     plain = call.request.logprobs is None and not always
-    collected, thoughts = Collected(1), 0
+    collected, thoughts, news = Collected(1), 0, PromptNews()
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -97,6 +98,8 @@ async def _events(
             if not reader.sent.begun:
                 reader.sent.begun = True
                 yield chunk(output.index, OPENING)
+            if told := news.of(output):
+                yield {**chunk(output.index, {}), "prompt_progress": told}
             if reader.sent.ready(output, interval):
                 found, tokens = reader.take(output, finished)
                 if plain and len(found) == 1 and isinstance(found[0], (AnswerWords, Thought)):
