@@ -334,6 +334,19 @@ def test_a_branch_is_a_conversation_of_its_own(served: Served, open_page: Opener
     shows(page, ["First", "one", "Second", "two"])
 
 
+def test_a_long_prompt_shows_how_far_it_is_read(open_page: Opener, tmp_path: Any) -> None:
+    with serve_text(tmp_path, chunk=32) as served:
+        page = open_page(served.url)
+        page.fill("#say", "the lazy dog " * 40)
+        served.worker.seconds = 0.2
+        page.press("#say", "Enter")
+        page.locator(".facts", has_text="Reading the prompt: ").wait_for()
+        page.locator(".assistant .text:not(:empty)").wait_for()
+        served.worker.seconds = 0.0
+        ended(page)
+        assert "Reading" not in page.locator(".facts").last.inner_text()
+
+
 def test_stop_keeps_what_was_written(served: Served, open_page: Opener) -> None:
     page = open_page(served.url)
     page.fill("#say", "the lazy dog " * 3)

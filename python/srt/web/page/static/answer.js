@@ -18,7 +18,10 @@ export async function answer(path, message, settings, signal, grown) {
       const before = message.content + message.reasoning;
       grow(message, chunk);
       message.seconds = elapsed();
-      if (before !== message.content + message.reasoning) message.first ??= message.seconds;
+      if (before !== message.content + message.reasoning) {
+        message.first ??= message.seconds;
+        delete message.reading;
+      }
       if (message.reasoning && (message.content || message.calls.length)) {
         message.thought ??= message.seconds - message.first;
       }
@@ -30,6 +33,7 @@ export async function answer(path, message, settings, signal, grown) {
     message.finish = stopped ? "stopped" : "failed";
     if (error.status === 401) askKey("The server wants an API key.");
   }
+  delete message.reading;
   message.finish ||= "stop";
   if (message.finish === "error") message.error ||= message.note || "The server failed.";
   message.seconds = elapsed();

@@ -35,7 +35,9 @@ export class MessageView {
   update(whole = true, results = this.results) {
     this.results = results;
     const { message } = this;
-    this.node.classList.toggle("growing", !message.finish && message.role === "assistant");
+    const growing = !message.finish && message.role === "assistant";
+    this.node.classList.toggle("growing", growing);
+    if (growing) this.foot.replaceChildren(...reading(message));
     this.reasoning.update(message);
     if (message.role !== "assistant" || this.raw) this.text.textContent = message.content;
     else this.markdown.show(message.content, whole);
@@ -132,6 +134,13 @@ function fileView({ kind, name, data, text }) {
   if (kind === "image") return el("img", { src: data, alt: name, className: "picture" });
   return el("details", { className: "fold" },
     el("summary", {}, name, el("span", { className: "quiet" }, count(text.length, "character"))), el("pre", {}, text));
+}
+
+// How much of a prompt that takes several passes is computed.
+function reading({ reading: found }) {
+  if (!found || found.processed >= found.total) return [];
+  const text = `Reading the prompt: ${percent(found.processed / found.total)} of ${count(found.total, "token")}`;
+  return [el("span", { className: "quiet facts" }, text)];
 }
 
 function facts({ usage, finish, note, seconds, first }) {

@@ -1,8 +1,9 @@
 // A message, as it grows by a chat's stream and as the API takes it. Plain data.
 
 // `files` are attachments: {kind: "text", name, type, text} or {kind: "image", name, type, data}, a
-// data: URL. `reply` is the answer's id in the API. Times in seconds: `first` until the first token,
-// `thought` until the answer proper began, `seconds` in all.
+// data: URL. `reply` is the answer's id in the API. Until the first token, `reading` is the progress
+// of the prompt. Times in seconds: `first` until the first token, `thought` until the answer proper
+// began, `seconds` in all.
 export const fresh = (role, content = "", files = []) => ({
   role, content, files, reasoning: "", calls: [], finish: "", note: "", reply: "", usage: null,
   error: "",
@@ -12,6 +13,7 @@ export const fresh = (role, content = "", files = []) => ({
 export function grow(message, chunk) {
   message.reply = chunk.id ?? message.reply;
   if (chunk.usage) message.usage = chunk.usage;
+  if (chunk.prompt_progress) message.reading = chunk.prompt_progress;
   const choice = chunk.choices?.[0];
   if (!choice) return;
   const delta = choice.delta ?? {};
@@ -70,6 +72,7 @@ export function bodyOf(messages, settings, defaults = {}) {
     finish !== "failed" || content || calls.length);
   const body = { ...defaults, messages: kept.map(sent), stream: true };
   body.stream_options = { include_usage: true, continuous_usage_stats: true };
+  body.return_progress = true;
   const { system = "", constraint, pattern = "", tools = "", effort, model } = settings;
   if (system.trim()) body.messages.unshift({ role: "system", content: system });
   if (model) body.model = model;
