@@ -20,6 +20,7 @@ import pytest
 import sglang as sgl
 from helpers.http_server import Client, is_error
 from helpers.launched import PYTHON, Server, client_of, gone, launched, toy_model
+from sglang.terminal.chaos.crash_bundle import load_bundle
 from sglang.terminal.chat_stream import ChatServer
 
 LONG = {"max_new_tokens": 3000, "ignore_eos": True, "temperature": 0}
@@ -141,6 +142,44 @@ def test_too_many_losses_end_the_server_with_the_reason(toy: list[str]) -> None:
         assert "exited with code -9; starting the engine again (1 of 1)" in errors
         assert "exited with code -9; the server exits" in errors
         assert "Traceback" not in errors
+
+
+def test_what_a_lost_engine_had_is_replayed(toy: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "crashes"
+    with launched([*toy, "--crash-dump-folder", str(folder)]) as server, client_of(server) as http:
+        whole = ask(server.url).json()["text"]
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            plain = pool.submit(ask, server.url)
+            running(http, 1)
+            server.engine().kill()
+            assert plain.result().json()["text"] == whole
+        http.idle()
+    (path,) = folder.iterdir()
+    bundle = load_bundle(str(path))
+    assert "exited with code -9" in bundle.failures[0]["error"]
+    assert whole.startswith(bundle.failures[0]["found"])
+    again = subprocess.run(
+        [sys.executable, "-m", "sglang", "replay", str(path)],
+        env={**os.environ, "PYTHONPATH": PYTHON}, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "1 right answer" in again.stdout
+
+
+@pytest.mark.parametrize("taken", ["file", "file/below"])
+def test_a_folder_for_crashes_that_cannot_be_is_refused(
+    toy: list[str], tmp_path: Path, taken: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang.launch_server", *toy, "--port", "0",
+         "--crash-dump-folder", str(tmp_path / taken)],
+        env={**os.environ, "PYTHONPATH": PYTHON}, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "--crash-dump-folder" in done.stderr
+    assert "cannot be a folder" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def respawning(server: Server) -> psutil.Process:

@@ -361,6 +361,9 @@ class OperationsConfig:
     exit_with_parent: int = flag(
         0, "drain and exit when the process of this id is no longer the parent; 0: never", type=int
     )
+    crash_dump_folder: str = flag(
+        "", "folder for the requests of an engine that is lost, a file that sglang replay runs"
+    )
     log_format: str = flag("text", "json: one object a line", choices=LOG_FORMATS)
     log_requests_level: int = flag(
         0, "in the line of a request: 1 parameters, 2 also the beginnings of its texts, 3 all",

@@ -164,7 +164,7 @@ WITHOUT_EFFECT = (
         "bucket-time-to-first-token* bucket-inter-token-latency* bucket-e2e-request-latency* "
         "collect-tokens-histogram prompt-tokens-buckets* generation-tokens-buckets* "
         "gc-warning-threshold-secs= decode-log-interval= enable-request-time-stats-logging "
-        "soft-watchdog-timeout= crash-dump-folder= enable-nan-detection crash-on-nan= "
+        "soft-watchdog-timeout= enable-nan-detection crash-on-nan= "
         "weight-version="),
     FlagRow("images and videos are processed in one way",
         "disable-fast-image-processor keep-mm-feature-on-device mm-max-concurrent-calls= "

@@ -17,6 +17,7 @@ from sglang.srt.config import Config
 from sglang.srt.config.listening import exposed, tls_options
 from sglang.srt.core.version import __version__
 from sglang.srt.engine.process import Started
+from sglang.srt.runtime.crash_dump import crash_dumps
 from sglang.srt.runtime.fleet.engine_fleet import Fleet
 from sglang.srt.runtime.fleet.fleet_setup import completer_on, connector, fleet_of, supervisors
 from sglang.srt.runtime.fleet.members import Members
@@ -79,7 +80,8 @@ async def _serve(
             await members.start(engines)
             fleet = fleet_of(config, members)
             fleet.connect = connector(config, tokenizer)
-            state = ServerState(config, completer_on(fleet, config, tokenizer))
+            completer = completer_on(fleet, config, tokenizer)
+            state = ServerState(config, completer)
             state.tracing, fleet.changed = tracing, state.engine_changed
             state.fleet = fleet
             fleet.resumed = state.metrics.engine.resumed
@@ -87,7 +89,11 @@ async def _serve(
             if config.toolbox.toolbox:
                 toolbox = state.toolbox = Toolbox(config.toolbox, state.metrics.tool_ran)
                 await toolbox.start()
-            async with sandbox_of(state, config.inferlets), batches_of(state, config.batches):
+            async with (
+                sandbox_of(state, config.inferlets),
+                batches_of(state, config.batches),
+                crash_dumps(completer.resume_order, config),
+            ):
                 return await _Server(state, fleet, listener, signals).run()
         finally:
             if toolbox is not None:

@@ -79,6 +79,8 @@ RULES = {
     "srt.runtime.program_gate": "srt.core srt.config srt.requests srt.interception srt.engine.info",
     "srt.runtime.vision_setup": "srt.config srt.files srt.media srt.tokenizer srt.requests"
     " srt.engine.info",
+    "srt.runtime.crash_dump": "sglang.ir srt.core srt.config srt.requests srt.engine.client"
+    " srt.files.crash_file",
     "srt.runtime.supervisor": "sglang.ir srt.core srt.config srt.tokenizer srt.requests srt.engine"
     " msgspec",
     "srt.web": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
@@ -133,8 +135,8 @@ RULES = {
     "sglang.terminal": f"{RUNNING} sglang.run sglang.views sglang.state sglang.program"
     " sglang.bench_serving sglang.bench_offline_throughput sglang.bench_one_batch"
     " srt.commands.named_values srt.core.nearest",
-    "sglang.terminal.chaos": f"{RUNNING} sglang.run sglang.program sglang.version sglang.terminal"
-    " srt.commands.named_values psutil pydantic",
+    "sglang.terminal.chaos": f"{RUNNING} sglang.run sglang.program sglang.terminal"
+    " srt.commands.named_values srt.files.crash_file psutil pydantic",
     "sglang.__main__": "srt.cli",
     "sglang.launch_server": "sglang srt",
     "sglang.bench_serving": "srt.commands.bench srt.config.command_line",

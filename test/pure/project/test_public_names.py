@@ -18,6 +18,7 @@ BEFORE = TESTS / "data" / "public_names.json"
 # Losses that were decided, by sentence, with the reason.
 SETTINGS_NOW = (
     "--fp8-gemm-backend: default is 'auto'; it was None",
+    "--crash-dump-folder: default is ''; it was None",
     "--dist-init-addr: default is ''; it was None",
     "--dist-timeout: default is 300; it was None",
     "--kv-events-config: default is ''; it was None",

@@ -1,31 +1,24 @@
 """Crash bundle: one file with what reproduces a failure.
 
-JSON: the work (a program's source and arguments, or requests), the server's settings with their
-seed, the plan of faults, the versions, and what failed. No key and no answer of another request is
-in it.
+The work is a program's source and arguments, or requests. With it come the server's settings with
+their seed, the plan of faults, the versions, and what failed. No key and no answer of another
+request is in it.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import platform
-import stat
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from sglang.srt.files.crash_file import FORMAT, versions, write_bundle
 from sglang.terminal.bounded_file import read_bounded_text
 from sglang.terminal.chaos.fault_plan import FAULTS, PlannedFault
-from sglang.version import __version__
 
-FORMAT = 1
 MAX_BYTES = 256 << 20
-PACKAGES = ("torch", "numpy", "sgl-kernel", "tokenizers", "msgspec", "pydantic", "llguidance")
 FAILURE = ("piece", "way", "error", "expected", "found")
-SECRETS = ("key", "token", "password", "secret")
 
 
 @dataclass
@@ -49,19 +42,11 @@ class CrashBundle:
     clients: int = 1
     seconds: float = 0.0
     failures: list[dict[str, Any]] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=lambda: versions())
+    versions: dict[str, str] = field(default_factory=versions)
 
     def save(self, path: str) -> None:
-        """Write it, readable by its owner alone: prompts are in it. Raises OSError."""
-        data = {"sglang_bundle": FORMAT, **asdict(self)}
-        for part in ("settings", "server"):
-            data[part] = {k: v for k, v in data[part].items() if not _secret(k)}
-        text = json.dumps(data, indent=1, default=repr)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(handle, "w", encoding="utf-8") as file:
-            if stat.S_ISREG(os.fstat(handle).st_mode):  # a device keeps its mode
-                os.fchmod(handle, 0o600)  # of a file that was there too
-            file.write(text)
+        """Write it. Raises OSError."""
+        write_bundle(path, asdict(self))
 
     def differences(self) -> list[str]:
         """Versions here that are not those of the bundle, as sentences."""
@@ -81,7 +66,10 @@ def load_bundle(path: str) -> CrashBundle:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no bundle: {error}") from error
     if not isinstance(data, dict) or data.pop("sglang_bundle", None) != FORMAT:
-        raise ValueError(f"{path} is no bundle of format {FORMAT}; give a file of sglang chaos")
+        raise ValueError(
+            f"{path} is no bundle of format {FORMAT}; give a file of sglang chaos, "
+            "or of a server's --crash-dump-folder"
+        )
     if unknown := data.keys() - CrashBundle.__dataclass_fields__:
         raise ValueError(f"{path} is damaged: {sorted(unknown)[0]!r} is no part of a bundle")
     try:
@@ -96,19 +84,3 @@ def load_bundle(path: str) -> CrashBundle:
     if kinds := [one.kind for one in found.faults if one.kind not in FAULTS]:
         raise ValueError(f"{path} has a fault {kinds[0]!r}; there are {', '.join(FAULTS)}")
     return found
-
-
-def versions() -> dict[str, str]:
-    """Versions of what computes."""
-    found = {"sglang": __version__, "python": platform.python_version(),
-             "machine": f"{platform.system()} {platform.machine()}"}  # fmt: skip
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _secret(name: str) -> bool:
-    return any(word in name.split("_") for word in SECRETS)

@@ -75,6 +75,7 @@ class Completer:
         engines: those that requests run on.
         runs: requests in flight, for ``abort``.
         encoder: turns all texts into ids.
+        resume_order: of the requests whose engine is lost.
         max_resumes: times that a request may go on with another engine where its own is lost;
             None: there is no other.
     """
@@ -96,7 +97,7 @@ class Completer:
         self._seed, self._generations = seed, 0
         self.encoder = Encoder(tokenizer, tokenized_bytes)
         self.max_resumes: int | None = None
-        self._resume_order = ResumeOrder()
+        self.resume_order = ResumeOrder()
         self.runs: set[_CompletionRun | Reading] = set()
         self._scoring = 0  # requests whose rows are scored
 
@@ -168,7 +169,7 @@ class Completer:
 
     def succession(self, request: CompletionRequest) -> EngineSuccession:
         """The engine for a new request."""
-        return EngineSuccession(self.engines, request, self._resume_order, self.max_resumes)
+        return EngineSuccession(self.engines, request, self.resume_order, self.max_resumes)
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
         """Canonical ids of texts as they are written behind another; for a thread beside the loop.
@@ -378,7 +379,7 @@ class _CompletionRun:
                         yield output
                 return
             except EngineLost as lost:
-                await self._engine.replace(context.client, lost)
+                await self._engine.replace(context.client, lost, sampling, output.text)
             assembler.resume()
             context = self._engine.new_context()
             before = [self.request.opening(context.number, output.tokens)]

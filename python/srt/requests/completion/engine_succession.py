@@ -13,8 +13,10 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
+from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.messages import Advance, Close, Done, Event, Failed, Tokens, Verb
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.engine.client import Client, EngineLost, Inbox
@@ -117,12 +119,24 @@ class EngineSuccession:
 
     # -- engines ---------------------------------------------------------------------------------
 
-    async def replace(self, client: Client, error: EngineLost) -> None:
+    async def replace(
+        self,
+        client: Client,
+        error: EngineLost,
+        sampling: SamplingParams | None = None,
+        text: str = "",
+    ) -> None:
         """Go on with the engine after ``client``'s, which was lost with ``error``. Returns at once
         where another part of the request has done that, and where the request is aborted.
 
+        Args:
+            sampling, text: of the completion that it was computing, where it was one.
+
         Raises EngineLost: ``error`` where the request may not go on, another where no engine comes.
         """
+        if (losses := self._order.losses) is not None:
+            own = self._request if sampling is None else replace(self._request, sampling=sampling)
+            losses.note(client, error, own, text)
         async with self._replacing:
             if self.client is not client or self.aborted:
                 return

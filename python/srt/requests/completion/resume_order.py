@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Protocol
 
-from sglang.srt.engine.client import EngineLost, SuspectRequest
+from sglang.srt.engine.client import Client, EngineLost, SuspectRequest
+from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.serving_engines import EngineLeft
 
 GATHERING = 0.05  # seconds until all requests of a lost engine know of it
@@ -19,10 +21,23 @@ LONGEST = 10.0  # seconds that the suspects of one loss wait at most for each ot
 MORE = 2  # engines that a request may lose beyond the limit where it had begun to answer in each
 
 
+class LossLog(Protocol):
+    """Takes what lost engines were computing (``runtime/crash_dump``)."""
+
+    def note(
+        self, client: Client, error: EngineLost, request: CompletionRequest, text: str
+    ) -> None:
+        """``text``: of the request's completion, as far as it had come."""
+
+
 class ResumeOrder:
-    """The requests that go on with another engine and have not begun to answer there."""
+    """The requests that go on with another engine and have not begun to answer there.
+
+    ``losses`` is given each request of a lost engine, also one that may not go on.
+    """
 
     def __init__(self) -> None:
+        self.losses: LossLog | None = None
         self._going: set[object] = set()
         self._turns, self._suspects, self._until = asyncio.Lock(), 0, 0.0
         self._news = asyncio.Event()
