@@ -104,12 +104,13 @@ def test_a_program_and_a_chat_wait_for_the_next_engine(toy: list[str]) -> None:
         s += "a" + sgl.gen("x", 8, ignore_eos=True, temperature=0)
 
     chat = {"model": "default", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
-    with launched(toy) as server, client_of(server) as http:
+    with launched([*toy, "--max-engine-restarts", "4"]) as server, client_of(server) as http:
         endpoint = sgl.RuntimeEndpoint(server.url)
         whole = program.run(backend=endpoint)["x"]
         for ask in (
             lambda: asyncio.run(program.arun(backend=endpoint))["x"] == whole,
             lambda: "".join(program.run(backend=endpoint, stream=True).text_iter("x")) == whole,
+            lambda: program.run(backend=endpoint, on="server")["x"] == whole,
             lambda: [piece.finish for piece in ChatServer(server.url).stream(chat)].count("length"),
         ):
             server.engine().send_signal(signal.SIGKILL)

@@ -223,7 +223,7 @@ class Supervisor(OneEngine):
     def _tell(self, lost: EngineLost) -> None:
         """Answer every request with an error that says what happens, until there is an engine."""
         self._nobody = Client(self.info, _refuse)
-        self._nobody.fail(EngineLost(f"{lost}; it is being started again"))
+        self._nobody.fail(EngineAbsent(f"{lost}; it is being started again"))
         self.client = self._nobody
         self.changed(self)
 

@@ -21,10 +21,12 @@ from sglang.srt.runtime.generation import TOKEN_BYTES, answered
 from sglang.srt.runtime.programs.call_slots import CallSlots
 from sglang.srt.runtime.request_fields import convert, plain
 from sglang.srt.runtime.resumed_request import read_call
+from sglang.srt.runtime.supervisor import EngineAbsent
 
 AHEAD_PRIORITY = -1_000_000  # a prompt that is computed ahead gives way to calls
 AHEAD_SHARE = 4  # of the running requests, a fourth may be prompts computed ahead
 FULL_RETRIES = 60  # attempts of a call at a full queue, a second apart
+LOOK_SECONDS = 0.1  # between two looks at an engine that is being started again
 SHOWN_TOKENS = 8  # tokens between two looks at a text that a step of the program waits for
 
 Show = Callable[[str], None]
@@ -94,13 +96,23 @@ class ModelCalls:
         request = convert({**body, "rid": place.rid}, GenerateRequest)
         async with self.slots.slot(place.caller.tenant, place.arrived):
             self.asked += 1
-            for attempt in range(FULL_RETRIES):
+            left = FULL_RETRIES
+            while True:
                 try:
                     return plain(await self._answer(request, place, show, every))
                 except RequestError as error:
-                    if error.code != "queue_full" or attempt == FULL_RETRIES - 1:
+                    left -= 1
+                    if error.code != "queue_full" or not left:
                         raise
                     await asyncio.sleep(error.retry or 1)
+                except EngineAbsent:
+                    await self._restarted()
+
+    async def _restarted(self) -> None:
+        """Wait while an engine is started in place of a lost one. A call of a program that runs is
+        not refused in the meantime, as a new request is."""
+        while isinstance(self._runtime.completion.lost, EngineAbsent):
+            await asyncio.sleep(LOOK_SECONDS)
 
     def counts(self) -> dict[str, float]:
         return {

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from sglang.srt.core.call_hints import CallHint
+from sglang.srt.engine.client import EngineLost
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import ANYBODY
 from sglang.srt.runtime.programs.model_calls import AHEAD_SHARE, CallPlace, ModelCalls
+from sglang.srt.runtime.supervisor import EngineAbsent
 
 RUNNING = 16
 PLACE = CallPlace(ANYBODY, CallHint(), 0.0, "r")
@@ -64,5 +66,35 @@ def test_a_full_queue_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await found.ask({"text": "a"}, PLACE) == {"text": "x"}
         assert tries == 3
         assert not found.slots.running
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        found, looks = calls(), 0
+        completion = found._runtime.completion
+        completion.lost = EngineAbsent("it is being started again")
+
+        async def answer(*_: Any) -> dict[str, str]:
+            if completion.lost is not None:
+                raise completion.lost.again()
+            return {"text": "x"}
+
+        async def soon(_: float) -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 3:
+                completion.lost = after
+
+        monkeypatch.setattr(found, "_answer", answer)
+        monkeypatch.setattr("asyncio.sleep", soon)
+        after: EngineLost | None = None
+        assert await found.ask({"text": "t"}, PLACE) == {"text": "x"}
+        assert looks == 3
+        looks, after = 0, EngineLost("it was started too often")
+        completion.lost = EngineAbsent("it is being started again")
+        with pytest.raises(EngineLost, match="too often"):
+            await found.ask({"text": "t"}, PLACE)
 
     asyncio.run(main())
