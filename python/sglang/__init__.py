@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from sglang.backend.anthropic.anthropic_backend import Anthropic as Anthropic
     from sglang.backend.engine.embedded import Engine as Engine
+    from sglang.backend.engine.inferlet_client import InferletClient as InferletClient
     from sglang.backend.engine.launched_runtime import Runtime as Runtime
     from sglang.backend.engine.server_args import ServerArgs as ServerArgs
     from sglang.backend.global_settings import global_config as global_config
@@ -81,6 +82,7 @@ _HOMES = {
     "sglang.backend.anthropic.anthropic_backend": ("Anthropic",),
     "sglang.backend.native.endpoint": ("RuntimeEndpoint",),
     "sglang.backend.engine.embedded": ("Engine",),
+    "sglang.backend.engine.inferlet_client": ("InferletClient",),
     "sglang.backend.litellm": ("LiteLLM",),
     "sglang.backend.mock": ("Mock",),
     "sglang.backend.openai.openai_backend": ("OpenAI",),

@@ -133,7 +133,7 @@ COMMANDS = {
 }
 # Actions of a command that are another module's.
 ELSEWHERE: dict[tuple[str, ...], str] = {
-    ("inferlet", action): "sglang.srt.commands.sandbox_command"
+    ("inferlet", action): "sglang.backend.engine.sandbox_command"
     for action in ("put", "list", "launch", "logs", "kill", "runner", "build")
 }
 

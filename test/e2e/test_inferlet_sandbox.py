@@ -24,6 +24,8 @@ pytest.importorskip("componentize_py", reason="the extra [inferlet] is not insta
 
 from helpers.launched import Server, best_model
 from helpers.paths import ROOT
+from sglang.backend.engine.inferlets import InferletError
+from sglang.errors import BadRequest, NotFound, PermissionDenied
 from sglang.srt.cli import main as command
 from sglang.srt.inferlet.host.runner_build import runner
 from sglang.srt.tokenizer.tokenizer import EMBEDDED
@@ -327,6 +329,46 @@ def test_the_command_line_puts_launches_and_kills(
     assert command(["inferlet", "kill", *flags, run]) == 0
     assert command(["inferlet", "logs", *flags, run]) == 1
     assert "There is no run" in capsys.readouterr().err
+
+
+def test_a_client_in_python_puts_launches_talks_and_kills(server: Server, tmp_path: Path) -> None:
+    ann, bob = (sgl.InferletClient(server.url, key) for key in ("ann", "bob"))
+    (tmp_path / "talk.py").write_text(TALK)
+    program = ann.put(tmp_path / "talk.py")
+    assert ann.put(TALK, "again") == program == hashlib.sha256(TALK.encode()).hexdigest()
+    assert (program, "again") in [(one["id"], one["name"]) for one in ann.programs()]
+    assert ann.put(MODULE.read_bytes()) == hashlib.sha256(MODULE.read_bytes()).hexdigest()
+    run = ann.launch(program, "a", "b", turn_cpu=1)
+    first = []
+    for event in ann.events(run):  # goes away in the middle
+        first.append(event)
+        if event["type"] == "message":
+            break
+    assert (first[-1]["text"], ann.run(run)["status"]) == ("ready a b", "running")
+    for stranger in (bob.run, bob.kill, bob.result, lambda run: bob.send(run, "x")):
+        with pytest.raises(NotFound, match="There is no run"):
+            stranger(run)
+    again = sgl.InferletClient(f"{server.url}/v1", "ann")  # another client of the key
+    again.send(run, "mail")
+    again.send(run, b"\x00\xff")
+    result = again.result(run)
+    assert (result["word"], result["blob"]) == ("mail", "00ff")
+    rest = list(again.events(run, first[-1]["number"]))
+    assert [event["type"] for event in rest] == ["result", "usage"]
+    assert ann.runs()[-1] == ann.run(run) == again.run(run)
+    with pytest.raises(BadRequest, match="none follows"):
+        next(ann.events(run, rest[-1]["number"]))
+    with pytest.raises(InferletError, match="ZeroDivisionError"):
+        ann.result(ann.launch(ann.put("async def main(ctx):\n    1 / 0")))
+    with pytest.raises(InferletError, match=r"^wall: "):
+        ann.result(ann.launch(program, wall=0.3))
+    ann.kill(run)
+    ann.forget(program)
+    for gone in (lambda: ann.run(run), lambda: ann.launch(program)):
+        with pytest.raises(NotFound, match="There is no"):
+            gone()
+    with pytest.raises(PermissionDenied, match="may run no inferlets"):
+        sgl.InferletClient(server.url, "eve").put("x")
 
 
 def test_metrics_count_runs(server: Server, ann: httpx.Client) -> None:

@@ -148,11 +148,7 @@ class InferletSession:
 
     def tell(self, call: int, queue: int, value: Any) -> None:
         """CallAnswer a call; with the error of an earlier one of its queue, where there is one."""
-        state = self.queues.get(queue) or self.queues[RUNTIME_QUEUE]
-        fault, state.fault = state.fault, None
-        if fault is None and queue != RUNTIME_QUEUE:
-            runtime = self.queues[RUNTIME_QUEUE]
-            fault, runtime.fault = runtime.fault, None
+        fault = self._earlier(queue)
         self._put(CallAnswer(call, None if fault else value, fault))
 
     def refuse(self, call: int, queue: int, fault: Fault) -> None:
@@ -160,8 +156,15 @@ class InferletSession:
         if call < 0:
             state.fault = state.fault or fault
             return
-        earlier, state.fault = state.fault, None
-        self._put(CallAnswer(call, None, earlier or fault))
+        self._put(CallAnswer(call, None, self._earlier(queue) or fault))
+
+    def _earlier(self, queue: int) -> Fault | None:
+        """The error of an earlier call of a queue or of the whole run, given once."""
+        for state in (self.queues.get(queue), self.queues[RUNTIME_QUEUE]):
+            if state is not None and state.fault is not None:
+                fault, state.fault = state.fault, None
+                return fault
+        return None
 
     def ended(self, command: SpaceCommand) -> None:
         self._commands.command_ended(command)

@@ -10,20 +10,43 @@ from __future__ import annotations
 import asyncio
 import http.client
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from sglang.srt.core.version import __version__
 from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
 from sglang.srt.requests.media_input.fetch import CHUNK, PinnedConnection, resolved, verified
 
 # Requests that wait for slow hosts delay one another, and no other work of the server's threads.
-_THREADS = ThreadPoolExecutor(32, "srt-inferlet-http")
+THREADS, SHARE = 128, 32  # of all tenants, and those that one may have at a time
+_THREADS = ThreadPoolExecutor(THREADS, "srt-inferlet-http")
 
 
-async def fetched(url: str, body: str | None, rights: Rights, limits: ProgramLimits) -> str:
-    """``request`` in a thread of programs' requests."""
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_THREADS, request, url, body, rights, limits)
+class Outbound:
+    """The requests of all programs of an event loop. One tenant's, which may all wait for a slow
+    host, leave threads to another's."""
+
+    def __init__(self) -> None:
+        self._shares: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(SHARE)
+        )
+
+    async def fetched(
+        self, url: str, body: str | None, rights: Rights, limits: ProgramLimits
+    ) -> str:
+        """``request`` in a thread of programs' requests. Where it is cancelled, its thread counts
+        until it is free."""
+        loop, share = asyncio.get_running_loop(), self._shares[rights.owner]
+        await share.acquire()
+
+        def release(_: Future[str]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(share.release)
+
+        work = _THREADS.submit(request, url, body, rights, limits)
+        work.add_done_callback(release)
+        return await asyncio.wrap_future(work)
 
 
 def request(url: str, body: str | None, rights: Rights, limits: ProgramLimits) -> str:

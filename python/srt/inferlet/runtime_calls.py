@@ -12,7 +12,6 @@ from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet.driver import Fault
 from sglang.srt.inferlet.inference_calls import RUNTIME_QUEUE
 from sglang.srt.inferlet.leases import Leases
-from sglang.srt.inferlet.outbound import fetched
 from sglang.srt.inferlet.packed_numbers import unpacked
 from sglang.srt.inferlet.served import RunParts
 from sglang.srt.requests.request_error import RequestError
@@ -179,11 +178,13 @@ class RuntimeCalls:
 
     def http_get(self, call: c.HttpGetCall) -> None:
         rights, limits = self._parts.rights, self._parts.limits
-        self._begin(call, fetched(call.url, None, rights, limits))
+        outbound = self._parts.served.outbound
+        self._begin(call, outbound.fetched(call.url, None, rights, limits))
 
     def http_post(self, call: c.HttpPostCall) -> None:
         rights, limits = self._parts.rights, self._parts.limits
-        self._begin(call, fetched(call.url, call.body, rights, limits))
+        outbound = self._parts.served.outbound
+        self._begin(call, outbound.fetched(call.url, call.body, rights, limits))
 
     def close(self) -> None:
         """Cancel the calls that take time, end the subscriptions."""

@@ -13,6 +13,7 @@ from sglang.srt.inferlet.driver import Facts
 from sglang.srt.inferlet.held_space import Link
 from sglang.srt.inferlet.leases import Leases
 from sglang.srt.inferlet.mail import Mailbox, Topics
+from sglang.srt.inferlet.outbound import Outbound
 from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
 from sglang.srt.inferlet.program_store import ProgramStore
 
@@ -43,6 +44,7 @@ class Served:
     leases: Leases | None = None
     topics: Topics = field(default_factory=Topics)
     store: ProgramStore = field(default_factory=ProgramStore)
+    outbound: Outbound = field(default_factory=Outbound)
 
 
 @dataclass(eq=False)

@@ -27,9 +27,15 @@ class PrefixLease:
 
 @dataclass(slots=True, eq=False)
 class SpaceOwner:
-    """A tenant. ``pages``: number of those that its spaces and exports have together."""
+    """A tenant.
+
+    Attributes:
+        pages: number of those that its spaces and exports have together.
+        exports: number of these.
+    """
 
     pages: int = 0
+    exports: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -24,7 +24,8 @@ from sglang.srt.spaces.space_pages import SpacePages
 from sglang.srt.spaces.space_work import CopyWork, ExportWork, ForwardWork
 
 Array: TypeAlias = np.ndarray[Any, Any]
-MOST_EXPORTS = 4096  # names of all namespaces
+MOST_EXPORTS = 4096  # names of one owner
+ALL_EXPORTS = 4 * MOST_EXPORTS  # of all together
 
 
 class OverCap(ValueError):
@@ -269,10 +270,14 @@ class SpaceMemory:
         """Give pages, which the caller holds once more, a name. Raises ValueError."""
         if key in self.exports:
             raise ValueError(f"an export {key[1]!r} is there already; release it or take another")
-        if len(self.exports) >= MOST_EXPORTS:
-            raise OverCap(f"there are {MOST_EXPORTS} exports, as many as may be; release some")
+        if owner.exports >= MOST_EXPORTS or len(self.exports) >= ALL_EXPORTS:
+            raise OverCap(
+                f"the programs of this tenant have {owner.exports} exports and all programs "
+                f"{len(self.exports)}, of {MOST_EXPORTS} and {ALL_EXPORTS}; release some"
+            )
         self.exports[key] = Export(pages, owner)
         owner.pages += len(pages)
+        owner.exports += 1
 
     def exported(self, key: tuple[Namespace, str]) -> Export:
         """Return an export. Raises ValueError for a name without one."""
@@ -287,6 +292,7 @@ class SpaceMemory:
         export = self.exported(key)
         self.pages.give(export.pages)
         export.owner.pages -= len(export.pages)
+        export.owner.exports -= 1
         del self.exports[key]
 
     # -- audits ----------------------------------------------------------------------------------

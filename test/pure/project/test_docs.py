@@ -9,14 +9,13 @@ from collections.abc import Iterator
 
 from helpers.paths import ROOT
 from sglang import bench_offline_throughput, bench_one_batch, bench_serving
-from sglang.backend.engine import inferlet_command
+from sglang.backend.engine import inferlet_command, sandbox_command
 from sglang.srt.commands import (
     drain_command,
     engine_command,
     explain_command,
     ps_command,
     pull_command,
-    sandbox_command,
     schema_command,
     workers_command,
 )

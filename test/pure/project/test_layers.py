@@ -101,7 +101,6 @@ RULES = {
     "srt.commands.schema_command": "sglang.ir srt.core srt.grammar srt.tokenizer msgspec numpy"
     " jsonschema",
     "srt.commands.models_command": "srt.models.verified",
-    "srt.commands.sandbox_command": "srt.config.command_line srt.inferlet.host",
     "srt.commands.doctor": "sglang.semantics srt.core srt.config srt.numeric srt.tokenizer"
     " srt.requests srt.layers srt.models srt.files srt.attention srt.worker srt.ranks srt.runtime"
     " sgl_kernel msgspec psutil torch huggingface_hub srt.system",

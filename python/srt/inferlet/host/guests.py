@@ -11,8 +11,9 @@ from wasmtime import Engine, Func, Instance, Memory, Module, Store, Trap, Wasmti
 from wasmtime.component import Component, Linker
 from wasmtime.component import Func as ComponentFunc
 
-# Limits of a store, its memory apart.
-TABLE_ELEMENTS, INSTANCES, TABLES, MEMORIES = 1 << 17, 128, 128, 8
+# Limits of a store, its memory apart. wasmtime limits each memory and table by itself, so a guest
+# has one memory, and 8 MiB of tables at most.
+TABLE_ELEMENTS, INSTANCES, TABLES, MEMORIES = 1 << 17, 128, 8, 1
 
 
 class RunningGuest(Protocol):

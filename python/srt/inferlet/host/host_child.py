@@ -15,7 +15,8 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -58,7 +59,8 @@ class GuestHost:
     Args:
         directory: with the socket and the marks.
         lanes: threads that share the runs.
-        memory: bytes that the process may use; past it the newest run is ended.
+        memory: bytes that the process may use; past it the newest run is ended, of the tenant whose
+            runs may use most.
     """
 
     def __init__(self, directory: Path, lanes: int, memory: int) -> None:
@@ -126,7 +128,7 @@ class GuestHost:
     def _launch(self, launch: LaunchGuest) -> None:
         resident = Residency(launch)
         if launch.alone:
-            if not self._free_marks:
+            if not self._free_marks and not self._make_room(launch.tenant):
                 message = f"{MOST_LANES} programs wait inside of their turns already"
                 self._report(GuestOver(launch.run, "wait", message))
                 return
@@ -138,6 +140,26 @@ class GuestHost:
             self._load[lane] += 1
         self._runs[launch.run] = lane, resident
         lane.put(resident)
+
+    def _make_room(self, tenant: str) -> bool:
+        """End the newest run with a lane for itself, of the tenant that has most of them, where it
+        has more than this one will; whether one was ended."""
+        resident = newest_of_greediest([self._runs[run][1] for run in self._alone], lambda _: 1)
+        alone = Counter(self._runs[run][1].launch.tenant for run in self._alone)
+        if resident is None or alone[resident.launch.tenant] <= alone[tenant] + 1:
+            return False
+        message = (
+            f"all {MOST_LANES} threads for programs that wait inside of their turns are taken, "
+            "most of them by this tenant, and another needs one; begin with `async def main(ctx)`"
+        )
+        self._end(resident, "wait", message)
+        self._forget(resident.run)
+        return True
+
+    def _end(self, resident: Residency, code: str, message: str) -> None:
+        """End a run by no fault of its turn."""
+        self._runs[resident.run][0].drop(resident)
+        self._report(GuestOver(resident.run, code, message))
 
     def _lane(self, alone: bool = False) -> GuestLane:
         place = self._free_marks.pop() * MARK.size
@@ -188,14 +210,23 @@ class GuestHost:
         return [*self._shared, *(lane for lane, _ in tuple(self._alone.values()))]
 
     def _relieve(self) -> None:
-        """End the newest run, as the process uses more memory than it may."""
-        for run in sorted(self._runs, reverse=True)[:1]:
-            found = self._runs.get(run)
-            if found is not None:
-                lane, resident = found
-                lane.drop(resident)
-                message = f"the programs together use more than {self._memory} bytes of memory"
-                self._report(GuestOver(run, "host_memory", message))
+        """End a run, as the process uses more memory than it may."""
+        residents = [resident for _, resident in tuple(self._runs.values())]
+        found = newest_of_greediest(residents, lambda resident: resident.limits.memory)
+        if found is not None and found.run in self._runs:
+            message = f"the programs together use more than {self._memory} bytes of memory"
+            self._end(found, "host_memory", message)
+
+
+def newest_of_greediest(
+    residents: Sequence[Residency], claim: Callable[[Residency], int]
+) -> Residency | None:
+    """The newest run of the tenant that claims most; None where there is none."""
+    claims: Counter[str] = Counter()
+    for resident in residents:
+        claims[resident.launch.tenant] += claim(resident)
+    newest = sorted(residents, key=lambda resident: -resident.run)
+    return max(newest, key=lambda resident: claims[resident.launch.tenant], default=None)
 
 
 def used_bytes() -> int:

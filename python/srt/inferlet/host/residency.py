@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from itertools import accumulate
+
 import msgspec
 from sglang.srt.inferlet.host.guest_engine import Entropy
 from sglang.srt.inferlet.host.guests import RunningGuest
 from sglang.srt.inferlet.host.host_messages import GuestLimits, LaunchGuest, digest
 
+MOST_NESTED = 128  # lists and objects inside of each other; the server's own code needs some more
 _list = msgspec.json.Decoder(list[msgspec.Raw])
+_string = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_steps = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")  # one level in, one out, as signed bytes
+_others = bytes(set(range(256)) - set(b"[{]}"))
 
 
 class LimitExceeded(Exception):
@@ -118,3 +125,16 @@ def check_calls(calls: str, limits: GuestLimits) -> None:
             raise LimitExceeded(
                 "malformed", f"a call is {bytes(entry)[:40].decode(errors='replace')!r}, no object"
             )
+    if nested(data, MOST_NESTED):
+        raise LimitExceeded(
+            "malformed", f"the calls of a turn have more than {MOST_NESTED} lists and objects "
+            "inside of each other"
+        )  # fmt: skip
+
+
+def nested(data: bytes, most: int) -> bool:
+    """Whether valid JSON has more than so many lists and objects inside of each other."""
+    if data.count(b"[") + data.count(b"{") <= most:
+        return False
+    steps = _string.sub(b"", data).translate(_steps, _others)
+    return max(accumulate(memoryview(steps).cast("b"))) > most

@@ -23,7 +23,11 @@ class SandboxDriver:
             calls = await self._run.turn(text)
         except GuestEnded as error:
             raise ProgramEnded(error.code, f"{error.code}: {error.message}") from None
-        return read_text(calls.encode())
+        try:
+            return read_text(calls.encode())
+        except (ValueError, RecursionError) as error:  # the host looks at their form alone
+            message = f"malformed: the calls of a turn cannot be read: {error}"
+            raise ProgramEnded("malformed", message) from None
 
     def close(self) -> None:
         """End the run in the sandbox."""

@@ -11,7 +11,7 @@ from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet import outbound
 from sglang.srt.inferlet.driver import CallAnswer
 from sglang.srt.inferlet.leases import Leases
-from sglang.srt.inferlet.program_limits import TRUSTED, ProgramLimits
+from sglang.srt.inferlet.program_limits import TRUSTED, ProgramLimits, Rights
 from sglang.srt.inferlet.runtime_calls import RuntimeCalls
 from sglang.srt.inferlet.served import RunParts, Served
 
@@ -78,3 +78,35 @@ def test_http_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         assert answer_of(call, None).value == "text"
     assert len(names) == 2
     assert all(name.startswith("srt-inferlet-http") for name in names)
+
+
+def test_a_tenant_whose_hosts_are_slow_leaves_threads_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    going, done = threading.Semaphore(0), threading.Event()
+
+    def slow(url: str, body: Any, rights: Rights, limits: Any) -> str:
+        if rights.owner == "ann":
+            going.release()
+            done.wait(20)
+        return rights.owner
+
+    monkeypatch.setattr(outbound, "request", slow)
+
+    async def main() -> list[str]:
+        found = outbound.Outbound()
+        ann, bob = (
+            [found.fetched("", None, Rights(owner=name), ProgramLimits()) for _ in range(count)]
+            for name, count in (("ann", 3 * outbound.THREADS), ("bob", 3))
+        )
+        ended = asyncio.gather(*ann[: outbound.SHARE])
+        for _ in range(outbound.SHARE):
+            await asyncio.to_thread(going.acquire)
+        ended.cancel()  # a thread goes on behind the end of its run
+        waiting = asyncio.gather(*ann[outbound.SHARE :])
+        quick = await asyncio.wait_for(asyncio.gather(*bob), 10)
+        assert not going.acquire(blocking=False)
+        done.set()
+        return [*quick, *await waiting]
+
+    assert asyncio.run(main()) == ["bob"] * 3 + ["ann"] * (3 * outbound.THREADS - outbound.SHARE)

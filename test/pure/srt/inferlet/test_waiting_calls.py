@@ -7,7 +7,7 @@ import asyncio
 from helpers.silent_link import opened
 from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet.call_reading import BadCall
-from sglang.srt.inferlet.driver import CallAnswer
+from sglang.srt.inferlet.driver import CallAnswer, Fault
 
 
 def test_a_call_beyond_those_that_may_wait_is_refused() -> None:
@@ -37,3 +37,20 @@ def test_a_call_beyond_those_that_may_wait_is_refused() -> None:
         assert session._waiting == 0
 
     asyncio.run(main())
+
+
+def test_a_refused_call_gets_an_earlier_error_of_the_run() -> None:
+    async def main() -> list[CallAnswer]:
+        _, session = opened()
+        answers: list[CallAnswer] = []
+        session.deliver = answers.append
+        session.handle(c.CreateQueueCall(id=1, queue=5))
+        for call in (2, 3):
+            session.refuse(-1, -1, Fault("invalid", "no pages are left"))
+            session.refuse(call, 5, Fault("invalid", "handle 7 is not in use"))
+            session.refuse(call + 10, 5, Fault("invalid", "handle 8 is not in use"))
+        return answers
+
+    found = [(one.id, one.error.message) for one in asyncio.run(main()) if one.error]
+    earlier, own = "no pages are left", "handle 8 is not in use"
+    assert found == [(2, earlier), (12, own), (3, earlier), (13, own)]

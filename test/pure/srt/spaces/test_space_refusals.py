@@ -25,6 +25,7 @@ from sglang.srt.core.space_messages import (
 )
 from sglang.srt.core.work import STEP_VERBS
 from sglang.srt.engine.loop import VerbCosts, affordable
+from sglang.srt.spaces import space_memory
 from sglang.srt.spaces.mask_runs import MOST_BITS
 
 
@@ -274,3 +275,26 @@ def test_windows_refuse_views_with_holes() -> None:
     assert "a sliding window, which no mask can have" in text
     desk.run()
     finish(desk)
+
+
+def test_one_owner_leaves_names_of_exports_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space_memory, "MOST_EXPORTS", 3)
+    monkeypatch.setattr(space_memory, "ALL_EXPORTS", 5)
+    desk = SpaceDesk()
+    ann, more = (filled(desk, owner="ann", namespace="ann") for _ in range(2))
+    bob, eve = (filled(desk, owner=name, namespace=name) for name in ("bob", "eve"))
+    desk.run()
+    for number, program in enumerate((ann, more, ann)):
+        program.export(f"name {number}", number)
+    desk.run()
+    for program in (ann, more):
+        assert "this tenant have 3 exports" in refused(program, lambda p=program: p.export("x", 3))
+    assert not bob.failed
+    bob.export("name 0", 0)
+    bob.export("name 1", 1)
+    assert "all programs 5, of 3 and 5" in refused(eve, lambda: eve.export("name", 0))
+    desk.send(ReleaseExport(ann.space, 90, "name 0"))
+    eve.export("name", 0)
+    ann.alloc(50)
+    finish(desk)
+    assert not eve.failed[1:]

@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
 import importlib.util
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.commands.admin_call import call_server, open_server, read_keys
+from sglang.backend.engine.inferlet_client import InferletClient
+from sglang.errors import BackendError
+from sglang.srt.commands.admin_call import read_keys
 from sglang.srt.commands.named_values import named_values
 from sglang.srt.config.command_line import Parser
 
@@ -35,7 +35,6 @@ TARGETS = {
     "kill": "id of the run",
     "build": f"a file in one of {', '.join(('.wat', '.c', '.rs', '.ts'))}",
 }
-UPLOAD_SECONDS = 300.0  # a large component is compiled before the answer
 BUILDERS = {
     ".wat": ("wasmtime", "pip install wasmtime"),
     ".c": ("clang", "the package clang, and lld, of the system"),
@@ -120,49 +119,43 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if arguments.action not in ("runner", "build"):
             read_keys(arguments)
         return actions[arguments.action](arguments)
-    except (OSError, ValueError, RuntimeError, ActionFailed) as error:
+    except (BackendError, OSError, ValueError, RuntimeError, ActionFailed) as error:
         print(f"sglang inferlet {arguments.action}: {error}", file=sys.stderr)
         return 1
 
 
 def put(arguments: argparse.Namespace) -> int:
     """Upload a file; its id. A Python file goes as its text."""
-    path = Path(arguments.target)
-    data = path.read_bytes()
-    body: dict[str, Any] = {"name": path.name[:256], "sha256": hashlib.sha256(data).hexdigest()}
-    if path.suffix == ".py":
-        body["source"] = data.decode()
-    else:
-        body["wasm"] = base64.b64encode(data).decode()
-    print(call_server(arguments, "POST", "/v1/inferlets", body, UPLOAD_SECONDS)["id"])
+    print(_client(arguments).put(Path(arguments.target)))
     return 0
 
 
 def show(arguments: argparse.Namespace) -> int:
     """Print the programs and runs of this key."""
-    for program in call_server(arguments, "GET", "/v1/inferlets")["data"]:
+    client = _client(arguments)
+    for program in client.programs():
         print(f"{program['id']}  {program['kind']:9}  {program['bytes']:>9}  {program['name']}")
-    for one in call_server(arguments, "GET", "/v1/runs")["data"]:
+    for one in client.runs():
         print(f"{one['id']}  {one['status']:9}  {one['events']:>9}  {one['inferlet'][:12]}")
     return 0
 
 
 def launch(arguments: argparse.Namespace) -> int:
     """Run a program, and print its events until it ends."""
-    body = {"arguments": arguments.arguments, **named_values("--limit", arguments.limit)}
-    started = call_server(arguments, "POST", f"/v1/inferlets/{arguments.target}/runs", body)
-    print(started["id"], file=sys.stderr)
-    return _print(arguments, started["id"], -1)
+    client, fields = _client(arguments), named_values("--limit", arguments.limit)
+    run = client.launch(arguments.target, *arguments.arguments, **fields)
+    print(run, file=sys.stderr)
+    return _print(client.events(run))
 
 
 def logs(arguments: argparse.Namespace) -> int:
     """Print the events of a run until it ends."""
-    return _print(arguments, arguments.target, arguments.after)
+    return _print(_client(arguments).events(arguments.target, arguments.after))
 
 
 def kill(arguments: argparse.Namespace) -> int:
     """End a run, and forget it."""
-    call_server(arguments, "DELETE", f"/v1/runs/{arguments.target}")
+    _client(arguments).kill(arguments.target)
     return 0
 
 
@@ -214,11 +207,16 @@ def _missing(tool: str, how: str) -> str:
     return f"{tool} is not installed; get it by: {how}"
 
 
-def _print(arguments: argparse.Namespace, name: str, after: int) -> int:
+def _client(arguments: argparse.Namespace) -> InferletClient:
+    """The server that the flags name. Raises ValueError."""
+    verify = not arguments.insecure
+    return InferletClient(arguments.url, arguments.admin_api_key, verify=verify)
+
+
+def _print(events: Iterable[dict[str, Any]]) -> int:
     """Print what a run sends; the exit code."""
-    behind = f"&starting_after={after}" if after >= 0 else ""
     code = 0
-    for event in _events(open_server(arguments, "GET", f"/v1/runs/{name}?stream=true{behind}")):
+    for event in events:
         kind = event["type"]
         if kind == "message":
             print(event["text"], flush=True)
@@ -233,10 +231,3 @@ def _print(arguments: argparse.Namespace, name: str, after: int) -> int:
             print(event["message"].rstrip(), file=sys.stderr)
             code = 1
     return code
-
-
-def _events(reply: Any) -> Iterator[dict[str, Any]]:
-    with reply:
-        for line in reply:
-            if line.startswith(b"data: "):
-                yield json.loads(line[6:])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
+from sglang.backend.engine import sandbox_command
 from sglang.srt.cli import main
-from sglang.srt.commands import sandbox_command
 
 LIMIT, KEY = ["--limit", "turn_cpu=0.5"], ["--api-key", "secret", "--url", "http://there"]
 
@@ -17,13 +16,20 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """The key and the body of each run that is started; a run has no events."""
     found: list[tuple[str, Any]] = []
 
-    def call(arguments: argparse.Namespace, method: str, path: str, body: Any) -> Any:
-        assert (method, path, arguments.url) == ("POST", "/v1/inferlets/ID/runs", "http://there")
-        found.append((arguments.admin_api_key, body))
-        return {"id": "run"}
+    class Client:
+        def __init__(self, url: str, key: str, *, verify: bool) -> None:
+            assert (url, verify) == ("http://there", True)
+            self._key = key
 
-    monkeypatch.setattr(sandbox_command, "call_server", call)
-    monkeypatch.setattr(sandbox_command, "_print", lambda arguments, run, after: 0)
+        def launch(self, program: str, *arguments: str, **fields: Any) -> str:
+            assert program == "ID"
+            found.append((self._key, {"arguments": list(arguments), **fields}))
+            return "run"
+
+        def events(self, run: str, after: int = -1) -> list[Any]:
+            return []
+
+    monkeypatch.setattr(sandbox_command, "InferletClient", Client)
     return found
 
 
