@@ -47,7 +47,7 @@ class AnswerSink(Protocol):
     """A session, which takes the answers and ends."""
 
     def tell(self, call: int, queue: int, value: Any) -> None:
-        """CallAnswer a call of a program's queue."""
+        """Answer a call of a program's queue."""
 
     def refuse(self, call: int, queue: int, fault: Fault) -> None:
         """A call of a queue has failed; -1: one that needs no answer."""
@@ -209,7 +209,7 @@ class HeldSpace:
             self._answers.tell(row.sampling.call, handle, event.token)
 
     def answer_asked(self, output: TokenOutput, queue: int) -> None:
-        """CallAnswer the calls that wait for a distribution that has come."""
+        """Answer the calls that wait for a distribution that has come."""
         asked, output.asked = output.asked, []
         for call in asked:
             assert output.done is not None

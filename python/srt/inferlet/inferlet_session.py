@@ -128,7 +128,7 @@ class InferletSession:
         self._commands.set_priority(self.queues[handle].number, priority)
 
     def synchronize(self, call: int, handle: int) -> None:
-        """CallAnswer a call once all commands of a queue have ended."""
+        """Answer a call once all commands of a queue have ended."""
         state = self.queues[handle]
         if self._commands.quiet(state.number):
             self.tell(call, handle, None)
@@ -147,7 +147,7 @@ class InferletSession:
     # AnswerSink, of HeldSpace.
 
     def tell(self, call: int, queue: int, value: Any) -> None:
-        """CallAnswer a call; with the error of an earlier one of its queue, where there is one."""
+        """Answer a call; with the error of an earlier one of its queue, where there is one."""
         fault = self._earlier(queue)
         self._put(CallAnswer(call, None if fault else value, fault))
 
