@@ -14,7 +14,9 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 # Packages of the runtime's folder that the language's commands use.
-LANGUAGE_NEEDS = ["srt", "srt.core", "srt.config", "srt.commands", "srt.commands.bench"]
+LANGUAGE_NEEDS = [
+    "srt", "srt.core", "srt.config", "srt.files", "srt.commands", "srt.commands.bench",
+]  # fmt: skip
 DATA = {
     "sglang": ["py.typed", "views/timeline/assets/*"],
     "sglang.srt": ["assets/**/*", "web/page/static/**/*", "tokenizer/templates/*.jinja"],

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,16 @@ TARGETS = {
 }
 BUILDERS = {
     ".wat": ("wasmtime", "pip install wasmtime"),
-    ".c": ("clang", "the package clang, and lld, of the system"),
+    ".c": ("clang", "pip install ziglang, or the packages clang and lld of the system"),
     ".rs": ("rustc", "the system's Rust with the target wasm32-unknown-unknown"),
     ".ts": ("asc", "npm install -g assemblyscript"),
 }
 """The compiler for each kind of source, and how to get it."""
 COMMANDS: dict[str, list[str]] = {
     ".c": [
-        "clang", "--target=wasm32", "-O2", "-nostdlib", "-Wl,--no-entry", "-Wl,--export-memory",
-        "-Wl,--export=alloc", "-Wl,--export=turn", "-o", "{target}", "{source}",
+        "clang", "--target=wasm32-freestanding", "-Os", "-nostdlib", "-fno-builtin", "-I{headers}",
+        "-Wl,--no-entry", "-Wl,--export=alloc", "-Wl,--export=turn", "-Wl,-s", "-o", "{target}",
+        "{source}",
     ],
     ".rs": [
         "rustc", "--target", "wasm32-unknown-unknown", "-O", "--crate-type", "cdylib", "-o",
@@ -193,14 +195,24 @@ def build(arguments: argparse.Namespace) -> int:
         except ProgramRefused as error:
             raise ActionFailed(f"{source}: {error}") from None
     else:
+        headers = files("sglang.srt") / "assets" / "inferlet" / "c"
+        values = {"source": source, "target": target, "headers": headers}
+        command = [word.format_map(values) for word in COMMANDS[source.suffix]]
         if shutil.which(tool) is None:
-            raise ActionFailed(_missing(tool, how))
-        command = [word.format(source=source, target=target) for word in COMMANDS[source.suffix]]
+            command[:1] = _instead(tool, how)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise ActionFailed(f"{tool} has failed:\n{done.stderr.strip()[-4000:]}")
     print(target)
     return 0
+
+
+def _instead(tool: str, how: str) -> list[str]:
+    """Words that call the compiler of the package ziglang in place of clang. Raises
+    ActionFailed."""
+    if tool != "clang" or importlib.util.find_spec("ziglang") is None:
+        raise ActionFailed(_missing(tool, how))
+    return [sys.executable, "-m", "ziglang", "cc"]
 
 
 def _missing(tool: str, how: str) -> str:
