@@ -126,8 +126,7 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
         checkpoint = named(open_checkpoint(directory, fields), family)
         if spec.tied:
             checkpoint = with_embedding(family, checkpoint)
-        if spec.tied and has_own_head(family, spec, checkpoint):
-            spec = replace(spec, tied=False)
+            spec = replace(spec, tied=not has_own_head(family, spec, checkpoint))
     outline = family(spec, meta, 1)
     slots = outline.slots()
     if checkpoint is not None:

@@ -151,7 +151,7 @@ def dtype_of(
     the checkpoint's dtype, except on a CPU: float32 for small models, bfloat16 for published ones.
     """
     if device.type != "cpu":
-        return DTYPES[name] if name != "auto" else DTYPES.get(spec.dtype, FLOAT32)
+        return DTYPES[name] if name != "auto" else recorded(spec)
     small, half = parameters < SMALL, name == "float16"
     if name != "auto" and not half:
         return DTYPES[name]
@@ -160,10 +160,22 @@ def dtype_of(
     elif half or small or spec.dtype == "float16":
         dtype = FLOAT32
     else:
-        dtype = DTYPES.get(spec.dtype, FLOAT32)
+        dtype = recorded(spec)
     if half:
         log.warning("--dtype float16 is emulated by CPUs; the model is computed in %s", dtype.name)
     return dtype
+
+
+def recorded(spec: ModelSpec) -> DType:
+    """The dtype that ``config.json`` names; float32 where it names none, or one that no weights are
+    computed in."""
+    name = spec.dtype.removeprefix("torch.")
+    if name and name not in DTYPES:
+        log.warning(
+            "config.json has dtype %r, in which no model is computed: it is float32 now. Give "
+            "--dtype %s for another", spec.dtype, " or ".join(DTYPES),
+        )  # fmt: skip
+    return DTYPES.get(name, FLOAT32)
 
 
 def no_native(settings: ModelConfig, device: Any) -> str:

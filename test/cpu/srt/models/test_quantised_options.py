@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sglang.srt.models.config_fields import Fields
 from sglang.srt.models.formats import mxfp4
 from sglang.srt.models.formats.quantised_files import QuantisedFiles
 from sglang.srt.models.safetensors import SafetensorsCheckpoint
-from sglang.srt.numeric.host_arrays import BFLOAT16, FLOAT16, FLOAT32, tensor
+from sglang.srt.numeric.host_arrays import BFLOAT16, FLOAT16, FLOAT32, DType, tensor
 from sglang.srt.worker.model_loading import plan_of
 from sglang.srt.worker.model_worker import ModelWorker
 from sglang.srt.worker.storage import dtype_of
@@ -251,6 +252,19 @@ def test_float16_on_a_cpu_is_computed_in_float32(
     assert storage.torch_because == ""
     assert "computed in float32" in caplog.text
     assert dtype_of("float16", plan_of(config).spec, 1, torch.device("cuda")) == FLOAT16
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("torch.bfloat16", BFLOAT16), ("bfloat16", BFLOAT16), ("float64", FLOAT32), ("", FLOAT32)],
+)
+def test_a_dtype_that_none_computes_in_is_named(
+    plain: Path, caplog: pytest.LogCaptureFixture, name: str, dtype: DType
+) -> None:
+    spec = replace(plan_of(Config.of(model_path=str(plain), device="cpu")).spec, dtype=name)
+    with caplog.at_level("WARNING"):
+        assert dtype_of("auto", spec, 1 << 30, torch.device("cpu")) == dtype
+    assert ("float64" in caplog.text) == (name == "float64")
 
 
 def fp8(x: Tensor) -> Tensor:
