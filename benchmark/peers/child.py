@@ -63,6 +63,10 @@ class Group:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ended(self) -> int | None:
         """The exit status of one that has ended."""
         return self._process.poll()
