@@ -296,3 +296,15 @@ def test_the_place_of_the_loop_names_who_it_works_for() -> None:
     assert progress.read() == (0, RESULTS, 0)
     progress.at(PASS)
     assert progress.read() == (0, PASS, 0)
+
+
+def test_a_postponed_last_token_is_sampled_later_in_a_pipeline() -> None:
+    meter = Meter()
+    desk = Desk(depth=4, grammars=Shop(meter))
+    desk.engine.planner.new_budget = lambda: GrammarBudget(UNIT, meter)
+    goal = generate(1, constraint=Constraint("regex", "1"))
+    requests = [desk.ask([7, 8, n], goal) for n in range(3)]
+    desk.run()
+    assert desk.engine.stats.postponed_rows > 0
+    assert [len(desk.tokens(request)) for request in requests] == [1, 1, 1]
+    desk.finish()
