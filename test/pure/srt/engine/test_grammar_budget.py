@@ -15,6 +15,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Done, LoadAdapter, Open, Tokens
 from sglang.srt.core.progress import GRAMMAR, MESSAGES, PASS, RESULTS, Progress
 from sglang.srt.engine import planner
+from sglang.srt.engine.admission import MOST_REPLAYED
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.masks import SECONDS, GrammarBudget
@@ -307,4 +308,26 @@ def test_a_postponed_last_token_is_sampled_later_in_a_pipeline() -> None:
     desk.run()
     assert desk.engine.stats.postponed_rows > 0
     assert [len(desk.tokens(request)) for request in requests] == [1, 1, 1]
+    desk.finish()
+
+
+def test_few_texts_are_read_again_in_a_step() -> None:
+    """All of them have their grammar at once, as after an engine was lost."""
+    meter = Meter()
+    desk = Desk(grammars=Shop(meter))
+    text = ints([7, *[9] * 2000]).tobytes()
+    goal = generate(3, constraint=Constraint("regex", "1"), since=1)
+    for number in range(6):
+        desk.send(Open(number, text))
+    verbs = [Advance(number, number, goal, close=True) for number in range(6)]
+    steps = []
+    while verbs or desk.engine.compiling:
+        before = meter.now
+        desk.send(*verbs)
+        verbs = []
+        steps.append(meter.now - before)
+    assert max(steps) <= MOST_REPLAYED
+    assert sum(steps) >= 6 * 2000
+    desk.run()
+    assert [len(desk.tokens(number)) for number in range(6)] == [3] * 6
     desk.finish()
