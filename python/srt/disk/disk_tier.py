@@ -163,8 +163,9 @@ class DiskTier:
             self.traffic.dropped_tokens += self._unwritten.add(tokens, namespace)
 
     def _write(self) -> None:
-        """Begin the next write, unless one is in flight."""
-        if any(isinstance(flight.job, DiskWrite) for flight in self._flights.values()):
+        """Begin the next write, unless one is in flight, or a job that holds forgotten slots: it
+        would be written behind these."""
+        if any(isinstance(each.job, DiskWrite) or each.void for each in self._flights.values()):
             return
         while self._unwritten.paths and not self._write_path(*self._unwritten.paths[0]):
             self._unwritten.pop()
@@ -278,7 +279,8 @@ class DiskTier:
             self._written(flight, job, result)
         else:
             self._was_read(flight, job, result)
-        self._count(job, result)
+        if not flight.void:  # else what it read was forgotten meanwhile
+            self._count(job, result)
         return [result] if isinstance(job, DiskRead) else []
 
     def _written(self, flight: DiskFlight, job: DiskWrite, result: DiskResult) -> None:
