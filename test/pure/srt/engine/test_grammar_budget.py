@@ -331,3 +331,27 @@ def test_few_texts_are_read_again_in_a_step() -> None:
     desk.run()
     assert [len(desk.tokens(number)) for number in range(6)] == [3] * 6
     desk.finish()
+
+
+def test_forced_beginnings_share_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``--jump-forward string``: completions of one prompt have their grammar at once."""
+
+    def rewrite(worker: Worker) -> tuple[int, list[int]]:
+        worker.meter.now += 60
+        return 0, [7] * (worker.free - worker.at)
+
+    monkeypatch.setattr(Worker, "rewrite", rewrite)
+    meter = Meter()
+    desk = Desk(grammars=Shop(meter), jumps="string")
+    desk.engine.planner.new_budget = lambda: GrammarBudget(BUDGET * UNIT, meter)
+    goal = generate(9, constraint=Constraint("regex", "1 5"))
+    for number in range(12):
+        desk.send(Open(number, ints([7, 8, number]).tobytes()))
+    desk.send(*[Advance(number, number, goal, close=True) for number in range(12)])
+    assert meter.now < 2 * BUDGET
+    desk.run()
+    assert all(desk.tokens(number)[:5] == [7] * 5 for number in range(12))
+    assert all(len(desk.tokens(number)) == 9 for number in range(12))
+    desk.finish()
