@@ -21,8 +21,8 @@ log = logging.getLogger("sglang.srt.engine")
 AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
 IDLE_SECONDS = 1.0
 MOST_PATTERNS = STEP_VERBS // 2  # cost of the largest stop patterns that are accepted
-SEARCHED = 128  # cost of the search for stop strings, a token of a text that goes on
-MOST_SEARCH = STEP_VERBS // 4  # and for stop patterns in all of it, which is STEP_SEARCH at most
+STRINGS, PATTERNS = 128, 4096  # cost of the search for stops, a token of a text that goes on
+MOST_SEARCH = STEP_VERBS // 4  # for patterns in all of it, which is STEP_SEARCH operations at most
 _COUNT = re.compile(r"(?<=[{,])[0-9]{1,4}(?=[,}])")  # count of a repeat, or of its like
 SOON_SECONDS = 0.001  # between two looks whether a grammar is ready, or events can be sent
 
@@ -130,7 +130,9 @@ class VerbCosts:
         sampling = goal.sampling
         cost, stops = 16 * len(sampling.logit_bias), (sampling.stop, sampling.stop_regex)
         if goal.generated and any(stops):
-            cost += SEARCHED * goal.generated + (MOST_SEARCH if sampling.stop_regex else 0)
+            cost += STRINGS * goal.generated
+            if sampling.stop_regex:
+                cost += min(PATTERNS * goal.generated, MOST_SEARCH)
         if stops in self._stops:
             return cost
         self._stops.add(stops)

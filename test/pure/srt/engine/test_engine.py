@@ -311,10 +311,11 @@ def test_stop_texts_across_tokens(kind: str) -> None:
 def test_few_texts_that_go_on_are_searched_in_a_step() -> None:
     """The stops of a text that a lost engine wrote are searched for in all of it at once."""
 
-    def fit(**stops: object) -> int:
-        goal = generate(3000, since=1, generated=2000, **stops)
+    def fit(generated: int = 2000, **stops: object) -> int:
+        goal = generate(3000, since=1, generated=generated, **stops)
         return affordable([Advance(i, i, goal) for i in range(200)], {})
 
     assert fit(stop_regex=("x{3}",)) <= 4
     assert fit(stop=("xxx",)) <= 8
+    assert fit(2, stop_regex=("x{3}",)) == 200, "short ones"
     assert fit() == 200
