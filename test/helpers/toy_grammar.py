@@ -35,9 +35,18 @@ def bits(ids: frozenset[int]) -> bytes:
     return sum(1 << i for i in ids).to_bytes(4 * WORDS, "little")
 
 
+class Work:
+    """Masks made and tokens taken, by all grammars: a clock of their budgets."""
+
+    count = 0
+
+    def __call__(self) -> float:
+        return self.count
+
+
 class ToyMatcher:
-    def __init__(self, seed: int, tokens: tuple[int, ...] = ()) -> None:
-        self.seed, self.tokens = seed, tokens
+    def __init__(self, seed: int, tokens: tuple[int, ...] = (), work: Work | None = None) -> None:
+        self.seed, self.tokens, self.work = seed, tokens, work or Work()
 
     @property
     def accepting(self) -> bool:
@@ -48,9 +57,11 @@ class ToyMatcher:
         return allowed(self.seed, self.tokens) == {EOS}
 
     def mask(self) -> bytes:
+        self.work.count += 1
         return bits(allowed(self.seed, self.tokens))
 
     def advance(self, token: int) -> bool:
+        self.work.count += 1
         if token == EOS or token not in allowed(self.seed, self.tokens):
             return False
         self.tokens += (token,)
@@ -82,17 +93,17 @@ class ToyMatcher:
         self.tokens = self.tokens[: len(self.tokens) - count]
 
     def fork(self) -> Matcher:
-        return ToyMatcher(self.seed, self.tokens)
+        return ToyMatcher(self.seed, self.tokens, self.work)
 
 
 class ToyGrammar:
     path = "toy"
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, work: Work | None = None) -> None:
+        self.seed, self.work = seed, work
 
     def matcher(self) -> Matcher:
-        return ToyMatcher(self.seed)
+        return ToyMatcher(self.seed, work=self.work)
 
 
 class ToyGrammars:
@@ -100,7 +111,7 @@ class ToyGrammars:
     looks."""
 
     def __init__(self, seed: int, late: float = 0.3) -> None:
-        self.random, self.late = random.Random(seed), late
+        self.random, self.late, self.work = random.Random(seed), late, Work()
         self.pending: list[tuple[int, Future[CompiledGrammar], Constraint]] = []
 
     @property
@@ -129,4 +140,4 @@ class ToyGrammars:
         if constraint.text == "bad":
             future.set_exception(GrammarError("regex: this one is bad"))
         else:
-            future.set_result(ToyGrammar(int(constraint.text)))
+            future.set_result(ToyGrammar(int(constraint.text), self.work))

@@ -154,6 +154,12 @@ class DiskTier:
         """Whether anything is written."""
         return not self.off and self._faults[DiskWrite] < MOST_FAULTS
 
+    @property
+    def forgetting(self) -> bool:
+        """Whether jobs in flight hold what was forgotten: it is still in this tree, and in host
+        memory's."""
+        return any(flight.void for flight in self._flights.values())
+
     # -- out -------------------------------------------------------------------------------------
 
     def note(self, tokens: Ints, namespace: Namespace) -> None:
@@ -163,8 +169,10 @@ class DiskTier:
             self.traffic.dropped_tokens += self._unwritten.add(tokens, namespace)
 
     def _write(self) -> None:
-        """Begin the next write, unless one is in flight."""
-        if any(isinstance(flight.job, DiskWrite) for flight in self._flights.values()):
+        """Begin the next write, unless one is in flight, or a job that holds forgotten slots: it
+        would be written behind these."""
+        writes = any(isinstance(flight.job, DiskWrite) for flight in self._flights.values())
+        if writes or self.forgetting:
             return
         while self._unwritten.paths and not self._write_path(*self._unwritten.paths[0]):
             self._unwritten.pop()
@@ -203,8 +211,8 @@ class DiskTier:
 
     def match(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
         """Return how many of ``tokens[:limit]`` have a copy, changing nothing."""
-        if any(flight.void for flight in self._flights.values()):
-            return 0  # the tree may still have what was forgotten, where a job holds it
+        if self.forgetting:
+            return 0
         tokens = kept(tokens[:limit], namespace, self.tree.page_size)
         return self.tree.match(tokens, len(tokens), space_of(namespace))[0] if tokens else 0
 
@@ -278,7 +286,8 @@ class DiskTier:
             self._written(flight, job, result)
         else:
             self._was_read(flight, job, result)
-        self._count(job, result)
+        if not flight.void:  # else what it read was forgotten meanwhile
+            self._count(job, result)
         return [result] if isinstance(job, DiskRead) else []
 
     def _written(self, flight: DiskFlight, job: DiskWrite, result: DiskResult) -> None:

@@ -25,7 +25,8 @@ from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 from sglang.srt.grammar.schema.whitespace import whitespace_pattern
 from sglang.srt.grammar.stop_watch import StopWatch
 
-MOST_REPLAYED = 4096  # tokens that a grammar reads again where a generation goes on: some 10 ms
+# Tokens that grammars read again where generations go on, of one request and in one step: 10 ms.
+MOST_REPLAYED = 4096
 # From the number of logits and the end tokens.
 MakeVocabulary: TypeAlias = Callable[[int, Sequence[int]], Vocabulary]
 
@@ -190,11 +191,16 @@ class Compiling:
             dropped[1].cancel()
 
     def ready(self) -> list[tuple[Request, Exception | None]]:
-        """Return requests that now have their matcher, or else the exception in place of one."""
-        done = [number for number, (_, future) in self._pending.items() if future.done()]
+        """Return requests that now have their matcher, or else the exception in place of one. The
+        tokens that their grammars read again are ``MOST_REPLAYED`` together; others wait."""
+        done = [pending for pending in self._pending.values() if pending[1].done()]
         found: list[tuple[Request, Exception | None]] = []
-        for number in done:
-            request, future = self._pending.pop(number)
+        left = MOST_REPLAYED
+        for request, future in done:
+            if request.spec.carried > left:
+                continue
+            left -= request.spec.carried
+            del self._pending[request.id]
             try:
                 request.generation.matcher = replayed(future.result().matcher(), request)
                 found.append((request, None))

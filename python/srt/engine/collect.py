@@ -307,7 +307,7 @@ class Collector:
         try:
             if self._jumps == "exact":
                 return self._force_all(request, goal, budget)
-            if self._jumps == "string":
+            if self._jumps == "string" and budget.open:  # else behind the next token
                 return self._rewrite(request, goal)
         except GrammarError as error:
             return [self._dead_end(request, str(error))]

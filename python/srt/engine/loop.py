@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Protocol
 
-from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.context import Context
 from sglang.srt.core.device_errors import DeviceLost
 from sglang.srt.core.messages import Advance, Append, Event, ForkContext, Generate, Open, Verb
@@ -22,6 +21,8 @@ log = logging.getLogger("sglang.srt.engine")
 AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
 IDLE_SECONDS = 1.0
 MOST_PATTERNS = STEP_VERBS // 2  # cost of the largest stop patterns that are accepted
+STRINGS, PATTERNS = 128, 4096  # cost of the search for stops, a token of a text that goes on
+MOST_SEARCH = STEP_VERBS // 4  # for patterns in all of it, which is STEP_SEARCH operations at most
 _COUNT = re.compile(r"(?<=[{,])[0-9]{1,4}(?=[,}])")  # count of a repeat, or of its like
 SOON_SECONDS = 0.001  # between two looks whether a grammar is ready, or events can be sent
 
@@ -114,7 +115,7 @@ class VerbCosts:
             self._sizes[verb.context] = before + size
             return 64 + 16 * size  # each is checked too
         if isinstance(verb, Advance):
-            return 512 + (self._goal(verb.goal.sampling) if isinstance(verb.goal, Generate) else 0)
+            return 512 + (self._goal(verb.goal) if isinstance(verb.goal, Generate) else 0)
         return space_cost(verb) if isinstance(verb, SpaceVerb) else 64
 
     def _size(self, number: int) -> int:
@@ -123,9 +124,15 @@ class VerbCosts:
         context = self._contexts.get(number)
         return 0 if context is None else len(context.tokens)
 
-    def _goal(self, sampling: SamplingParams) -> int:
-        """Cost of the biases, and of the stops unless a verb before it has the same."""
+    def _goal(self, goal: Generate) -> int:
+        """Cost of the biases, of the stops unless a verb before it has the same, and of their
+        search in the text that there is already."""
+        sampling = goal.sampling
         cost, stops = 16 * len(sampling.logit_bias), (sampling.stop, sampling.stop_regex)
+        if goal.generated and any(stops):
+            cost += STRINGS * goal.generated
+            if sampling.stop_regex:
+                cost += min(PATTERNS * goal.generated, MOST_SEARCH)
         if stops in self._stops:
             return cost
         self._stops.add(stops)

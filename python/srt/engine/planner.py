@@ -218,7 +218,7 @@ class Planner:
                 if follow:
                     request.context.tokens.append(0)
                     self._follows[number] = last
-            else:
+            elif request.generation.matcher is None:  # else its last token may be postponed
                 self.draining[number] = self.running.pop(number)
                 self.store.release(request.context)
 

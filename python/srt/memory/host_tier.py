@@ -47,6 +47,11 @@ class LowerTier(Protocol):
         """Counters and gauges by name."""
         ...
 
+    @property
+    def forgetting(self) -> bool:
+        """Whether host pages that were forgotten are still held."""
+        ...
+
 
 class PassCopies(NamedTuple):
     """Host pages that a pass writes, and the paths that it completes with them."""
@@ -177,6 +182,8 @@ class HostTier:
 
     def match(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
         """Return how many of ``tokens[:limit]`` have a copy, changing nothing."""
+        if self.below is not None and self.below.forgetting:
+            return 0
         return self.tree.match(tokens, limit, namespace)[0]
 
     def clear(self) -> int:

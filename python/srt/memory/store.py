@@ -234,6 +234,8 @@ class Store:
         first = context.saved // self.page_size
         if host is None or transfer is None or not most or first < context.shared:
             return 0
+        if not context.active:  # a cut has released it
+            return 0
         held = host.held(context.key, first * self.page_size, limit, context.namespace, most)
         count = (first + len(held)) * self.page_size - context.saved
         if count <= 0 or not self.grow(context, count):
@@ -301,8 +303,10 @@ class Store:
         return own + self.tree.exclusive(self._node(context)) if context.active else 0
 
     def release(self, context: Context, keep: bool = True) -> None:
-        """Make an active context idle. Its KV stays in the tree, evictable, unless ``keep`` is
-        False (it was never computed) or sharing is off."""
+        """Make a context idle, where it is not (a cut may have released it). Its KV stays in the
+        tree, evictable, unless ``keep`` is False (it was never computed) or sharing is off."""
+        if not context.active:
+            return
         if keep:
             self._publish(context, context.saved)
         self.pool.give(context.pages[context.shared :])

@@ -130,6 +130,35 @@ def test_a_flush_forgets_what_is_being_copied() -> None:
     finish(desk)
 
 
+def test_nothing_is_written_behind_slots_that_a_flush_forgot() -> None:
+    """A read holds them in the tree until it ends."""
+    file: File = {}
+    asked(desk_on(file), PROMPT)
+    desk = desk_on(file, delay=lambda: 40)
+    context = desk.open(PROMPT)
+    desk.advance(context, generate(4), close=True)
+    assert tier_of(desk).reading
+    desk.send(Close(context), Control(99, "flush"))
+    assert desk.replies[-1].ok
+    assert asked(desk, PROMPT + OTHER) == (0, 0)
+    assert tier_of(desk).traffic.faults == 0
+    assert asked(desk_on(dict(file)), PROMPT + OTHER) == (76, 76)
+    finish(desk)
+
+
+def test_what_is_being_written_is_not_found_after_a_flush() -> None:
+    """Host memory holds it until it is written."""
+    desk = desk_on({}, delay=lambda: 40)
+    desk.ask(PROMPT, generate(4))
+    while not tier_of(desk).pending:
+        desk.step()
+    desk.send(Control(99, "flush"))
+    assert desk.replies[-1].ok
+    assert tier_of(desk).pending
+    assert asked(desk, PROMPT) == (0, 0)
+    finish(desk)
+
+
 def test_a_small_disk_keeps_what_was_used_last() -> None:
     file: File = {}
     desk = desk_on(file, slots=12)

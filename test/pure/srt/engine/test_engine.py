@@ -8,6 +8,7 @@ from helpers.fake_worker import EOS, TOKEN_BYTES, VOCAB, logprob, next_token
 from helpers.simulation import expected
 from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import (
+    Advance,
     Append,
     Close,
     Distribution,
@@ -16,6 +17,7 @@ from sglang.srt.core.messages import (
     Score,
     Truncate,
 )
+from sglang.srt.engine.loop import affordable
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -304,3 +306,16 @@ def test_stop_texts_across_tokens(kind: str) -> None:
     assert all(event <= n + 1 for n, event in enumerate(held))
     assert held[at + 1] >= 2, "the beginning of a stop is held back"
     desk.finish()
+
+
+def test_few_texts_that_go_on_are_searched_in_a_step() -> None:
+    """The stops of a text that a lost engine wrote are searched for in all of it at once."""
+
+    def fit(generated: int = 2000, **stops: object) -> int:
+        goal = generate(3000, since=1, generated=generated, **stops)
+        return affordable([Advance(i, i, goal) for i in range(200)], {})
+
+    assert fit(stop_regex=("x{3}",)) <= 4
+    assert fit(stop=("xxx",)) <= 8
+    assert fit(2, stop_regex=("x{3}",)) == 200, "short ones"
+    assert fit() == 200

@@ -15,6 +15,7 @@ from sglang.srt.core.ints import ints
 from sglang.srt.core.messages import Advance, Done, LoadAdapter, Open, Tokens
 from sglang.srt.core.progress import GRAMMAR, MESSAGES, PASS, RESULTS, Progress
 from sglang.srt.engine import planner
+from sglang.srt.engine.admission import MOST_REPLAYED
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
 from sglang.srt.engine.masks import SECONDS, GrammarBudget
@@ -296,3 +297,61 @@ def test_the_place_of_the_loop_names_who_it_works_for() -> None:
     assert progress.read() == (0, RESULTS, 0)
     progress.at(PASS)
     assert progress.read() == (0, PASS, 0)
+
+
+def test_a_postponed_last_token_is_sampled_later_in_a_pipeline() -> None:
+    meter = Meter()
+    desk = Desk(depth=4, grammars=Shop(meter))
+    desk.engine.planner.new_budget = lambda: GrammarBudget(UNIT, meter)
+    goal = generate(1, constraint=Constraint("regex", "1"))
+    requests = [desk.ask([7, 8, n], goal) for n in range(3)]
+    desk.run()
+    assert desk.engine.stats.postponed_rows > 0
+    assert [len(desk.tokens(request)) for request in requests] == [1, 1, 1]
+    desk.finish()
+
+
+def test_few_texts_are_read_again_in_a_step() -> None:
+    """All of them have their grammar at once, as after an engine was lost."""
+    meter = Meter()
+    desk = Desk(grammars=Shop(meter))
+    text = ints([7, *[9] * 2000]).tobytes()
+    goal = generate(3, constraint=Constraint("regex", "1"), since=1)
+    for number in range(6):
+        desk.send(Open(number, text))
+    verbs = [Advance(number, number, goal, close=True) for number in range(6)]
+    steps = []
+    while verbs or desk.engine.compiling:
+        before = meter.now
+        desk.send(*verbs)
+        verbs = []
+        steps.append(meter.now - before)
+    assert max(steps) <= MOST_REPLAYED
+    assert sum(steps) >= 6 * 2000
+    desk.run()
+    assert [len(desk.tokens(number)) for number in range(6)] == [3] * 6
+    desk.finish()
+
+
+def test_forced_beginnings_share_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``--jump-forward string``: completions of one prompt have their grammar at once."""
+
+    def rewrite(worker: Worker) -> tuple[int, list[int]]:
+        worker.meter.now += 60
+        return 0, [7] * (worker.free - worker.at)
+
+    monkeypatch.setattr(Worker, "rewrite", rewrite)
+    meter = Meter()
+    desk = Desk(grammars=Shop(meter), jumps="string")
+    desk.engine.planner.new_budget = lambda: GrammarBudget(BUDGET * UNIT, meter)
+    goal = generate(9, constraint=Constraint("regex", "1 5"))
+    for number in range(12):
+        desk.send(Open(number, ints([7, 8, number]).tobytes()))
+    desk.send(*[Advance(number, number, goal, close=True) for number in range(12)])
+    assert meter.now < 2 * BUDGET
+    desk.run()
+    assert all(desk.tokens(number)[:5] == [7] * 5 for number in range(12))
+    assert all(len(desk.tokens(number)) == 9 for number in range(12))
+    desk.finish()
