@@ -23,6 +23,7 @@ from sglang.srt.files.crash_file import versions, write_bundle
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.resume_order import ResumeOrder
 from sglang.srt.requests.completion.serving_engines import EngineLeft
+from sglang.srt.runtime.supervisor import EngineAbsent
 
 log = logging.getLogger("sglang.server")
 GATHERING = 0.2  # seconds until all requests of a lost engine have said so
@@ -71,8 +72,8 @@ class CrashDump:
         self, client: Client, error: EngineLost, request: CompletionRequest, text: str
     ) -> None:
         """Note that ``request`` was on a lost engine, and had written ``text``. An engine that
-        leaves is not lost."""
-        if isinstance(error, EngineLeft):
+        leaves is not lost, and one that is still being started had no request."""
+        if isinstance(error, (EngineLeft, EngineAbsent)):
             return
         if client not in self._lost:
             self._lost[client] = _Lost(str(error))

@@ -22,6 +22,7 @@ from sglang.srt.runtime.caller import ANYBODY
 from sglang.srt.runtime.crash_dump import CrashDump, body_of, changed_settings
 from sglang.srt.runtime.generate_request import GenerateRequest, read_call
 from sglang.srt.runtime.request_fields import convert
+from sglang.srt.runtime.supervisor import EngineAbsent
 from sglang.terminal.chaos.crash_bundle import load_bundle
 
 PLAIN: dict[str, Any] = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}}
@@ -78,7 +79,7 @@ def test_one_file_for_each_lost_engine(served: Served, tmp_path: Path) -> None:
     lose(
         CrashDump(tmp_path / "new", config),
         ("a", first, request, "so far"), ("b", other, request, ""), ("a", first, request, ""),
-        ("c", left, request, ""),
+        ("c", left, request, ""), ("d", EngineAbsent("it is being started again"), request, ""),
     )  # fmt: skip
     bundles = [load_bundle(str(path)) for path in sorted((tmp_path / "new").iterdir())]
     found = {one.server["error"]: one for one in bundles}
