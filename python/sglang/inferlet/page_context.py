@@ -184,6 +184,29 @@ class PageContext:
         del self.tokens[length:]
         self._dist = None
 
+    def edit(self, start: int, end: int, tokens: Sequence[int]) -> None:
+        """Put ``tokens`` in place of those from ``start`` to ``end``. It is exact: the KV before
+        the first token that changes stays, what follows is computed again when it is needed.
+        Raises ValueError where the model's context is too short, or the text has no such tokens."""
+        if not 0 <= start <= end <= len(self.tokens):
+            raise ValueError(
+                f"tokens {start} to {end} are to be replaced; the text has {len(self.tokens)}"
+            )
+        old, tail = self.tokens[start:end], self.tokens[end:]
+        new = [*tokens, *tail]
+        same = 0
+        while same < min(len(old), len(tokens)) and old[same] == tokens[same]:
+            same += 1
+        if self.start + start + len(new) > self.ctx.context_length:
+            raise ValueError(
+                f"the text would have {self.start + start + len(new)} tokens; at most "
+                f"{self.ctx.context_length}"
+            )
+        if same == len(old) == len(tokens):
+            return
+        self.cut(start + same)
+        self.extend(new[same:])
+
     def forget(self, length: int) -> None:
         """Give up the KV of the tokens from ``length`` on; they are computed again."""
         size = self.ctx.page_size

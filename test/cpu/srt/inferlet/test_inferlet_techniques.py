@@ -5,12 +5,15 @@ The references are sequences computed whole by transformers, fp32, or its own ge
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from helpers.inferlet_reference import Reference
 from helpers.inferlet_runs import EnginePrograms, example
+from sglang.inferlet import Context
 from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
 pytestmark = pytest.mark.skipif(
@@ -82,6 +85,41 @@ def test_parallel_decoding_is_greedy_in_fewer_passes(
     assert found["text"] == reference.tokenizer.decode(tokens)
     assert found["tokens"] == len(tokens)
     assert found["passes"] == programs.passes < len(tokens)
+
+
+@pytest.mark.parametrize("words", [" sun and wind", " a", "", " fine day for"])
+def test_an_edited_text_is_the_other_text(
+    programs: EnginePrograms, reference: Reference, words: str
+) -> None:
+    """The tokens before the change are not computed again, and a fork keeps its own text."""
+    old = reference.encode(PROMPT)
+    new, start, end = list(reference.tokenizer.encode(words, False)), len(old) - 9, len(old) - 5
+    want = [*old[:start], *new, *old[end:]]
+    same = next((i for i, (a, b) in enumerate(zip(old, want)) if a != b), min(len(old), len(want)))
+
+    async def main(ctx: Any) -> Any:
+        text = await Context(ctx).fill(PROMPT)
+        await text.next_dist(1)
+        [fork] = await text.fork()
+        text.edit(start, end, new)
+        kept = text.computed
+        found = await asyncio.gather(text.generate_until(6), fork.generate_until(6))
+        return [*found, text.tokens[: len(want)], kept]
+
+    edited, other, tokens, kept = programs.one(main)
+    assert tokens == want
+    assert kept == (len(old) if want == old else min(same, len(want)))
+    assert edited == reference.tokenizer.decode(reference.greedy(want, 6))
+    assert other == reference.text(PROMPT, 6)
+
+
+def test_an_edit_beyond_the_text_is_refused(programs: EnginePrograms) -> None:
+    async def main(ctx: Any) -> Any:
+        text = await Context(ctx).fill(PROMPT)
+        text.edit(2, len(text.tokens) + 1, [1])
+
+    assert programs.run(main) == [None]
+    assert "tokens 2 to" in programs.errors[0]
 
 
 def test_sparse_attention_is_the_dense_mask(programs: EnginePrograms, reference: Reference) -> None:
