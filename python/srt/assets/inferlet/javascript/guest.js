@@ -5,7 +5,7 @@
 
 import { Context, at_text, at_tokens } from "./context.js";
 import { Ctx, Dist } from "./ctx.js";
-import { CallError, ask, calls, emit, take } from "./turns.js";
+import { CallError, ask, calls, emit, open, take } from "./turns.js";
 
 const FILE = "program.js"; // as errors name the source
 const FRAME = /^(?:async\*)?(.*)@program\.js:(\d+):(\d+)$/;
@@ -46,11 +46,15 @@ export async function turn(answers) {
 }
 
 /** Resolves once the program waits: the engine looks at streams when no other work is left. */
-const quiet = () => stream.call(empty).getReader().read();
+async function quiet() {
+  const { value } = await stream.call(empty).getReader().read();
+  value.buffer.transfer(0); // frees 8 KB, of which the collector counts one byte
+}
 
 /** The calls of a turn as JSON; the last one ends a program that has ended. */
 function made() {
   try {
+    if (!ended && !open.size) ended = { error: "the program waits, but for no call's answer" };
     if (ended && !over) {
       if (ended.value !== undefined && ended.value !== null) {
         emit("set_return", { value: ended.value });

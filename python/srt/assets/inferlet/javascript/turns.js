@@ -11,7 +11,9 @@ export class CallError extends Error {
 
 let made = [];
 let count = 0;
-const open = new Map();
+
+/** Promises of answers that have not come yet, by the number of the call. */
+export const open = new Map();
 
 /** Make a call; its number. */
 export function emit(call, fields) {

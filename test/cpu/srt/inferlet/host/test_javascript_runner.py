@@ -134,6 +134,7 @@ ERRORS = {
     "memory in pieces": (
         main("for (const a = [];;) a.push(new Uint8Array(1 << 20));"), "out of memory; ",
     ),
+    "memory in objects": (main("for (const a = [];;) a.push({});"), "out of memory; "),
     "a long text": (main("for (let s = 'x';;) s += s;"), "allocation size overflow"),
     "a request": (main("await fetch('/');"), "fetch is not defined"),
     "a value that is no data": (main("return 5n;"), "BigInt"),
@@ -144,7 +145,7 @@ ERRORS = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_error_is_told_with_its_line(bench: GuestBench, name: str) -> None:
     source, text = ERRORS[name]
-    error = played(bench, source)["error"]
+    error = played(bench, source, SLOW if "memory" in name else LIMITS)["error"]
     assert text in error, error
     assert len(error) < 20_000
 
@@ -165,7 +166,6 @@ ENDED = {
         main("for (let i = 0; i < 5000; i++) ctx.send('');"), "calls", "calls is 1000",
     ),
     "a log flood": (main("for (;;) console.log('x'.repeat(1000));"), "memory or trap", FULL),
-    "small objects": (main("for (const a = [];;) a.push({});"), "memory or trap", FULL),
 }  # fmt: skip
 
 
@@ -181,6 +181,31 @@ def test_a_hostile_program_ends_alone(bench: GuestBench, name: str) -> None:
     assert call == {"call": "receive", "id": 2}
     assert bench.host.restarts == 0
     bench.host.end(beside)
+
+
+@pytest.mark.parametrize(
+    ("work", "turns", "memory"),
+    [
+        ("", 1500, 14),
+        ("kept = new Uint8Array(1 << 20);", 150, 64),
+        ("kept = Array.from({ length: 20000 }, (_, i) => ({ i }));", 150, 64),
+        ("kept = 'x'.repeat(1 << 18).split('').reverse().join('');", 40, 64),
+    ],
+    ids=["turns", "bytes", "objects", "texts"],
+)
+def test_what_is_used_no_more_is_collected(
+    bench: GuestBench, work: str, turns: int, memory: int
+) -> None:
+    source = main(
+        "let kept;", f"for (let i = 0; i < {turns}; i++) {{ await ctx.receive(); {work} }}",
+        "return 'done';",
+    )  # fmt: skip
+    assert played(bench, source, GuestLimits(memory=memory << 20))["value"] == "done"
+
+
+def test_a_program_that_nothing_can_wake_is_ended(bench: GuestBench) -> None:
+    source = main("await ctx.receive();", "await new Promise(() => 1);")
+    assert played(bench, source)["error"] == "the program waits, but for no call's answer"
 
 
 DICE = main(
