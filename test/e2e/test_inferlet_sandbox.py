@@ -27,11 +27,13 @@ from helpers.paths import ROOT
 from sglang.backend.engine.inferlets import InferletError
 from sglang.errors import BadRequest, NotFound, PermissionDenied
 from sglang.srt.cli import main as command
-from sglang.srt.inferlet.host.runner_build import runner
+from sglang.srt.inferlet.host.javascript_build import JAVASCRIPT
+from sglang.srt.inferlet.host.runner_build import prebuilt, runner
 from sglang.srt.tokenizer.tokenizer import EMBEDDED
 
 pytestmark = pytest.mark.timeout(300)  # the runner may have to be built
-MODULE = ROOT / "examples" / "inferlets" / "wasm" / "completion.wasm"
+EXAMPLES = ROOT / "examples" / "inferlets"
+MODULE = EXAMPLES / "wasm" / "completion.wasm"
 KEYS = [
     {"name": "ann", "key": "ann", "inferlets": {"store": True}},
     {"name": "bob", "key": "bob", "inferlets": {}},
@@ -128,10 +130,26 @@ TECHNIQUES = {
 def test_a_technique_gives_the_same_in_process_and_in_a_sandbox(
     ann: httpx.Client, engine: sgl.Engine, name: str
 ) -> None:
-    path = ROOT / "examples" / "inferlets" / f"{name}.py"
+    path = EXAMPLES / f"{name}.py"
     value = engine.inferlet(runpy.run_path(str(path))["main"], *TECHNIQUES[name]).result(60)
     found = events(ann, start(ann, path.read_text(), arguments=TECHNIQUES[name]))
     assert found[-2].get("value") == json.loads(json.dumps(value)), found[-2]
+
+
+@pytest.mark.skipif(
+    prebuilt(recipe=JAVASCRIPT) is None,
+    reason="there is no runner of JavaScript; `sglang inferlet runner` builds it",
+)
+@pytest.mark.parametrize("name", ["text_completion", "beam_search"])
+def test_an_example_in_javascript_gives_the_same(ann: httpx.Client, name: str) -> None:
+    values = []
+    for path in (EXAMPLES / f"{name}.py", EXAMPLES / "js" / f"{name}.js"):
+        field = "source" if path.suffix == ".py" else "javascript"
+        program = ann.post("/v1/inferlets", json={field: path.read_text()}).json()
+        run = {"arguments": TECHNIQUES[name], "stream": True}
+        values.append(events_of(ann.post(f"/v1/inferlets/{program['id']}/runs", json=run))[-2])
+    assert program["kind"] == "javascript"
+    assert values[0]["value"] == values[1]["value"]
 
 
 TALK = """
@@ -181,6 +199,7 @@ def test_what_is_no_program_is_refused_with_the_reason(ann: httpx.Client) -> Non
         ({"wasm": "AGFzbQ"}, "wasm is no base64"),
         ({"source": "x", "sha256": "0" * 64}, "The program has the SHA-256"),
         ({"source": "x", "wasm": "x"}, "one of them"),
+        ({"source": "x", "javascript": "x"}, "one of them"),
         ({}, "one of them"),
     ):
         assert reason in error_of(ann.post("/v1/inferlets", json=body), 400)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from sglang.srt.inferlet.host.host_messages import GuestImage, GuestLimits
 from sglang.srt.inferlet.host.host_process import GuestEnded, HostProcess, HostRun
 
@@ -101,3 +102,20 @@ def python(source: str) -> GuestImage:
     from sglang.srt.inferlet.host.runner_build import runner
 
     return GuestImage(str(runner()), True, source, json.dumps(FACTS), b"seed")
+
+
+def javascript(source: str) -> GuestImage:
+    """A program in JavaScript. Where its runner can neither be found nor built, the test is
+    skipped."""
+    return GuestImage(str(javascript_runner()), True, source, json.dumps(FACTS), b"seed")
+
+
+def javascript_runner() -> Path:
+    """The runner of JavaScript, or a test that is skipped with the reason."""
+    from sglang.srt.inferlet.host.javascript_build import JAVASCRIPT
+    from sglang.srt.inferlet.host.runner_build import ToolchainMissing, runner
+
+    try:
+        return runner(recipe=JAVASCRIPT)
+    except (ToolchainMissing, RuntimeError) as error:
+        pytest.skip(f"there is no runner of JavaScript: {error}")

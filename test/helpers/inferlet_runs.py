@@ -14,7 +14,9 @@ from helpers.space_model import SpaceModel
 from sglang.backend.engine.inferlets import InferletError, TrustedDriver
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.inferlet.controller import Controller
+from sglang.srt.inferlet.driver import Driver
 from sglang.srt.inferlet.inferlet_run import InferletRun
+from sglang.srt.inferlet.inferlet_session import InferletSession
 from sglang.srt.inferlet.program_limits import TRUSTED, ProgramLimits, Rights
 from sglang.srt.inferlet.served import RunFollower, Served
 from sglang.srt.tokenizer.tokenizer import EMBEDDED, Tokenizer
@@ -90,7 +92,7 @@ class Programs:
         for main, sent, end in zip(mains, self.sent, ends):
             follower = RunFollower(sent.append, self.logs.append, end.set_result)
             session = self.controller.open(arguments, rights, ProgramLimits(), follower)
-            InferletRun(self.controller, session, TrustedDriver(main, session.parts.facts)).start()
+            InferletRun(self.controller, session, self._driver(main, session)).start()
             for message in mail:
                 session.mail_in(message)
             sessions.append(session)
@@ -101,6 +103,9 @@ class Programs:
         await asyncio.sleep(0.001)
         assert not self.model.spaces
         return [session.parts.outcome.value for session in sessions]
+
+    def _driver(self, main: Main, session: InferletSession) -> Driver:
+        return TrustedDriver(main, session.parts.facts)
 
 
 class EnginePrograms:

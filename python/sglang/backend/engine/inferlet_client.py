@@ -58,20 +58,20 @@ class InferletClient:
         https = urllib.request.HTTPSHandler(context=context)
         self._opener = urllib.request.build_opener(_NoRedirect(), https)
 
-    def put(self, program: str | bytes | Path, name: str = "") -> str:
-        """Upload a program; its id, the SHA-256 of its bytes. ``program``: a text in Python, the
-        bytes of a module or component, or a file of one of these (``.py`` is Python)."""
+    def put(self, program: str | bytes | Path, name: str = "", javascript: bool = False) -> str:
+        """Upload a program; its id, the SHA-256 of its bytes. ``program``: a text in Python or, by
+        ``javascript``, in that, the bytes of a module or component, or a file of one of these
+        (``.py`` is Python, ``.js`` JavaScript)."""
+        field = "javascript" if javascript else "source"
         if isinstance(program, Path):
             data, name = program.read_bytes(), name or program.name[:256]
-            python = program.suffix == ".py"
+            field = {".py": "source", ".js": "javascript"}.get(program.suffix, "wasm")
+        elif isinstance(program, str):
+            data = program.encode()
         else:
-            python = isinstance(program, str)
-            data = program.encode() if isinstance(program, str) else program
+            data, field = program, "wasm"
         body: dict[str, Any] = {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
-        if python:
-            body["source"] = data.decode()
-        else:
-            body["wasm"] = base64.b64encode(data).decode()
+        body[field] = base64.b64encode(data).decode() if field == "wasm" else data.decode()
         return str(self._call("POST", "/v1/inferlets", body, UPLOAD_SECONDS)["id"])
 
     def programs(self) -> list[dict[str, Any]]:

@@ -97,6 +97,10 @@ def _result(engine: Any, main: Any, words: Sequence[str], flags: argparse.Namesp
 
 def _main(path: str) -> Any:
     """``main`` of a file. Raises ValueError, OSError."""
+    if path.endswith(".js"):
+        raise ValueError(
+            f"{path} is JavaScript, which runs in a server's sandbox alone: sglang inferlet put"
+        )
     try:
         found = runpy.run_path(path)
     except Exception as error:

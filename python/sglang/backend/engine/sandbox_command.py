@@ -26,11 +26,11 @@ ACTIONS = {
     "launch": "run a program, and print its events until it ends",
     "logs": "print the events of a run until it ends",
     "kill": "end a run, and forget it",
-    "runner": "build the runner of programs in Python, where it is missing",
+    "runner": "build the runners of programs in Python and JavaScript, where they are missing",
     "build": "compile a source file to a core module",
 }
 TARGETS = {
-    "put": "a Python file, a module or a component",
+    "put": "a file in Python (.py) or JavaScript (.js), a module or a component",
     "launch": "id of the program",
     "logs": "id of the run",
     "kill": "id of the run",
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def put(arguments: argparse.Namespace) -> int:
-    """Upload a file; its id. A Python file goes as its text."""
+    """Upload a file; its id. One in Python or JavaScript goes as its text."""
     print(_client(arguments).put(Path(arguments.target)))
     return 0
 
@@ -162,16 +162,20 @@ def kill(arguments: argparse.Namespace) -> int:
 
 
 def runner(arguments: argparse.Namespace) -> int:
-    """Build the runner of Python where it is missing; its file."""
+    """Build the runners that are missing; their files. 1 where that of Python cannot be built."""
     if importlib.util.find_spec("wasmtime") is None:
         raise ActionFailed(_missing("wasmtime", "pip install wasmtime componentize-py"))
-    from sglang.srt.inferlet.host.runner_build import ToolchainMissing, runner
+    from sglang.srt.inferlet.host.javascript_build import JAVASCRIPT
+    from sglang.srt.inferlet.host.runner_build import PYTHON, ToolchainMissing, runner
 
-    try:
-        print(runner())
-    except ToolchainMissing as error:
-        raise ActionFailed(str(error)) from None
-    return 0
+    failed = []
+    for language, recipe in (("Python", PYTHON), ("JavaScript", JAVASCRIPT)):
+        try:
+            print(runner(recipe=recipe), flush=True)
+        except (ToolchainMissing, RuntimeError) as error:
+            print(f"no runner of {language}: {error}", file=sys.stderr)
+            failed.append(language)
+    return int("Python" in failed)
 
 
 def build(arguments: argparse.Namespace) -> int:

@@ -190,7 +190,10 @@ class GuestLane:
                 f"memory is {limits.memory} bytes"
             )
         if ABORTED in cause and resident.launch.guest.component:
-            cause += f"; Python aborts where no memory is left, and memory is {limits.memory} bytes"
+            cause += (
+                "; an interpreter aborts where no memory is left, and memory is "
+                f"{limits.memory} bytes"
+            )
         return "trap", cause
 
     def _fail(self, resident: Residency, code: str, message: str) -> None:

@@ -1,7 +1,8 @@
 """The runner: a component with Python and the library of inferlets inside, whose program is text.
 
 It is built once by componentize-py, and compiled once for each version of wasmtime. Both files are
-kept under a digest of what they were made from.
+kept under a digest of what they were made from. That of JavaScript is kept in the same way
+(``javascript_build``).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 from sglang.srt.inferlet.host.compiling import precompile
 from sglang.srt.system.import_root import IMPORT_ROOT
@@ -79,34 +82,49 @@ def cache_directory() -> Path:
     return Path(named) if named else Path(root) / "sglang" / "inferlets"
 
 
-def runner(directory: Path | None = None) -> Path:
-    """The precompiled runner. Where there is none it is built, in half a minute of processor time.
+class Recipe(NamedTuple):
+    """Tool and sources of a runner.
+
+    Attributes:
+        tool: name and version of what builds it. Raises ToolchainMissing.
+        sources: the files that it is made from, by their path in it.
+        make: builds the component in an empty directory; its file. Raises as ``runner``.
+    """
+
+    tool: Callable[[], str]
+    sources: Callable[[], dict[str, bytes]]
+    make: Callable[[Path], Path]
+
+
+def runner(directory: Path | None = None, recipe: Recipe | None = None) -> Path:
+    """The precompiled runner, of Python without a recipe. Where there is none it is built, in half
+    a minute of processor time.
 
     Raises ToolchainMissing, RuntimeError with the tool's message, OSError.
     """
-    found = prebuilt(directory)
-    return found if found is not None else build(directory)
+    found = prebuilt(directory, recipe)
+    return found if found is not None else build(directory, recipe)
 
 
-def prebuilt(directory: Path | None = None) -> Path | None:
+def prebuilt(directory: Path | None = None, recipe: Recipe | None = None) -> Path | None:
     """The precompiled runner where it is in the cache. Raises ToolchainMissing."""
-    component = _component_path(directory or cache_directory())
+    component = _component_path(directory or cache_directory(), recipe or PYTHON)
     if not component.exists():
         return None
     path = _compiled_path(component)
     return path if path.exists() else None
 
 
-def build(directory: Path | None = None) -> Path:
-    """Build and precompile the runner. Raises as ``runner``."""
-    directory = directory or cache_directory()
+def build(directory: Path | None = None, recipe: Recipe | None = None) -> Path:
+    """Build and precompile a runner. Raises as ``runner``."""
+    directory, recipe = directory or cache_directory(), recipe or PYTHON
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    component = _component_path(directory)
+    component = _component_path(directory, recipe)
     with (directory / "lock").open("w") as lock:  # one builds, others wait and find it
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not component.exists():
             with tempfile.TemporaryDirectory(dir=directory) as scratch:
-                _componentize(Path(scratch)).rename(component)
+                recipe.make(Path(scratch)).rename(component)
         path = _compiled_path(component)
         if not path.exists():
             precompile(component, path, COMPILE_SECONDS, COMPILE_BYTES)
@@ -132,9 +150,9 @@ def _installed(package: str) -> str:
         raise ToolchainMissing(f"{package} is not installed; install it by: {INSTALL}") from None
 
 
-def _component_path(directory: Path) -> Path:
-    digest = hashlib.sha256(_installed("componentize-py").encode())
-    for name, data in sorted(sources().items()):
+def _component_path(directory: Path, recipe: Recipe) -> Path:
+    digest = hashlib.sha256(recipe.tool().encode())
+    for name, data in sorted(recipe.sources().items()):
         digest.update(f"{name} {len(data)}\n".encode() + data)
     return directory / f"runner-{digest.hexdigest()[:32]}.wasm"
 
@@ -157,15 +175,25 @@ def _componentize(scratch: Path) -> Path:
     command += ["-d", str(scratch / "app" / "program.wit"), "-w", "program"]
     command += ["componentize", "-p", str(scratch / "app"), "-o", str(made), "runner_app"]
     environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    run_tool("componentize-py", INSTALL, command, scratch, environment)
+    return made
+
+
+def run_tool(
+    name: str, how: str, command: list[str], directory: Path, environment: dict[str, str]
+) -> None:
+    """Run a tool that ``how`` installs. Raises ToolchainMissing, RuntimeError with its message."""
     try:
         done = subprocess.run(
-            command, cwd=scratch, env=environment, timeout=BUILD_SECONDS, capture_output=True
+            command, cwd=directory, env=environment, timeout=BUILD_SECONDS, capture_output=True
         )
     except FileNotFoundError:
-        raise ToolchainMissing(
-            f"componentize-py is not on the path; install it by: {INSTALL}"
-        ) from None
+        raise ToolchainMissing(f"{name} is not on the path; install it by: {how}") from None
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{name} has taken more than {BUILD_SECONDS} s") from None
     if done.returncode:
         text = (done.stderr or done.stdout).decode(errors="replace").strip()
-        raise RuntimeError(f"componentize-py has failed: {text[-2000:]}")
-    return made
+        raise RuntimeError(f"{name} has failed: {text[-2000:]}")
+
+
+PYTHON = Recipe(lambda: _installed("componentize-py"), sources, _componentize)

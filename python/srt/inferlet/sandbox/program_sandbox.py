@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from sglang.srt.inferlet.program_limits import Rights
 from sglang.srt.inferlet.sandbox.run_limits import RunLimits
 from sglang.srt.inferlet.sandbox.run_record import RunRecord
 from sglang.srt.inferlet.sandbox.sandbox_driver import SandboxDriver
-from sglang.srt.inferlet.sandbox.uploads import UploadedProgram, Uploads
+from sglang.srt.inferlet.sandbox.uploads import LANGUAGES, Language, UploadedProgram, Uploads
 from sglang.srt.inferlet.served import RunFollower
 from sglang.srt.requests.request_error import RequestError
 
@@ -53,7 +53,7 @@ class ProgramSandbox:
     Args:
         controller: the controller of the engine that serves now.
         host: started by the caller, which stops it too.
-        runner: the precompiled runner of Python; None: there is none.
+        runners: the precompiled runners that there are, by language.
         most: runs that one tenant may have at a time.
     """
 
@@ -62,11 +62,11 @@ class ProgramSandbox:
         controller: Callable[[], Controller],
         host: HostProcess,
         uploads: Uploads,
-        runner: Path | None,
+        runners: Mapping[Language, Path],
         most: int,
     ) -> None:
         self._controller, self._host, self.uploads = controller, host, uploads
-        self._runner, self._most = runner, most
+        self._runners, self._most = runners, most
         self._runs: dict[str, RunRecord] = {}
         self._sessions: dict[str, InferletSession] = {}
         self._counts = dict.fromkeys(("launched", "failed", "turns", "cpu"), 0.0)
@@ -75,10 +75,11 @@ class ProgramSandbox:
         """Start a run. Raises RequestError where the tenant has too many, or no runner is there."""
         owner, limits = order.rights.owner, order.limits
         self._admit(owner)
-        if order.program.kind == "python" and self._runner is None:
+        language = order.program.language
+        if language is not None and language not in self._runners:
             raise RequestError(
-                "This server has no runner of Python; its operator builds one by `sglang inferlet "
-                "runner`.",
+                f"This server has no runner of {LANGUAGES[language]}; its operator builds one by "
+                "`sglang inferlet runner`.",
                 code="unsupported",
             )
         record = RunRecord(f"run_{uuid.uuid4().hex}", order.program.id, owner, limits.backlog)
@@ -166,9 +167,10 @@ class ProgramSandbox:
         program = order.program
         arguments = msgspec.json.encode(session.parts.facts).decode()
         seed = order.seed or secrets.token_bytes(16)
-        if program.kind != "python":
+        if program.language is None:
             return GuestImage(program.path, program.kind == "component", "", arguments, seed)
-        return GuestImage(str(self._runner), True, program.source, arguments, seed)
+        runner = str(self._runners[program.language])
+        return GuestImage(runner, True, program.source, arguments, seed)
 
     def _ended(
         self,

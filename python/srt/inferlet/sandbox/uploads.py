@@ -1,7 +1,8 @@
-"""Uploads: the programs that clients have sent, by the SHA-256 of their bytes.
+"""Uploads: the programs that clients have sent, by the SHA-256 of their bytes. The same bytes may
+be several programs, one in each language, but of different tenants.
 
-A program in Python is kept as its text. WebAssembly is validated and compiled in a process of its
-own before it is kept; a precompiled file is never taken from a client.
+A program in Python or JavaScript is kept as its text. WebAssembly is validated and compiled in a
+process of its own before it is kept; a precompiled file is never taken from a client.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from sglang.srt.inferlet.host.compiling import ProgramRefused, precompile
 from sglang.srt.requests.request_error import RequestError
 
 COMPILE_SECONDS, COMPILE_BYTES = 60, 4 << 30
-Kind = Literal["python", "module", "component"]
+Language = Literal["python", "javascript"]
+Kind = Literal[Language, "module", "component"]
+LANGUAGES: dict[Language, str] = {"python": "Python", "javascript": "JavaScript"}
 
 
 @dataclass(eq=False)
@@ -29,8 +32,8 @@ class UploadedProgram:
     Attributes:
         id: SHA-256 of its bytes, in hex.
         size: number of its bytes.
-        source: text of a program in Python; "" of others.
-        path: the precompiled file; "" of a program in Python.
+        source: text of a program in a language; "" of others.
+        path: the precompiled file; "" of a text.
         names: name that each tenant gave it, by the tenant.
         created: seconds since the epoch.
     """
@@ -42,6 +45,11 @@ class UploadedProgram:
     path: str = ""
     names: dict[str, str] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def language(self) -> Language | None:
+        """None of WebAssembly."""
+        return self.kind if self.kind == "python" or self.kind == "javascript" else None
 
     def shown(self, owner: str) -> dict[str, object]:
         """The program as an object of the API."""
@@ -60,33 +68,37 @@ class Uploads:
     def __init__(self, most: int) -> None:
         """Raises OSError."""
         self._most = most
-        self._programs: dict[str, UploadedProgram] = {}
+        self._programs: dict[tuple[str, Language | None], UploadedProgram] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="sglang-inferlets-"))
         self._compiling = asyncio.Semaphore(1)
 
-    async def put(self, owner: str, data: bytes, name: str, python: bool) -> UploadedProgram:
-        """Keep a program. Raises RequestError where it is none, or the tenant has too many."""
+    async def put(
+        self, owner: str, data: bytes, name: str, language: Language | None
+    ) -> UploadedProgram:
+        """Keep a program; ``language`` is None for WebAssembly. Raises RequestError where it is
+        none, or the tenant has too many."""
         digest = hashlib.sha256(data).hexdigest()
-        if (found := self._programs.get(digest)) is None:
-            self._admit(owner)
-            kind: Kind = "python"
-            found = UploadedProgram(digest, kind, len(data))
-            if python:
-                found.source = data.decode()
+        found = self._programs.get((digest, language))
+        if found is None:
+            self._admit(owner, digest, language)
+            if language is None:
+                kind, path = await self._compiled(digest, data)
+                found = UploadedProgram(digest, kind, len(data), path=path)
             else:
-                found.kind, found.path = await self._compiled(digest, data)
+                found = UploadedProgram(digest, language, len(data), data.decode())
         elif owner not in found.names:
-            self._admit(owner)
-        found = self._programs.setdefault(digest, found)
+            self._admit(owner, digest, language)
+        found = self._programs.setdefault((digest, language), found)
         found.names[owner] = name
         return found
 
     def get(self, owner: str, digest: str) -> UploadedProgram:
         """A tenant's program. Raises RequestError ``not_found``."""
-        found = self._programs.get(digest)
-        if found is None or owner not in found.names:
-            raise RequestError(f"There is no inferlet {digest!r:.80}.", code="not_found")
-        return found
+        for language in (*LANGUAGES, None):
+            found = self._programs.get((digest, language))
+            if found is not None and owner in found.names:
+                return found
+        raise RequestError(f"There is no inferlet {digest!r:.80}.", code="not_found")
 
     def all(self, owner: str) -> list[UploadedProgram]:
         """The programs of a tenant, oldest first."""
@@ -97,7 +109,7 @@ class Uploads:
         found = self.get(owner, digest)
         del found.names[owner]
         if not found.names:
-            del self._programs[digest]
+            del self._programs[digest, found.language]
             if found.path:
                 Path(found.path).unlink(missing_ok=True)
 
@@ -105,8 +117,15 @@ class Uploads:
         """Remove the files."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _admit(self, owner: str) -> None:
-        if len(self.all(owner)) >= self._most:
+    def _admit(self, owner: str, digest: str, language: Language | None) -> None:
+        own = self.all(owner)
+        for program in own:
+            if program.id == digest and program.language != language:
+                raise RequestError(
+                    f"These bytes are an inferlet of the kind {program.kind} already; delete that.",
+                    code="conflict",
+                )
+        if len(own) >= self._most:
             raise RequestError(
                 f"There are {self._most} inferlets already (--inferlet-max-programs); delete one.",
                 code="conflict",

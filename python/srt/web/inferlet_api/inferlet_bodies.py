@@ -15,9 +15,12 @@ _NUMBERS = Bounds(0, (1 << 53) - 1)
 
 
 class UploadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A program: one of ``source`` and ``wasm``."""
+    """A program: one of ``source``, ``javascript`` and ``wasm``."""
 
     source: Annotated[str, Bounds(characters=1 << 22), "Text of a program in Python."] | None = None
+    javascript: (
+        Annotated[str, Bounds(characters=1 << 22), "Text of a program in JavaScript."] | None
+    ) = None
     wasm: Annotated[str, Bounds(characters=1 << 26), "A module or component, in base64."] | None = (
         None
     )
@@ -67,7 +70,7 @@ class InferletObject(msgspec.Struct):
     id: str
     object: Literal["inferlet"]
     name: str
-    kind: Literal["python", "module", "component"]
+    kind: Literal["python", "javascript", "module", "component"]
     bytes: int
     created: int
 

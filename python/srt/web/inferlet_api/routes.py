@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from sglang.srt.inferlet.program_limits import Rights
 from sglang.srt.inferlet.sandbox.program_sandbox import ProgramSandbox, RunOrder
+from sglang.srt.inferlet.sandbox.uploads import Language
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller, InferletGrant
 from sglang.srt.runtime.generate_request import GenerateRequest
@@ -33,12 +34,16 @@ EVENTS = EventForm(typed_event, b"")
 async def upload(state: ServerState, request: Request) -> Response:
     """Keep a program. One in WebAssembly is compiled first, or refused with the reason."""
     body = await read_body(request, UploadBody, state.body_limit)
-    if (body.source is None) == (body.wasm is None):
-        raise RequestError("Give source, a text, or wasm, base64: one of them.", "source")
-    if body.source is not None:
-        data = body.source.encode()
+    given = [one for one in (body.source, body.javascript, body.wasm) if one is not None]
+    if len(given) != 1:
+        raise RequestError(
+            "Give source or javascript, texts, or wasm, base64: one of them.", "source"
+        )
+    language: Language | None = None
+    if body.wasm is not None:
+        data = await offload(len(body.wasm), _binary, body.wasm, "wasm")
     else:
-        data = await offload(len(body.wasm or ""), _binary, body.wasm, "wasm")
+        data, language = given[0].encode(), "python" if body.javascript is None else "javascript"
     sandbox, caller = _sandbox(state, "unsupported")
     digest = hashlib.sha256(data).hexdigest()
     if body.sha256 is not None and body.sha256.lower() != digest:
@@ -46,7 +51,7 @@ async def upload(state: ServerState, request: Request) -> Response:
             f"The program has the SHA-256 {digest}, not the one that was sent; send it again.",
             "sha256",
         )
-    program = await sandbox.uploads.put(caller.tenant, data, body.name, body.source is not None)
+    program = await sandbox.uploads.put(caller.tenant, data, body.name, language)
     return json_response(program.shown(caller.tenant))
 
 

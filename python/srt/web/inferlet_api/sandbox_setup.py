@@ -13,12 +13,13 @@ from typing import Any
 from sglang.srt.config import InferletsConfig
 from sglang.srt.inferlet.controller import Controller
 from sglang.srt.inferlet.host.host_process import HostProcess
+from sglang.srt.inferlet.host.javascript_build import JAVASCRIPT
 from sglang.srt.inferlet.host.runner_build import ToolchainMissing, build, prebuilt
 from sglang.srt.inferlet.leases import Leases
 from sglang.srt.inferlet.mail import Topics
 from sglang.srt.inferlet.program_store import ProgramStore
 from sglang.srt.inferlet.sandbox.program_sandbox import ProgramSandbox
-from sglang.srt.inferlet.sandbox.uploads import Uploads
+from sglang.srt.inferlet.sandbox.uploads import Language, Uploads
 from sglang.srt.inferlet.served import Served
 from sglang.srt.requests.completion.completer import Completer, EngineLost
 from sglang.srt.web.server_state import ServerState
@@ -69,7 +70,7 @@ async def sandbox_of(state: ServerState, config: InferletsConfig) -> AsyncIterat
             "--enable-inferlets needs wasmtime, which is not installed; install it by: pip install "
             "wasmtime componentize-py"
         )
-    found = await _runner()
+    found = await _runners()
     host = HostProcess(config.inferlet_threads, int(config.inferlet_memory * GIGABYTE))
     log.info("the sandbox of inferlets runs on wasmtime %s", await host.start())
     uploads = Uploads(config.inferlet_max_programs)
@@ -84,13 +85,19 @@ async def sandbox_of(state: ServerState, config: InferletsConfig) -> AsyncIterat
         await host.stop()
 
 
-async def _runner() -> Path | None:
-    """The runner of Python, built where it is missing and can be."""
+async def _runners() -> dict[Language, Path]:
+    """The runners by language. That of Python is built where it is missing and can be; for that of
+    JavaScript packages are fetched, so an operator builds it."""
+    found: dict[Language, Path] = {}
     try:
-        if (found := prebuilt()) is not None:
-            return found
-        log.info("the runner of programs in Python is being built, once; half a minute or more")
-        return await asyncio.to_thread(build)
+        if (path := prebuilt()) is None:
+            log.info("the runner of programs in Python is being built, once; half a minute or more")
+            path = await asyncio.to_thread(build)
+        found["python"] = path
     except (ToolchainMissing, RuntimeError) as error:
         log.warning("programs in Python cannot run: %s", error)
-        return None
+    if (path := prebuilt(recipe=JAVASCRIPT)) is None:
+        log.info("programs in JavaScript cannot run; `sglang inferlet runner` builds their runner")
+    else:
+        found["javascript"] = path
+    return found

@@ -120,6 +120,7 @@ EXAMPLES: dict[str, Bodies] = {
     ],
     "/v1/inferlets": [
         {"source": "async def main(ctx):\n    return await ctx.receive()\n", "name": "echo"},
+        {"javascript": "async function main(ctx) { return await ctx.receive(); }"},
         {"wasm": "AGFzbQEAAAA="},
     ],
     "/v1/inferlets/{id}/runs": [{"arguments": ["one"], "turn_cpu": 0.5, "stream": True}],

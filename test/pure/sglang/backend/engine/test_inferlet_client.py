@@ -104,11 +104,16 @@ def test_a_program_is_a_text_bytes_or_a_file(fake: Fake, tmp_path: Path) -> None
     for program in ("a = 'ä'", b"\0asm", tmp_path / "hello.py", tmp_path / "hello.wasm"):
         assert fake.client.put(program) == "abc"
     assert fake.client.put(tmp_path / "hello.py", "named") == "abc"
+    (tmp_path / "hello.js").write_text("a = 'ä'")
+    assert fake.client.put(tmp_path / "hello.js") == "abc"
+    assert fake.client.put("a = 'ä'", javascript=True) == "abc"
     text = {"source": "a = 'ä'", "sha256": hashlib.sha256("a = 'ä'".encode()).hexdigest()}
+    javascript = {"javascript": text["source"], "sha256": text["sha256"]}
     wasm = {"wasm": "AGFzbQ==", "sha256": hashlib.sha256(b"\0asm").hexdigest()}
     assert fake.bodies == [
         {"name": "", **text}, {"name": "", **wasm}, {"name": "hello.py", **text},
         {"name": "hello.wasm", **wasm}, {"name": "named", **text},
+        {"name": "hello.js", **javascript}, {"name": "", **javascript},
     ]  # fmt: skip
 
 

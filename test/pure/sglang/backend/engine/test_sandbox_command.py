@@ -1,12 +1,17 @@
-"""``sglang inferlet launch``: which words are the command's, and which the program's."""
+"""``sglang inferlet launch``: which words are the command's, and which the program's. ``runner``:
+what is built, and what is missing."""
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sglang.backend.engine import sandbox_command
 from sglang.srt.cli import main
+from sglang.srt.inferlet.host import runner_build
+from sglang.srt.inferlet.host.runner_build import PYTHON, Recipe, ToolchainMissing
 
 LIMIT, KEY = ["--limit", "turn_cpu=0.5"], ["--api-key", "secret", "--url", "http://there"]
 
@@ -55,3 +60,26 @@ def test_words_of_the_program_need_the_dashes(
         main(["inferlet", "launch", "ID", *KEY, "lamps"])
     assert "lamps: what is for the program stands behind --" in capsys.readouterr().err
     assert sent == []
+
+
+@pytest.mark.parametrize("missing", ["JavaScript", "Python"])
+def test_a_runner_that_cannot_be_built_is_named(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def runner(directory: Path | None = None, recipe: Recipe | None = None) -> Path:
+        language = "Python" if recipe is PYTHON else "JavaScript"
+        if language == missing:
+            raise ToolchainMissing("a tool is not installed")
+        return Path(language)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(runner_build, "runner", runner)
+    assert main(["inferlet", "runner"]) == (1 if missing == "Python" else 0)
+    out, err = capsys.readouterr()
+    assert out.split() == ["Python" if missing == "JavaScript" else "JavaScript"]
+    assert err == f"no runner of {missing}: a tool is not installed\n"
+
+
+def test_javascript_runs_on_a_server_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inferlet", "run", "a.js"]) == 1
+    assert "a.js is JavaScript, which runs in a server's sandbox alone" in capsys.readouterr().err

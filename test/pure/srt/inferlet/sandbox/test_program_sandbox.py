@@ -52,7 +52,7 @@ def ended_runs(*values: str, backlog: int) -> tuple[ProgramSandbox, list[RunReco
         controller, _ = opened()
         host: Any = ReturningHost()
         uploads: Any = None
-        sandbox = ProgramSandbox(lambda: controller, host, uploads, None, 4)
+        sandbox = ProgramSandbox(lambda: controller, host, uploads, {}, 4)
         records = []
         for value in values:
             program = UploadedProgram("id", "module", 1, path=value)
