@@ -45,6 +45,12 @@ async def main(ctx):
     await ctx.receive()
 """
 WITH_LIBRARY = "from sglang.inferlet import Context\n" + PLAIN
+JAVASCRIPT = """
+async function main(ctx) {
+  ctx.send("ready");
+  await ctx.receive();
+}
+"""
 TURNS = """
 async def main(ctx):
     ctx.send("ready")
@@ -124,6 +130,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if figures.missed else 0
 
 
+def has_javascript() -> bool:
+    """Whether the runner of JavaScript is built (``sglang inferlet runner``)."""
+    from sglang.srt.inferlet.host.javascript_build import JAVASCRIPT as recipe
+    from sglang.srt.inferlet.host.runner_build import prebuilt
+
+    return prebuilt(recipe=recipe) is not None
+
+
 class _Measuring:
     """The figures of one server."""
 
@@ -139,6 +153,8 @@ class _Measuring:
             "Python with the library": (await self._put(WITH_LIBRARY), 9.0),
             "core module": (await self._module(), 1.0),
         }
+        if await asyncio.to_thread(has_javascript):
+            kinds["JavaScript"] = (await self._put(JAVASCRIPT, "javascript"), 5.0)
         for name, (program, most) in kinds.items():
             await self._launches(f"launch, {name}", [program] * (rounds + 3), most)
         fresh = [await self._put(f"# {number}\n{PLAIN}") for number in range(rounds + 3)]
@@ -151,8 +167,8 @@ class _Measuring:
 
     # -- programs --------------------------------------------------------------------------------
 
-    async def _put(self, source: str) -> str:
-        reply = await self._http.post("/v1/inferlets", json={"source": source})
+    async def _put(self, source: str, field: str = "source") -> str:
+        reply = await self._http.post("/v1/inferlets", json={field: source})
         return str(reply.raise_for_status().json()["id"])
 
     async def _module(self) -> str:
