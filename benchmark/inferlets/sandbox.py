@@ -197,7 +197,7 @@ class _Measuring:
                     event = json.loads(line[6:])
                     run = event.get("run", run)
                     if event["type"] == "message":
-                        return run
+                        return str(run)
         raise OSError(f"run {run} ended without a message")
 
     async def _end(self, runs: Sequence[str]) -> None:
