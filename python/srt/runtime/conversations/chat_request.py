@@ -36,11 +36,17 @@ from sglang.srt.runtime.conversations.tool_use import ToolUse, read_functions, r
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompt_progress import reporting
 
+MaxCalls = Annotated[
+    int,
+    Bounds(1, 128),
+    "Calls of the server's own tools (`toolbox`); `--toolbox-max-calls` by default.",
+]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 __all__ = [
     "ChatCall",
     "ChatRequest",
+    "MaxCalls",
     "ReplyReader",
     "ThoughtReading",
     "read_chat",
@@ -75,11 +81,7 @@ class ChatRequest(CompletionFields, kw_only=True):
     parallel_tool_calls: Annotated[
         bool | None, None, "The reply may have several calls; true by default."
     ] = None
-    max_calls: Annotated[
-        int | None,
-        Bounds(1, 128),
-        "Calls of the server's own tools (`toolbox`); `--toolbox-max-calls` by default.",
-    ] = None
+    max_calls: MaxCalls | None = None
     functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None
     reasoning_effort: Annotated[

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.chat_request import ChatRequest
-from sglang.srt.runtime.toolbox.tool_processes import Toolbox
+from sglang.srt.runtime.toolbox.tool_processes import Toolbox, ToolResult
 
 KIND = "toolbox"  # type of an entry of ``tools``
 FIELD = "toolbox_messages"  # of the assistant's message: what the server did before it
@@ -21,14 +21,23 @@ class ToolboxTurns:
     Attributes:
         body: the request of the next turn.
         messages: calls that the server has answered, and the results, so far.
+        failed: ids of those calls that have no result but an error.
     """
 
     def __init__(self, toolbox: Toolbox, body: ChatRequest, own: frozenset[str]) -> None:
         """``own``: the tools that the server runs."""
         self.body, self.messages = body, list[Message]()
+        self.failed: frozenset[str] = frozenset()
         self._toolbox, self._own = toolbox, own
         self._left = toolbox.max_calls if body.max_calls is None else body.max_calls
         self._told = False
+
+    def own(self, message: Message) -> list[Message]:
+        """Return the calls of a reply that ``after`` answers."""
+        calls: list[Message] = message.get("tool_calls") or []
+        if self._left <= 0 and self._told:
+            return []
+        return [call for call in calls if call["function"]["name"] in self._own]
 
     async def after(self, message: Message) -> tuple[Message, list[Message], bool]:
         """Run the server's calls in a reply.
@@ -38,8 +47,8 @@ class ToolboxTurns:
         cut in two: the server's calls, their results, and the client's calls.
         """
         calls: list[Message] = message.get("tool_calls") or []
-        own = [call for call in calls if call["function"]["name"] in self._own]
-        if not own or (self._left <= 0 and self._told):
+        own = self.own(message)
+        if not own:
             return message, [], False
         results = await self._results(own)
         added = [{**message, "tool_calls": own}, *results]
@@ -67,15 +76,22 @@ class ToolboxTurns:
             for call in taken
         ]
         try:
-            texts = [result.text for result in await asyncio.gather(*tasks)]
+            results = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
         limit = "Error: no more calls are run for this request; answer without them."
-        texts += [limit] * (len(calls) - len(taken))
+        results += [ToolResult(limit, True)] * (len(calls) - len(taken))
+        answered = list(zip(calls, results))
+        self.failed |= {call["id"] for call, result in answered if result.failed}
         return [
-            {"role": "tool", "tool_call_id": call["id"], "content": text}
-            for call, text in zip(calls, texts)
+            {
+                "role": "tool",
+                "tool_call_id": call["id"],
+                "name": call["function"]["name"],
+                "content": result.text,
+            }
+            for call, result in answered
         ]
 
 

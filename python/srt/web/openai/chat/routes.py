@@ -17,6 +17,7 @@ from sglang.srt.runtime.conversations.chat_request import (
     read_chat,
     thought_tokens,
 )
+from sglang.srt.runtime.conversations.reply_message import message_of
 from sglang.srt.runtime.conversations.toolbox_turns import toolbox_turns, with_earlier_calls
 from sglang.srt.runtime.prompt_progress import PromptNews
 from sglang.srt.web.exchange.current_caller import CALLER
@@ -30,7 +31,6 @@ from sglang.srt.web.openai.chat.chat_reply import (
     delta_of,
     finish_of,
     logprobs_of,
-    message_of,
 )
 from sglang.srt.web.openai.chat.toolbox_chat import CHUNK, KIND, events, whole_reply
 from sglang.srt.web.openai.reply_fields import (
@@ -46,14 +46,15 @@ from starlette.responses import Response
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
     body = with_earlier_calls(await read_body(request, ChatRequest, state.body_limit))
-    if (turns := toolbox_turns(state.toolbox, body)) is not None:
-        reply = new_reply(state, body, "chatcmpl")
-        if body.stream:
-            return await respond(request, events(state, reply, turns))
-        return json_response(await unless_gone(request, whole_reply(state, reply, turns)))
-    call = await read_chat(state.runtime, body, caller=CALLER.get())
+    turns = toolbox_turns(state.toolbox, body)
+    chat = body if turns is None else turns.body
+    call = await read_chat(state.runtime, chat, caller=CALLER.get())
     reply = new_reply(state, body, "chatcmpl")
     call = replace(call, request=replace(call.request, rid=reply.id))
+    if turns is not None:
+        if body.stream:
+            return await respond(request, events(state, reply, turns, call))
+        return json_response(await unless_gone(request, whole_reply(state, reply, turns, call)))
     with call.named():
         if body.stream:
             return await respond(request, _events(state, body, reply, call))
