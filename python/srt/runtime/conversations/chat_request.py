@@ -36,14 +36,16 @@ from sglang.srt.runtime.conversations.tool_use import ToolUse, read_functions, r
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompt_progress import reporting
 
+MAX_CALLS = 128
 MaxCalls = Annotated[
     int,
-    Bounds(1, 128),
+    Bounds(1, MAX_CALLS),
     "Calls of the server's own tools (`toolbox`); `--toolbox-max-calls` by default.",
 ]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 __all__ = [
+    "MAX_CALLS",
     "ChatCall",
     "ChatRequest",
     "MaxCalls",

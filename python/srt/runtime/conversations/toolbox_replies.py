@@ -143,10 +143,11 @@ class ToolboxReply:
             turn = len(outputs) - 1
             message = message_of(found, id_of=lambda index, turn=turn: self._id_of(turn, index))  # type: ignore[misc]
             goes_on = False
-            if reading.reader.called and (own := self._turns.own(message)):
+            own = self._turns.own(message) if reading.reader.called else []
+            if not own or own == message["tool_calls"]:  # else the client gets a part of it
+                park_at_call(self._runtime, call, output, reading.reader, self._caller)
+            if own:
                 yield Calling(own)
-                if own == message["tool_calls"]:
-                    park_at_call(self._runtime, call, output, reading.reader, self._caller)
                 message, added, goes_on = await self._turns.after(message)
                 yield Called(added, self._turns.failed)
             if goes_on:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -102,20 +103,31 @@ def toolbox_turns(toolbox: Toolbox | None, body: ChatRequest) -> ToolboxTurns | 
     cannot be given to.
     """
     entries = body.tools if isinstance(body.tools, list) else []
-    if not any(isinstance(tool, dict) and tool.get("type") == KIND for tool in entries):
+    if not any(map(_is_own, entries)):
         return None
     if (body.n or 1) != 1:
         raise RequestError(f"n is {body.n}; with tools of the toolbox it must be 1.", "n")
-    tools, own = list[Any](), dict[str, None]()
+    found = named_entries(toolbox, entries)
+    own = frozenset(tool["name"] for tool in found if _is_own(tool))
+    tools = [toolbox.tools[tool["name"]] if _is_own(tool) else tool for tool in found]  # type: ignore[union-attr]
+    return ToolboxTurns(toolbox, msgspec.structs.replace(body, tools=tools), own)  # type: ignore[arg-type]
+
+
+def named_entries(toolbox: Toolbox | None, entries: Sequence[Any]) -> list[Any]:
+    """Return the entries of ``tools``, those of the toolbox with one name each. Raise
+    RequestError."""
+    found, own = list[Any](), set[str]()
     for i, tool in enumerate(entries):
-        if not isinstance(tool, dict) or tool.get("type") != KIND:
-            tools.append(tool)
-            continue
-        for name in _named(toolbox, f"tools[{i}]", tool):
-            if name not in own:
-                tools.append(toolbox.tools[name])  # type: ignore[union-attr]
-            own[name] = None
-    return ToolboxTurns(toolbox, msgspec.structs.replace(body, tools=tools), frozenset(own))  # type: ignore[arg-type]
+        names = _named(toolbox, f"tools[{i}]", tool) if _is_own(tool) else []
+        found += [{"type": KIND, "name": name} for name in names if name not in own]
+        own |= set(names)
+        if not _is_own(tool):
+            found.append(tool)
+    return found
+
+
+def _is_own(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == KIND
 
 
 def _named(toolbox: Toolbox | None, where: str, tool: Message) -> list[str]:

@@ -22,6 +22,8 @@ TOOLBOX: Any = {"type": "toolbox"}
 WEATHER: Any = {"name": "weather", "input_schema": {"type": "object"}}
 ASK: dict[str, Any] = {"role": "user", "content": "2 + 3?"}
 BASE: dict[str, Any] = {"model": "m", "max_tokens": 200, "messages": [ASK], "tools": [TOOLBOX]}
+USE: Any = {"type": "mcp_tool_use", "id": "a", "name": "add", "input": {}, "server_name": "toolbox"}
+RESULT: Any = {"type": "mcp_tool_result", "tool_use_id": "a", "content": "5"}
 SUM = "Let me see. " + called("add", a=2, b=3)
 
 
@@ -179,8 +181,16 @@ def test_a_cut_call_is_not_run(client: anthropic.Anthropic, model: Turns) -> Non
         ({"tools": [{"type": "toolbox", "input_schema": {}}]}, "tools[0] has 'input_schema'"),
         ({"max_calls": 0}, "max_calls is 0; it must be"),
         ({"max_calls": 129}, "max_calls is 129; it must be"),
+        ({"messages": [ASK, {"role": "assistant", "content": [RESULT]}]},
+         "messages[1].content[0].tool_use_id is 'a', which no tool_use before it has"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]},
+         "messages[0].content[0] is of type 'mcp_tool_result', which has no place there"),
+        ({"messages": [ASK, {"role": "assistant", "content": [USE]}]},
+         "messages ends with a tool_use"),
+        ({"messages": [ASK, {"role": "assistant", "content": [USE, USE]}]},
+         "messages[1].content[1].id is 'a', as one before it"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 def test_bad_requests_are_named(model: Turns, body: dict[str, Any], said: str, path: str) -> None:
     with serve_scripted(model, toolbox=InProcess) as url:
