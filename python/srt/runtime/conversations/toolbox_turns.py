@@ -107,6 +107,13 @@ def toolbox_turns(toolbox: Toolbox | None, body: ChatRequest) -> ToolboxTurns | 
         return None
     if (body.n or 1) != 1:
         raise RequestError(f"n is {body.n}; with tools of the toolbox it must be 1.", "n")
+    if body.kv_hints is not None:
+        raise RequestError(
+            "kv_hints is given with tools of the toolbox, whose chats the server keeps itself; "
+            "leave one of them out.",
+            "kv_hints",
+            "unsupported",
+        )
     found = named_entries(toolbox, entries)
     own = frozenset(tool["name"] for tool in found if _is_own(tool))
     tools = [toolbox.tools[tool["name"]] if _is_own(tool) else tool for tool in found]  # type: ignore[union-attr]
