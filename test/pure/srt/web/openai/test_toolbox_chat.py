@@ -215,12 +215,18 @@ def test_bad_requests_are_named(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_ends_the_running_tools(tokenizer: Tokenizer, stream: bool) -> None:
+@pytest.mark.parametrize("path", [PATH, "/v1/responses", "/v1/messages"])
+def test_a_client_that_goes_ends_the_running_tools(
+    tokenizer: Tokenizer, path: str, stream: bool
+) -> None:
     async def main() -> int:
         model = Turns(tokenizer, "\n".join([called("wait")] * 2))
         state = ServerState(Config.of(), model)  # type: ignore[arg-type]
         state.toolbox = toolbox = InProcess(ToolboxConfig(), state.metrics.tool_ran)
-        asked = {"messages": [{"role": "user", "content": "Go."}], "tools": [TOOLBOX]}
+        said = [{"role": "user", "content": "Go."}]
+        asked: dict[str, Any] = {"tools": [TOOLBOX], "max_tokens": 99, "messages": said}
+        if path == "/v1/responses":
+            asked = {"tools": [TOOLBOX], "input": said}
         data = json.dumps({**asked, "stream": stream}).encode()
         received = [{"type": "http.request", "body": data, "more_body": False}]
 
@@ -233,7 +239,7 @@ def test_a_client_that_goes_ends_the_running_tools(tokenizer: Tokenizer, stream:
         async def send(message: Any) -> None: ...
 
         headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
-        scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(),
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
                  "headers": headers, "query_string": b"", "server": ("localhost", 80),
                  "client": ("localhost", 1), "scheme": "http", "http_version": "1.1"}  # fmt: skip
         await asyncio.wait_for(make_app(state)(scope, receive, send), 30)

@@ -15,6 +15,7 @@ from helpers.toolbox import InProcess, Turns, called
 from helpers.toy_tokenizer import byte_level
 from pydantic import TypeAdapter
 from sglang.srt.requests.completion.output import Finish
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(BetaRawMessageStreamEvent)
@@ -164,6 +165,16 @@ def test_a_required_call_is_required_once(client: anthropic.Anthropic, model: Tu
     assert first is not None
     assert first != second
     assert message.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_in_a_later_turn_is_the_replys(
+    client: anthropic.Anthropic, model: Turns, stream: bool
+) -> None:
+    model.texts, model.fault = (SUM, "long " * 50), (40, RequestError("no more", "messages"))
+    with pytest.raises(anthropic.APIStatusError, match="no more"):
+        reply(client, stream)
+    assert len(model.requests) == 2
 
 
 def test_a_cut_call_is_not_run(client: anthropic.Anthropic, model: Turns) -> None:

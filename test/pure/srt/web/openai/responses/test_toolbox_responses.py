@@ -17,6 +17,7 @@ from helpers.toy_tokenizer import byte_level
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from sglang.srt.requests.completion.output import Finish
+from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import Tokenizer
 
 PATH = "/v1/responses"
@@ -193,6 +194,19 @@ def test_a_choice_names_tools_of_the_server(
     assert first is not None
     assert first != second, "a required call is required once"
     assert ('"fail"' in model.prompts[0]) == (choice["type"] == "function")
+
+
+@pytest.mark.parametrize("way", ["streamed", "background"])
+def test_an_error_in_a_later_turn_is_the_responses(
+    client: openai.OpenAI, model: Turns, way: str
+) -> None:
+    model.texts, model.fault = (SUM, "long " * 50), (40, RequestError("no more", "input"))
+    response = reply(client, way)
+    assert response.status == "failed"
+    assert response.error is not None
+    assert response.error.message == "no more"
+    kinds = [(item.type, item.status) for item in response.output]  # type: ignore[union-attr]
+    assert kinds == [("message", "completed"), ("mcp_call", "completed"), ("message", "incomplete")]
 
 
 @WAYS
