@@ -14,20 +14,20 @@ from sglang.srt.runtime.conversations.chat_request import ChatCall
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.parking.kv_hints import HintedTurn, KvHints
-from sglang.srt.runtime.parking.parked_store import DEADLINE, ParkFacts
+from sglang.srt.runtime.parking.parked_store import DEADLINE, ParkedContext, ParkFacts
 from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
 
 
 def park_at_call(
     runtime: EngineRuntime, call: ChatCall, output: Output, reader: ReplyReader, caller: Caller
-) -> None:
-    """Park the context of a finished reply, if it ends in calls. Nothing is parked of a prompt with
-    images or of several completions."""
+) -> ParkedContext | None:
+    """Park the context of a finished reply, if it ends in calls, and return it. Nothing is parked
+    of a prompt with images or of several completions."""
     request, finish = call.request, output.finish
     if not reader.called or finish is None or finish.reason != "stop":
-        return
+        return None
     if request.media or request.sampling.n != 1:
-        return
+        return None
     store, scope = runtime.parked, runtime.scope(caller, request.namespace, request.adapter)
     arrived = output.started
     if request.resumed is not None:
@@ -36,7 +36,7 @@ def park_at_call(
     text = _prompt_of(call).grown(bytes_of(runtime.tokenizer.token_bytes, output.tokens))
     claim = Claim(reader.tool, scope.tenant, 0.0, DEADLINE)
     facts = ParkFacts(request.rid, arrived, claim)
-    store.park(scope, request.prompt + ints(output.tokens), text, facts)
+    return store.park(scope, request.prompt + ints(output.tokens), text, facts)
 
 
 def hinted_or_parked(

@@ -144,11 +144,17 @@ class ToolboxReply:
             message = message_of(found, id_of=lambda index, turn=turn: self._id_of(turn, index))  # type: ignore[misc]
             goes_on = False
             own = self._turns.own(message) if reading.reader.called else []
+            parked = None
             if not own or own == message["tool_calls"]:  # else the client gets a part of it
-                park_at_call(self._runtime, call, output, reading.reader, self._caller)
+                parked = park_at_call(self._runtime, call, output, reading.reader, self._caller)
             if own:
-                yield Calling(own)
-                message, added, goes_on = await self._turns.after(message)
+                try:
+                    yield Calling(own)
+                    message, added, goes_on = await self._turns.after(message)
+                except BaseException:  # no request will go on with it
+                    if parked is not None:
+                        self._runtime.parked.drop(parked)
+                    raise
                 yield Called(added, self._turns.failed)
             if goes_on:
                 following = await read_chat(self._runtime, self._turns.body, caller=self._caller)

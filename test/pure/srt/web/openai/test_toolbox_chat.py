@@ -221,6 +221,7 @@ def test_a_client_that_goes_ends_the_running_tools(
 ) -> None:
     async def main() -> int:
         model = Turns(tokenizer, "\n".join([called("wait")] * 2))
+        model.real = True
         state = ServerState(Config.of(), model)  # type: ignore[arg-type]
         state.toolbox = toolbox = InProcess(ToolboxConfig(), state.metrics.tool_ran)
         said = [{"role": "user", "content": "Go."}]
@@ -243,6 +244,7 @@ def test_a_client_that_goes_ends_the_running_tools(
                  "headers": headers, "query_string": b"", "server": ("localhost", 80),
                  "client": ("localhost", 1), "scheme": "http", "http_version": "1.1"}  # fmt: skip
         await asyncio.wait_for(make_app(state)(scope, receive, send), 30)
+        assert state.runtime.parked.empty, "no request will go on with its context"
         return toolbox.cancelled
 
     assert asyncio.run(main()) == 2
