@@ -48,8 +48,19 @@ def test_the_embedded_model_uses_the_servers_tools(tmp_path: Path) -> None:
         message = reply.json()["choices"][0]["message"]
         assert message["content"] == str(417 * 23)
         assert [one["role"] for one in message["toolbox_messages"]] == ["assistant", "tool"]
-        call = message["toolbox_messages"][0]["tool_calls"][0]["function"]
-        assert json.loads(call["arguments"]) == {"expression": "417*23"}
+        function = message["toolbox_messages"][0]["tool_calls"][0]["function"]
+        assert json.loads(function["arguments"]) == {"expression": "417*23"}
+        said = body["messages"]
+        responses = {"input": said, "tools": body["tools"], "temperature": 0}
+        reply = httpx.post(f"{server.url}/v1/responses", json=responses, timeout=120)
+        call, answer = reply.json()["output"]
+        assert (call["type"], call["output"]) == ("mcp_call", str(417 * 23))
+        assert answer["content"][0]["text"] == str(417 * 23)
+        reply = httpx.post(f"{server.url}/v1/messages", json=body, timeout=120)
+        use, result, last = reply.json()["content"]
+        assert use["input"] == {"expression": "417*23"}
+        assert (result["type"], result["is_error"]) == ("mcp_tool_result", False)
+        assert last["text"] == str(417 * 23)
         children = psutil.Process(server.process.pid).children(recursive=True)
         (tool,) = [child for child in children if "tool_child" in " ".join(child.cmdline())]
         os.kill(server.process.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ from sglang.srt.config import Config
 from sglang.srt.core.request_stats import RequestStats
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Output
+from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.server_state import ServerState
@@ -92,7 +93,9 @@ class Paced(Scripted):
 
 
 @contextlib.contextmanager
-def serve_scripted(completion: Scripted, config: Config | None = None) -> Iterator[str]:
+def serve_scripted(
+    completion: Scripted, config: Config | None = None, toolbox: type[Toolbox] | None = None
+) -> Iterator[str]:
     """The address of a server on a free port, until the end of the block."""
     listener = socket.create_server(("127.0.0.1", 0))
     made: list[uvicorn.Server] = []
@@ -100,9 +103,13 @@ def serve_scripted(completion: Scripted, config: Config | None = None) -> Iterat
 
     def run() -> None:
         async def main() -> None:
-            app = make_app(ServerState(config or Config.of(), completion))  # type: ignore[arg-type]
-            options = uvicorn.Config(app, log_config=None, lifespan="off", http="httptools",
-                                     ws="none", timeout_graceful_shutdown=1)  # fmt: skip
+            state = ServerState(config or Config.of(), completion)  # type: ignore[arg-type]
+            if toolbox is not None:
+                state.toolbox = toolbox(state.config.toolbox, state.metrics.tool_ran)
+            options = uvicorn.Config(
+                make_app(state), log_config=None, lifespan="off", http="httptools", ws="none",
+                timeout_graceful_shutdown=1,
+            )  # fmt: skip
             made.append(uvicorn.Server(options))
             ready.set()
             await made[0].serve([listener])

@@ -31,7 +31,7 @@ from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.hidden_states import verify_states
 from sglang.srt.runtime.matched_prompt import matched
-from sglang.srt.runtime.parking.kv_hints import KvHints
+from sglang.srt.runtime.parking.kv_hints import KvHintsField
 from sglang.srt.runtime.parking.resumable import ParkOptions, Run
 from sglang.srt.runtime.prompt_progress import reporting
 from sglang.srt.runtime.sessions import SessionParams
@@ -129,11 +129,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         NAME,
         "With `resume`: the same key gets the same answer again, whatever became of its client.",
     ] = None
-    kv_hints: Annotated[
-        KvHints | None,
-        Bounds(words="an object"),
-        "Wishes for the KV of the context at its end, each of which is answered.",
-    ] = None
+    kv_hints: KvHintsField | None = None
     no_logs: Annotated[
         bool | None, None, "The log has no parameter and no text of this request."
     ] = None

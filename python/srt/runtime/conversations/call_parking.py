@@ -1,39 +1,61 @@
 """Parking at calls: the context of a reply that ends in calls of tools waits for their results.
 
 The client says nothing of it. Its next prompt goes on with the context if it begins with the same
-text: ``matched_prompt``.
+text: ``matched_prompt``. Where the client gives ``kv_hints``, the context waits as these say.
 """
 
 from __future__ import annotations
 
 from sglang.srt.core.ints import ints
 from sglang.srt.requests.completion.held_context import Claim
-from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.completion.output import HintAnswer, Output
 from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.conversations.chat_request import ChatCall
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader
 from sglang.srt.runtime.engine_runtime import EngineRuntime
-from sglang.srt.runtime.parking.parked_store import DEADLINE, ParkFacts
+from sglang.srt.runtime.parking.kv_hints import HintedTurn, KvHints
+from sglang.srt.runtime.parking.parked_store import DEADLINE, ParkedContext, ParkFacts
 from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
 
 
 def park_at_call(
     runtime: EngineRuntime, call: ChatCall, output: Output, reader: ReplyReader, caller: Caller
-) -> None:
-    """Park the context of a finished reply, if it ends in calls. Nothing is parked of a prompt with
-    images or of several completions."""
+) -> ParkedContext | None:
+    """Park the context of a finished reply, if it ends in calls, and return it. Nothing is parked
+    of a prompt with images or of several completions."""
     request, finish = call.request, output.finish
     if not reader.called or finish is None or finish.reason != "stop":
-        return
+        return None
     if request.media or request.sampling.n != 1:
-        return
+        return None
     store, scope = runtime.parked, runtime.scope(caller, request.namespace, request.adapter)
     arrived = output.started
     if request.resumed is not None:
         arrived = request.resumed.arrived
         store.supersede(request.resumed, scope.tenant)
-    text = ContextText(call.source.encode("utf-8", "surrogatepass"))
-    text = text.grown(bytes_of(runtime.tokenizer.token_bytes, output.tokens))
+    text = _prompt_of(call).grown(bytes_of(runtime.tokenizer.token_bytes, output.tokens))
     claim = Claim(reader.tool, scope.tenant, 0.0, DEADLINE)
     facts = ParkFacts(request.rid, arrived, claim)
-    store.park(scope, request.prompt + ints(output.tokens), text, facts)
+    return store.park(scope, request.prompt + ints(output.tokens), text, facts)
+
+
+def hinted_or_parked(
+    runtime: EngineRuntime, call: ChatCall, output: Output, reader: ReplyReader, caller: Caller,
+    hints: KvHints | None,
+) -> list[HintAnswer]:  # fmt: skip
+    """Keep the context of a finished reply as its hints say; else, if it ends in calls, for their
+    results. Return the answers to the hints."""
+    request, answers = call.request, list[HintAnswer]()
+    if hints is not None:
+        refusal = "contexts with images or videos are not kept" if request.media else ""
+        scope = runtime.scope(caller, request.namespace, request.adapter)
+        table, text = runtime.tokenizer.token_bytes, _prompt_of(call)
+        turn = HintedTurn(runtime.parked, table, request, scope, hints, text, refusal)
+        answers = turn.answers(output)
+    if all(answer.outcome == "rejected" for answer in answers):
+        park_at_call(runtime, call, output, reader, caller)
+    return answers
+
+
+def _prompt_of(call: ChatCall) -> ContextText:
+    return ContextText(call.source.encode("utf-8", "surrogatepass"))

@@ -34,13 +34,22 @@ from sglang.srt.runtime.conversations.conversation import (
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader, ThoughtReading
 from sglang.srt.runtime.conversations.tool_use import ToolUse, read_functions, read_tools, verified
 from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.parking.kv_hints import KvHintsField
 from sglang.srt.runtime.prompt_progress import reporting
 
+MAX_CALLS = 128
+MaxCalls = Annotated[
+    int,
+    Bounds(1, MAX_CALLS),
+    "Calls of the server's own tools (`toolbox`); `--toolbox-max-calls` by default.",
+]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 __all__ = [
+    "MAX_CALLS",
     "ChatCall",
     "ChatRequest",
+    "MaxCalls",
     "ReplyReader",
     "ThoughtReading",
     "read_chat",
@@ -75,11 +84,8 @@ class ChatRequest(CompletionFields, kw_only=True):
     parallel_tool_calls: Annotated[
         bool | None, None, "The reply may have several calls; true by default."
     ] = None
-    max_calls: Annotated[
-        int | None,
-        Bounds(1, 128),
-        "Calls of the server's own tools (`toolbox`); `--toolbox-max-calls` by default.",
-    ] = None
+    max_calls: MaxCalls | None = None
+    kv_hints: KvHintsField | None = None
     functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None
     reasoning_effort: Annotated[
@@ -182,6 +188,12 @@ def _verify(body: ChatRequest) -> None:
     verify_template(body.chat_template, body.chat_template_kwargs or {})
     if set(body.modalities or ["text"]) != {"text"}:
         refuse("modalities", body.modalities)
+    if body.kv_hints is not None:
+        body.kv_hints.verify()
+        if (body.n or 1) != 1:
+            raise RequestError(
+                f"n is {body.n}; with kv_hints it must be 1.", "kv_hints", "unsupported"
+            )
     name, effort = _effort(body)
     if effort is not None and effort not in EFFORTS:
         raise RequestError(f"{name} is {effort!r:.60}; use one of {', '.join(EFFORTS)}.", name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.chat_request import ChatRequest
-from sglang.srt.runtime.toolbox.tool_processes import Toolbox
+from sglang.srt.runtime.toolbox.tool_processes import Toolbox, ToolResult
 
 KIND = "toolbox"  # type of an entry of ``tools``
 FIELD = "toolbox_messages"  # of the assistant's message: what the server did before it
@@ -21,14 +22,23 @@ class ToolboxTurns:
     Attributes:
         body: the request of the next turn.
         messages: calls that the server has answered, and the results, so far.
+        failed: ids of those calls that have no result but an error.
     """
 
     def __init__(self, toolbox: Toolbox, body: ChatRequest, own: frozenset[str]) -> None:
         """``own``: the tools that the server runs."""
         self.body, self.messages = body, list[Message]()
+        self.failed: frozenset[str] = frozenset()
         self._toolbox, self._own = toolbox, own
         self._left = toolbox.max_calls if body.max_calls is None else body.max_calls
         self._told = False
+
+    def own(self, message: Message) -> list[Message]:
+        """Return the calls of a reply that ``after`` answers."""
+        calls: list[Message] = message.get("tool_calls") or []
+        if self._left <= 0 and self._told:
+            return []
+        return [call for call in calls if call["function"]["name"] in self._own]
 
     async def after(self, message: Message) -> tuple[Message, list[Message], bool]:
         """Run the server's calls in a reply.
@@ -38,8 +48,8 @@ class ToolboxTurns:
         cut in two: the server's calls, their results, and the client's calls.
         """
         calls: list[Message] = message.get("tool_calls") or []
-        own = [call for call in calls if call["function"]["name"] in self._own]
-        if not own or (self._left <= 0 and self._told):
+        own = self.own(message)
+        if not own:
             return message, [], False
         results = await self._results(own)
         added = [{**message, "tool_calls": own}, *results]
@@ -67,15 +77,22 @@ class ToolboxTurns:
             for call in taken
         ]
         try:
-            texts = [result.text for result in await asyncio.gather(*tasks)]
+            results = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
         limit = "Error: no more calls are run for this request; answer without them."
-        texts += [limit] * (len(calls) - len(taken))
+        results += [ToolResult(limit, True)] * (len(calls) - len(taken))
+        answered = list(zip(calls, results))
+        self.failed |= {call["id"] for call, result in answered if result.failed}
         return [
-            {"role": "tool", "tool_call_id": call["id"], "content": text}
-            for call, text in zip(calls, texts)
+            {
+                "role": "tool",
+                "tool_call_id": call["id"],
+                "name": call["function"]["name"],
+                "content": result.text,
+            }
+            for call, result in answered
         ]
 
 
@@ -86,20 +103,38 @@ def toolbox_turns(toolbox: Toolbox | None, body: ChatRequest) -> ToolboxTurns | 
     cannot be given to.
     """
     entries = body.tools if isinstance(body.tools, list) else []
-    if not any(isinstance(tool, dict) and tool.get("type") == KIND for tool in entries):
+    if not any(map(_is_own, entries)):
         return None
     if (body.n or 1) != 1:
         raise RequestError(f"n is {body.n}; with tools of the toolbox it must be 1.", "n")
-    tools, own = list[Any](), dict[str, None]()
+    if body.kv_hints is not None:
+        raise RequestError(
+            "kv_hints is given with tools of the toolbox, whose chats the server keeps itself; "
+            "leave one of them out.",
+            "kv_hints",
+            "unsupported",
+        )
+    found = named_entries(toolbox, entries)
+    own = frozenset(tool["name"] for tool in found if _is_own(tool))
+    tools = [toolbox.tools[tool["name"]] if _is_own(tool) else tool for tool in found]  # type: ignore[union-attr]
+    return ToolboxTurns(toolbox, msgspec.structs.replace(body, tools=tools), own)  # type: ignore[arg-type]
+
+
+def named_entries(toolbox: Toolbox | None, entries: Sequence[Any]) -> list[Any]:
+    """Return the entries of ``tools``, those of the toolbox with one name each. Raise
+    RequestError."""
+    found, own = list[Any](), set[str]()
     for i, tool in enumerate(entries):
-        if not isinstance(tool, dict) or tool.get("type") != KIND:
-            tools.append(tool)
-            continue
-        for name in _named(toolbox, f"tools[{i}]", tool):
-            if name not in own:
-                tools.append(toolbox.tools[name])  # type: ignore[union-attr]
-            own[name] = None
-    return ToolboxTurns(toolbox, msgspec.structs.replace(body, tools=tools), frozenset(own))  # type: ignore[arg-type]
+        names = _named(toolbox, f"tools[{i}]", tool) if _is_own(tool) else []
+        found += [{"type": KIND, "name": name} for name in names if name not in own]
+        own |= set(names)
+        if not _is_own(tool):
+            found.append(tool)
+    return found
+
+
+def _is_own(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == KIND
 
 
 def _named(toolbox: Toolbox | None, where: str, tool: Message) -> list[str]:

@@ -76,6 +76,13 @@ class KvHints(msgspec.Struct, kw_only=True):
                     _verify_seconds(action.payload.get(name), f"{where}.payload.{name}")
 
 
+KvHintsField = Annotated[
+    KvHints,
+    Bounds(words="an object"),
+    "Wishes for the KV of the context at its end, each of which is answered.",
+]
+
+
 def _verify_seconds(value: object, where: str) -> None:
     if value is None:
         return
@@ -108,8 +115,12 @@ class HintedTurn:
                 output = item[1]
                 if not ended and output.finish is not None:
                     ended = True
-                    output.hints = list(self._answers(output))
+                    output.hints = self.answers(output)
                 yield item
+
+    def answers(self, output: Output) -> list[HintAnswer]:
+        """The answers to the hints, for the finished output; keeps its context."""
+        return list(self._answers(output))
 
     def _answers(self, output: Output) -> Iterator[HintAnswer]:
         done = ""

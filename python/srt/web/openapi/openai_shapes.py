@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct
 from sglang.srt.core.request_stats import Count
+from sglang.srt.requests.completion.output import HintAnswer
 from sglang.srt.web.openapi.native_shapes import (
     CachedTokens,
     Maybe,
@@ -95,6 +96,7 @@ class ChatCompletion(Struct):
     model: str
     choices: list[ChatChoice]
     usage: UsageReply
+    kv_hints: Maybe[list[HintAnswer]] = UNSET
 
 
 class EmbeddingReply(Struct):

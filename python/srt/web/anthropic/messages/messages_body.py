@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from sglang.ir.sampling import PARAMETERS
 from sglang.srt.runtime.completion_fields import CompletionFields
+from sglang.srt.runtime.conversations.chat_request import MaxCalls
 
 
 class _Block(msgspec.Struct, tag_field="type"):
@@ -63,12 +64,28 @@ class ToolResultBlock(_Block, tag="tool_result"):
     is_error: bool | None = None
 
 
+class McpToolUseBlock(_Block, tag="mcp_tool_use"):
+    """A call that the server answered."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class McpToolResultBlock(_Block, tag="mcp_tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+
 Block = (
     TextBlock
     | ThinkingBlock
     | RedactedThinkingBlock
     | ToolUseBlock
     | ToolResultBlock
+    | McpToolUseBlock
+    | McpToolResultBlock
     | ImageBlock
     | DocumentBlock
     | SearchResultBlock
@@ -81,7 +98,7 @@ class Message(msgspec.Struct):
 
 
 class CustomTool(msgspec.Struct):
-    """``type`` is "custom" or not there; others are run by Anthropic."""
+    """``type`` is "custom" or not there, or "toolbox"; others are run by Anthropic."""
 
     name: str | None = None
     type: str | None = None
@@ -121,6 +138,7 @@ class MessagesBody(CompletionFields, kw_only=True):
     ] = None
     tools: list[CustomTool] | None = None
     tool_choice: ToolChoice | None = None
+    max_calls: MaxCalls | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None

@@ -6,6 +6,7 @@ text blocks                        one text: of a user or the system with a line
                                    them, of the assistant as they are
 tool_use                           a call of the assistant's message
 tool_result                        a tool message; those of one turn in the order of the calls
+mcp_tool_use, mcp_tool_result      the same, of tools that the server has run
 thinking                           ``reasoning_content``, which a template may write
 a last message of the assistant    what the reply goes on with
 """
@@ -17,13 +18,17 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, NoReturn
 
+import msgspec
 from sglang.srt.requests.request_error import RequestError, Reworded
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse
 from sglang.srt.runtime.conversations.chat_request import ChatRequest
+from sglang.srt.runtime.conversations.toolbox_turns import KIND
 from sglang.srt.web.anthropic.messages.messages_body import (
     Block,
     CustomTool,
     ImageBlock,
+    McpToolResultBlock,
+    McpToolUseBlock,
     MessagesBody,
     RedactedThinkingBlock,
     TextBlock,
@@ -69,6 +74,7 @@ def chat_of(body: MessagesBody) -> ChatRequest:
         messages=messages,
         tools=[_tool(i, tool) for i, tool in enumerate(body.tools or ())] or None,
         tool_choice=_choice(body),
+        max_calls=body.max_calls,
         parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
         continue_final_message=messages[-1]["role"] == "assistant",
         reasoning_effort=None if body.output_config is None else body.output_config.effort,
@@ -115,6 +121,9 @@ def _format(body: MessagesBody) -> dict[str, Any] | None:
 
 
 def _tool(place: int, tool: CustomTool) -> dict[str, Any]:
+    if tool.type == KIND:
+        given = msgspec.structs.asdict(tool)
+        return {name: value for name, value in given.items() if value is not None}
     if tool.type not in (None, "custom"):
         raise RequestError(
             f"tools[{place}].type is {tool.type!r:.80}, a tool that this server does not have; "
@@ -154,7 +163,7 @@ def _messages(body: MessagesBody) -> list[dict[str, Any]]:
         blocks_of = (_placed(i, message.content) for i, message in group)
         placed = [block for blocks in blocks_of for block in blocks]
         if role == "assistant":
-            found.append(_assistant(placed, calls))
+            found += _turns(placed, calls)
         elif role == "user":
             found += _user(placed, calls)
         else:
@@ -185,13 +194,22 @@ def _placed(index: int, content: str | list[Block]) -> list[Placed]:
     return [(f"{where}[{i}]", block) for i, block in enumerate(content)]
 
 
+def _turns(placed: list[Placed], calls: Calls) -> list[dict[str, Any]]:
+    """The assistant's messages, with what the server's tools have returned between them."""
+    found: list[dict[str, Any]] = []
+    for ran, group in groupby(placed, lambda item: isinstance(item[1], McpToolResultBlock)):
+        blocks = list(group)
+        found += _results(blocks, calls) if ran else [_assistant(blocks, calls)]
+    return found or [_assistant([], calls)]
+
+
 def _assistant(placed: Iterable[Placed], calls: Calls) -> dict[str, Any]:
     """One message. Adds its calls to ``calls``."""
     texts, thoughts, made = list[str](), list[str](), list[dict[str, Any]]()
     for where, block in placed:
         if isinstance(block, ThinkingBlock):
             thoughts.append(block.thinking)
-        elif isinstance(block, ToolUseBlock):
+        elif isinstance(block, ToolUseBlock | McpToolUseBlock):
             if block.id in calls:
                 raise RequestError(
                     f"{where}.id is {block.id!r:.80}, as one before it; ids differ.", "messages"
@@ -214,11 +232,15 @@ def _user(placed: Iterable[Placed], calls: Calls) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for is_result, group in groupby(placed, lambda item: isinstance(item[1], ToolResultBlock)):
         if is_result:
-            results = [_result(where, block, calls) for where, block in group]
-            found += sorted(results, key=lambda result: calls[result["tool_call_id"]])
+            found += _results(group, calls)
         else:
             found.append({"role": "user", "content": _content(list(group))})
     return found
+
+
+def _results(placed: Iterable[Placed], calls: Calls) -> list[dict[str, Any]]:
+    results = [_result(where, block, calls) for where, block in placed]
+    return sorted(results, key=lambda result: calls[result["tool_call_id"]])
 
 
 def _content(placed: list[Placed]) -> str | list[dict[str, Any]]:
@@ -242,7 +264,7 @@ def _image(where: str, block: Block) -> dict[str, Any]:
 
 
 def _result(where: str, block: Block, calls: Calls) -> dict[str, Any]:
-    assert isinstance(block, ToolResultBlock)
+    assert isinstance(block, ToolResultBlock | McpToolResultBlock)
     if block.tool_use_id not in calls:
         raise RequestError(
             f"{where}.tool_use_id is {block.tool_use_id!r:.80}, which no tool_use before it has.",
@@ -252,7 +274,8 @@ def _result(where: str, block: Block, calls: Calls) -> dict[str, Any]:
     if not isinstance(content, str):
         parts = [(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
         content = "\n".join(map(_text, parts))
-    content = f"Error: {content}" if block.is_error else content
+    if block.is_error and isinstance(block, ToolResultBlock):
+        content = f"Error: {content}"
     name = calls[block.tool_use_id][1]
     return {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
 

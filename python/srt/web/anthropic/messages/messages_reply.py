@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic_core import from_json
 from sglang.semantics.tool_calls.deltas import Arguments, Begin, Delta, Thought
 from sglang.srt.requests.completion.output import Output
+from sglang.srt.runtime.conversations.chat_request import ChatCall
+from sglang.srt.web.anthropic.messages.messages_body import MessagesBody
+from sglang.srt.web.server_state import ServerState
 
+SERVER = "toolbox"  # server_name of calls of the server's tools
 NOT_JSON = "INVALID_JSON"  # key of the input of a call whose arguments are none
+
+
+PING = {"type": "ping"}
 
 
 def new_id(prefix: str) -> str:
@@ -38,6 +45,27 @@ class Blocks:
             if self._shows(delta):
                 events += self._add(delta)
         return events
+
+    def calling(self, calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Whole blocks of calls that the server runs."""
+        events: list[dict[str, Any]] = []
+        for call in calls:
+            function = call["function"]
+            block = {"id": call["id"], "name": function["name"], "server_name": SERVER}
+            block["input"] = _input(function["arguments"], False)
+            events += self._begin("mcp_tool_use", block)
+        return [*events, *self.end()]
+
+    def called(
+        self, results: Iterable[dict[str, Any]], failed: frozenset[str]
+    ) -> list[dict[str, Any]]:
+        """Blocks of the results of such calls; ``failed``: ids of calls."""
+        events: list[dict[str, Any]] = []
+        for result in results:
+            id, content = result["tool_call_id"], [{"type": "text", "text": result["content"]}]
+            block = {"tool_use_id": id, "is_error": id in failed, "content": content}
+            events += self._begin("mcp_tool_result", block)
+        return [*events, *self.end()]
 
     def end(self) -> list[dict[str, Any]]:
         """The events that close the last block."""
@@ -82,6 +110,11 @@ class Blocks:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
 
+def blocks_of(body: MessagesBody) -> Blocks:
+    choice = body.tool_choice
+    return Blocks(body.shows_thinking, choice is None or not choice.disable_parallel_tool_use)
+
+
 def content_of(events: Iterable[dict[str, Any]], cut: bool) -> list[dict[str, Any]]:
     """The content that the events of blocks tell; ``cut``: a call at its end is not whole."""
     blocks: list[dict[str, Any]] = []
@@ -112,16 +145,17 @@ def _input(text: str, partial: bool) -> dict[str, Any]:
     return value if isinstance(value, dict) else {NOT_JSON: text}
 
 
-def usage(output: Output, thoughts: int | None) -> dict[str, Any]:
-    """Token counts. Anthropic's ``input_tokens`` are those that were not in the cache; keeping them
-    there costs nothing. ``thoughts``: tokens of the thought, None where the thought is part of the
-    answer."""
+def usage(outputs: Sequence[Output], thoughts: int | None) -> dict[str, Any]:
+    """Token counts, summed over the turns of a reply. Anthropic's ``input_tokens`` are those that
+    were not in the cache; keeping them there costs nothing. ``thoughts``: tokens of the thought,
+    None where the thought is part of the answer."""
+    cached = sum(output.stats.cached_tokens for output in outputs)
     details = {} if thoughts is None else {"output_tokens_details": {"thinking_tokens": thoughts}}
     return {
-        "input_tokens": output.stats.prompt_tokens - output.stats.cached_tokens,
+        "input_tokens": sum(output.stats.prompt_tokens for output in outputs) - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": output.stats.cached_tokens,
-        "output_tokens": output.completion_tokens,
+        "cache_read_input_tokens": cached,
+        "output_tokens": sum(output.completion_tokens for output in outputs),
         **details,
     }
 
@@ -152,3 +186,16 @@ def stopping(output: Output, called: bool, limit: int) -> dict[str, Any]:
     elif sequence is not None:
         found["stop_reason"] = "stop_sequence"
     return found
+
+
+def head(state: ServerState, body: MessagesBody, call: ChatCall) -> dict[str, Any]:
+    model = body.model or state.runtime.model_name
+    return {"id": call.request.rid, "type": "message", "role": "assistant", "model": model}
+
+
+def start(head: dict[str, Any], output: Output) -> dict[str, Any]:
+    """The first event. The number of cached tokens is not known yet."""
+    stop = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
+    counts = {**usage([output], None), "output_tokens": 0}
+    message = {**head, "content": [], **stop, "usage": counts}
+    return {"type": "message_start", "message": message}

@@ -17,16 +17,21 @@ from sglang.srt.runtime.conversations.chat_request import (
     read_chat,
     thought_tokens,
 )
+from sglang.srt.runtime.conversations.toolbox_turns import ToolboxTurns, toolbox_turns
 from sglang.srt.runtime.offload import offload
 from sglang.srt.web.anthropic.messages.messages_body import MessagesBody
 from sglang.srt.web.anthropic.messages.messages_chat import chat_of, spelled
 from sglang.srt.web.anthropic.messages.messages_reply import (
-    Blocks,
+    PING,
+    blocks_of,
     content_of,
+    head,
     new_id,
+    start,
     stopping,
     usage,
 )
+from sglang.srt.web.anthropic.messages.toolbox_messages import turn_events, whole_turns
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import anthropic_body, json_response
 from sglang.srt.web.exchange.event_stream import EventForm, respond, typed_event, unless_gone
@@ -36,7 +41,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 ANTHROPIC = EventForm(typed_event, b"", anthropic_body)
-PING = {"type": "ping"}
 
 
 async def messages(state: ServerState, request: Request) -> Response:
@@ -44,52 +48,63 @@ async def messages(state: ServerState, request: Request) -> Response:
     if body.max_tokens is None:
         raise RequestError("max_tokens is missing; give a number of tokens.", "max_tokens")
     with spelled():
-        call = await _call(state, body)
+        call, turns = await _call(state, body)
         call = replace(call, request=replace(call.request, rid=body.rid or new_id("msg")))
+        if turns is not None:
+            if body.stream:
+                told = turn_events(state, body, call, turns)
+                return await respond(request, told, ANTHROPIC)
+            return json_response(await unless_gone(request, whole_turns(state, body, call, turns)))
         with call.named():
             if body.stream:
                 return await respond(request, _events(state, body, call), ANTHROPIC)
             ((output,),) = await unless_gone(request, state.finish([call.request]))
-    reader, blocks = call.reader(), _blocks(body)
+    reader, blocks = call.reader(), blocks_of(body)
     events = [*blocks.add(reader.take(output, True)[0]), *blocks.end()]
     park_at_call(state.runtime, call, output, reader, CALLER.get())
     stop = stopping(output, reader.called, body.max_tokens)
     counts = _counts(state, call, output, reader)
     reply = {"content": content_of(events, not reader.called), **stop, "usage": counts}
-    return json_response({**_head(state, body, call), **reply})
+    return json_response({**head(state, body, call), **reply})
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
     """Tokens of the prompt that the same body would make."""
     body = await read_body(request, MessagesBody, state.body_limit)
     with spelled():
-        call = await _call(state, body, fits=False)
+        call, _ = await _call(state, body, fits=False)
     return json_response({"input_tokens": len(call.request.prompt)})
 
 
-async def _call(state: ServerState, body: MessagesBody, fits: bool = True) -> ChatCall:
-    """``fits``: what is too long for the model is refused. Raises RequestError."""
+async def _call(
+    state: ServerState, body: MessagesBody, fits: bool = True
+) -> tuple[ChatCall, ToolboxTurns | None]:
+    """The chat, and its turns where it has tools of the server. ``fits``: what is too long for the
+    model is refused. Raises RequestError."""
     count = sum(1 if isinstance(m.content, str) else len(m.content) for m in body.messages)
     chat = await offload(count, chat_of, body)
+    turns = toolbox_turns(state.toolbox, chat)
+    chat = chat if turns is None else turns.body
     if body.max_tokens != 0:
-        return await read_chat(state.runtime, chat, fits, CALLER.get() if fits else None)
+        caller = CALLER.get() if fits else None
+        return await read_chat(state.runtime, chat, fits, caller), turns
     call = await read_chat(state.runtime, msgspec.structs.replace(chat, max_tokens=1), fits)
     sampling = replace(call.request.sampling, max_new_tokens=0, min_new_tokens=0)
-    return replace(call, request=replace(call.request, sampling=sampling))
+    return replace(call, request=replace(call.request, sampling=sampling)), turns
 
 
 async def _events(
     state: ServerState, body: MessagesBody, call: ChatCall
 ) -> AsyncGenerator[dict[str, Any], None]:
     interval = state.config.server.stream_interval
-    reader, blocks, begun = call.reader(), _blocks(body), False
+    reader, blocks, begun = call.reader(), blocks_of(body), False
     async with aclosing(state.run([call.request])) as items:
         async for _, output in items:
             # Read once: while a chunk is on its way the output may finish, and come again for that.
             finished = output.finish is not None
             if not begun:
                 begun = True
-                yield _start(_head(state, body, call), output)
+                yield start(head(state, body, call), output)
                 yield PING
             if reader.sent.ready(output, interval):
                 for event in blocks.add(reader.take(output, finished)[0]):
@@ -104,26 +119,8 @@ async def _events(
     yield {"type": "message_stop"}
 
 
-def _blocks(body: MessagesBody) -> Blocks:
-    choice = body.tool_choice
-    return Blocks(body.shows_thinking, choice is None or not choice.disable_parallel_tool_use)
-
-
 def _counts(
     state: ServerState, call: ChatCall, output: Output, reader: ReplyReader
 ) -> dict[str, Any]:
     apart = call.thinking is not None
-    return usage(output, thought_tokens(state.runtime, call, output, reader) if apart else None)
-
-
-def _head(state: ServerState, body: MessagesBody, call: ChatCall) -> dict[str, Any]:
-    model = body.model or state.runtime.model_name
-    return {"id": call.request.rid, "type": "message", "role": "assistant", "model": model}
-
-
-def _start(head: dict[str, Any], output: Output) -> dict[str, Any]:
-    """The first event. The number of cached tokens is not known yet."""
-    stop = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
-    counts = {**usage(output, None), "output_tokens": 0}
-    message = {**head, "content": [], **stop, "usage": counts}
-    return {"type": "message_start", "message": message}
+    return usage([output], thought_tokens(state.runtime, call, output, reader) if apart else None)

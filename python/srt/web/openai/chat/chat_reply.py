@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
 from typing import Any
 
-from sglang.semantics.tool_calls.deltas import AnswerWords, Begin, Delta, Thought, joined
+from sglang.semantics.tool_calls.deltas import AnswerWords, Begin, Delta, Thought
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.conversations.chat_request import ChatCall, ReplyReader
+from sglang.srt.runtime.conversations.reply_message import new_call_id
 from sglang.srt.web.openai.reply_fields import finish_fields, logprob_of
 from sglang.srt.web.server_state import ServerState
-
-
-def message_of(deltas: Sequence[Delta], legacy: bool = False) -> dict[str, Any]:
-    """The assistant's message of a whole reply; ``legacy``: the call is a ``function_call``."""
-    words, calls = joined(deltas)
-    message: dict[str, Any] = {"role": "assistant", "content": words, "refusal": None}
-    thoughts = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
-    message["reasoning_content"] = thoughts or None
-    if not calls:
-        return message
-    message["content"] = words or None
-    functions = [{"name": name, "arguments": text} for name, text in calls]
-    if legacy:
-        message["function_call"] = functions[0]
-    else:
-        message["tool_calls"] = [
-            {"id": _new_id(), "type": "function", "function": function} for function in functions
-        ]
-    return message
-
 
 OPENING: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": None}
 CLOSING: dict[str, Any] = {"reasoning_content": None}
@@ -45,16 +24,12 @@ def delta_of(delta: Delta, legacy: bool = False) -> dict[str, Any]:
         return {"reasoning_content": delta.text}
     call: dict[str, Any] = {"index": delta.call}
     if isinstance(delta, Begin):
-        call |= {"id": _new_id(), "type": "function"}
+        call |= {"id": new_call_id(), "type": "function"}
         call["function"] = {"name": delta.name, "arguments": ""}
     else:
         call["function"] = {"arguments": delta.text}
     shown = {"function_call": call["function"]} if legacy else {"tool_calls": [call]}
     return {**shown, "reasoning_content": None}
-
-
-def _new_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def finish_of(call: ChatCall, output: Output, reader: ReplyReader) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.semantics.tool_calls.deltas import AnswerWords, Delta, Thought
-from sglang.srt.runtime.conversations.call_parking import park_at_call
+from sglang.srt.requests.completion.output import Output
+from sglang.srt.runtime.conversations.call_parking import hinted_or_parked
 from sglang.srt.runtime.conversations.chat_request import (
     ChatCall,
     ChatRequest,
@@ -17,6 +18,7 @@ from sglang.srt.runtime.conversations.chat_request import (
     read_chat,
     thought_tokens,
 )
+from sglang.srt.runtime.conversations.reply_message import message_of
 from sglang.srt.runtime.conversations.toolbox_turns import toolbox_turns, with_earlier_calls
 from sglang.srt.runtime.prompt_progress import PromptNews
 from sglang.srt.web.exchange.current_caller import CALLER
@@ -30,7 +32,6 @@ from sglang.srt.web.openai.chat.chat_reply import (
     delta_of,
     finish_of,
     logprobs_of,
-    message_of,
 )
 from sglang.srt.web.openai.chat.toolbox_chat import CHUNK, KIND, events, whole_reply
 from sglang.srt.web.openai.reply_fields import (
@@ -46,19 +47,20 @@ from starlette.responses import Response
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
     body = with_earlier_calls(await read_body(request, ChatRequest, state.body_limit))
-    if (turns := toolbox_turns(state.toolbox, body)) is not None:
-        reply = new_reply(state, body, "chatcmpl")
-        if body.stream:
-            return await respond(request, events(state, reply, turns))
-        return json_response(await unless_gone(request, whole_reply(state, reply, turns)))
-    call = await read_chat(state.runtime, body, caller=CALLER.get())
+    turns = toolbox_turns(state.toolbox, body)
+    chat = body if turns is None else turns.body
+    call = await read_chat(state.runtime, chat, caller=CALLER.get())
     reply = new_reply(state, body, "chatcmpl")
     call = replace(call, request=replace(call.request, rid=reply.id))
+    if turns is not None:
+        if body.stream:
+            return await respond(request, events(state, reply, turns, call))
+        return json_response(await unless_gone(request, whole_reply(state, reply, turns, call)))
     with call.named():
         if body.stream:
             return await respond(request, _events(state, body, reply, call))
         results = await unless_gone(request, state.finish([call.request]))
-    choices, thoughts = [], 0
+    choices, thoughts, found = [], 0, {}
     for output in results[0]:
         reader = call.reader()
         message = message_of(reader.take(output, True)[0], call.legacy)
@@ -67,9 +69,18 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
             choice["logprobs"] = logprobs_of(state, output, range(output.released))
         choices.append({**choice, **finish_of(call, output, reader)})
         thoughts += thought_tokens(state.runtime, call, output, reader)
-        park_at_call(state.runtime, call, output, reader, CALLER.get())
+        found = _kept(state, body, call, output, reader)
     counts = counts_of(call, usage(results), thoughts)
-    return json_response({**reply.head(KIND), "choices": choices, "usage": counts})
+    return json_response({**reply.head(KIND), "choices": choices, "usage": counts, **found})
+
+
+def _kept(
+    state: ServerState, body: ChatRequest, call: ChatCall, output: Output, reader: ReplyReader
+) -> dict[str, Any]:
+    """Keep the context of a finished reply; return the answers to ``kv_hints``, if any."""
+    caller, hints = CALLER.get(), body.kv_hints
+    answers = hinted_or_parked(state.runtime, call, output, reader, caller, hints)
+    return {"kv_hints": answers} if answers else {}
 
 
 async def _events(
@@ -118,7 +129,7 @@ async def _events(
                     more = {}
             if finished:
                 thoughts += thought_tokens(state.runtime, call, output, reader)
-                park_at_call(state.runtime, call, output, reader, CALLER.get())
-                yield chunk(output.index, CLOSING, **finish_of(call, output, reader))
+                kept = _kept(state, body, call, output, reader)
+                yield {**chunk(output.index, CLOSING, **finish_of(call, output, reader)), **kept}
     if counted:
         yield {**head, "choices": [], "usage": counts_of(call, collected.usage(), thoughts)}

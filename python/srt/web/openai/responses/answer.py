@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.requests.completion.output import Output
@@ -10,7 +11,7 @@ from sglang.srt.runtime.conversations.chat_request import ChatCall
 from sglang.srt.web.exchange.error_replies import describe
 from sglang.srt.web.openai.responses.item_writer import Event, ItemWriter
 from sglang.srt.web.openai.responses.responses_body import ResponsesBody, format_of
-from sglang.srt.web.openai.responses.responses_tools import choice_of, tools_of
+from sglang.srt.web.openai.responses.responses_tools import choice_of, echoed, tools_of
 from sglang.srt.web.server_state import ServerState
 
 # The server's error codes, in the words of the API within a response.
@@ -80,12 +81,13 @@ class Answer:
         self.status = "in_progress"
         return [*events, self._event("response.in_progress")]
 
-    def end(self, output: Output, called: bool, thoughts: int) -> list[Event]:
-        """The engine is done: ``called``, there are calls and the last one is whole; ``thoughts``
-        counts the tokens of the reasoning."""
+    def end(self, outputs: Sequence[Output], called: bool, thoughts: int) -> list[Event]:
+        """The engine is done with all turns: ``called``, there are calls and the last one is whole;
+        ``thoughts`` counts the tokens of the reasoning."""
+        output = outputs[-1]
         assert output.finish is not None
         status = _ENDS[output.finish.reason]
-        self._usage = _usage(output, thoughts)
+        self._usage = _usage(outputs, thoughts)
         if status == "incomplete":
             self._cut = {"reason": "max_output_tokens"}
         elif status == "failed":
@@ -127,7 +129,7 @@ def _fixed(state: ServerState, body: ResponsesBody, call: ChatCall) -> dict[str,
         "background": bool(body.background),
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "model": body.model or state.runtime.model_name,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -140,7 +142,7 @@ def _fixed(state: ServerState, body: ResponsesBody, call: ChatCall) -> dict[str,
         "temperature": sampling.temperature,
         "text": {"format": format_of(body)},
         "tool_choice": choice_of(body.tool_choice, tools),
-        "tools": tools,
+        "tools": echoed(tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
@@ -148,13 +150,14 @@ def _fixed(state: ServerState, body: ResponsesBody, call: ChatCall) -> dict[str,
     }
 
 
-def _usage(output: Output, thoughts: int) -> dict[str, Any]:
+def _usage(outputs: Sequence[Output], thoughts: int) -> dict[str, Any]:
     """Nothing is charged for what is written to the cache."""
-    prompt, generated = output.stats.prompt_tokens, output.completion_tokens
+    prompt = sum(output.stats.prompt_tokens for output in outputs)
+    generated = sum(output.completion_tokens for output in outputs)
     return {
         "input_tokens": prompt,
         "input_tokens_details": {
-            "cached_tokens": output.stats.cached_tokens,
+            "cached_tokens": sum(output.stats.cached_tokens for output in outputs),
             "cache_write_tokens": 0,
         },
         "output_tokens": generated,

@@ -56,7 +56,7 @@ async def written(
                 if finished:
                     park_at_call(state.runtime, call, output, pieces.reader, CALLER.get())
                     thoughts = thought_tokens(state.runtime, call, output, pieces.reader)
-                    for event in answer.end(output, pieces.reader.called, thoughts):
+                    for event in answer.end([output], pieces.reader.called, thoughts):
                         yield event
 
 
@@ -129,7 +129,13 @@ def _nothing() -> None:
     pass
 
 
-def begin(state: ServerState, call: ChatCall, answer: Answer, record: StoredResponse) -> None:
+def begin(
+    state: ServerState,
+    call: ChatCall,
+    answer: Answer,
+    record: StoredResponse,
+    events: AsyncGenerator[Event, None],
+) -> None:
     """Write the answer in the background. Raises RequestError where it cannot begin."""
     store = state.responses
     count, own = store.live(), store.live(record.tenant) if state.tenants.several else 0
@@ -152,7 +158,7 @@ def begin(state: ServerState, call: ChatCall, answer: Answer, record: StoredResp
             "background",
             "queue_full",
         )
-    live.start(written(state, call, answer, state.config.server.stream_interval))
+    live.start(events)
 
 
 async def follow(record: StoredResponse, after: int) -> AsyncGenerator[bytes, None]:

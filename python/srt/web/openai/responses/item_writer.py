@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from sglang.semantics.tool_calls.deltas import AnswerWords, Arguments, Begin, Delta, Thought
 from sglang.srt.web.openai.responses.items import Item, item_id
+from sglang.srt.web.openai.responses.server_calls import answered, begun, call_place
 
 Event: TypeAlias = dict[str, Any]
 
@@ -22,6 +23,7 @@ class ItemWriter:
         self._name, self._sequence = name, 0
         self._items: list[Item] = []
         self._open: _Open | None = None
+        self._running: dict[str, int] = {}  # ids of calls that the server runs, with their indices
 
     def event(self, kind: str, **fields: Any) -> Event:
         """The next event."""
@@ -55,10 +57,51 @@ class ItemWriter:
                 logprobs = () if isinstance(delta, AnswerWords) else logprobs
         return events
 
+    def call_id(self, turn: int, index: int) -> str:
+        """Id of a call that the server runs."""
+        return item_id("mcp_call", self._name, call_place(turn, index))
+
+    def calling(self, calls: Iterable[dict[str, Any]]) -> list[Event]:
+        """Events of calls that the server begins to run."""
+        events = self._close("completed")
+        for call in calls:
+            item, place = begun(call), len(self._items)
+            indices = {"item_id": item["id"], "output_index": place}
+            bare, text = {**item, "arguments": ""}, item["arguments"]
+            self._items.append(item)
+            self._running[item["id"]] = place
+            events += [
+                self.event("response.output_item.added", output_index=place, item=bare),
+                self.event("response.mcp_call.in_progress", **indices),
+                self.event("response.mcp_call_arguments.delta", **indices, delta=text),
+                self.event("response.mcp_call_arguments.done", **indices, arguments=text),
+            ]
+        return events
+
+    def called(self, results: Iterable[dict[str, Any]], failed: frozenset[str]) -> list[Event]:
+        """Events of their results; ``failed``: ids of calls."""
+        events = []
+        for result in results:
+            id = result["tool_call_id"]
+            place = self._running.pop(id)
+            item = answered(self._items[place], result["content"], id in failed)
+            kind = f"response.mcp_call.{item['status']}"
+            events.append(self.event(kind, item_id=id, output_index=place))
+            events += self._replace(place, item)
+        return events
+
     def end(self, status: str) -> list[Event]:
-        """End the last item; an answer without any gets an empty message."""
+        """End the last item, and calls that still run; an answer without any item gets an empty
+        message."""
         events = [] if self._items or self._open else self._enter(_Message)
+        for place in self._running.values():
+            events += self._replace(place, {**self._items[place], "status": "incomplete"})
+        self._running = {}
         return [*events, *self._close(status)]
+
+    def _replace(self, place: int, item: Item) -> list[Event]:
+        self._items[place] = item
+        return [self.event("response.output_item.done", output_index=place, item=item)]
 
     def _enter(self, kind: type[_Message] | type[_Reasoning]) -> list[Event]:
         """Have an item of this kind open."""

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from sglang.srt.requests.completion.constraint_settings import json_text
 from sglang.srt.requests.request_error import RequestError
+from sglang.srt.web.openai.responses.server_calls import answered, error_text, with_results
 
 Item: TypeAlias = dict[str, Any]
 Find: TypeAlias = Callable[[str], Item | None]
@@ -22,6 +23,7 @@ PREFIXES = {
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "mcp_call": "mcp",
 }
 _RULES = ("system", "developer")
 _RANK = {"reasoning": 0, "message": 1, "function_call": 2}  # order in one turn
@@ -145,12 +147,27 @@ def _reasoning(where: str, entry: Item) -> Item:
 
 
 def _call(where: str, entry: Item) -> Item:
-    found = {name: _text(where, entry, name) for name in ("call_id", "name", "arguments")}
+    return {"call_id": _text(where, entry, "call_id"), **_function(where, entry),
+            "status": "completed"}  # fmt: skip
+
+
+def _function(where: str, entry: Item) -> Item:
+    found = {name: _text(where, entry, name) for name in ("name", "arguments")}
     try:
         json_text("arguments", found["arguments"], (dict,), "the text of an object")
     except ValueError as error:
         raise RequestError(f"{where}.{error}", "input") from error
-    return {**found, "status": "completed"}
+    return found
+
+
+def _server_call(where: str, entry: Item) -> Item:
+    output, error = entry.get("output"), entry.get("error")
+    failed = error is not None
+    text = error_text(error) if failed else output
+    if not isinstance(text, str):
+        raise _wrong(f"{where}.{'error' if failed else 'output'}", f"is {text!r:.60}; give a text")
+    return answered({**_function(where, entry), "server_label": entry.get("server_label")},
+                    text, failed)  # fmt: skip
 
 
 def _result(where: str, entry: Item) -> Item:
@@ -180,6 +197,7 @@ _READERS: dict[str, Callable[[str, Item], Item]] = {
     "reasoning": _reasoning,
     "function_call": _call,
     "function_call_output": _result,
+    "mcp_call": _server_call,
 }
 
 
@@ -189,6 +207,7 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
     Neighbours that belong to one turn of the assistant (reasoning, then a text, then calls) are one
     message, and so are the instructions and the rules that the items begin with.
     """
+    items = list(with_results(items))
     first = list(takewhile(_is_rule, items))
     rules = [instructions] if instructions else []
     rules += [_words(item["content"]) for item in first]

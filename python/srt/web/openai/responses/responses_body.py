@@ -9,7 +9,7 @@ from sglang.ir.declaration import Bounds
 from sglang.srt.requests.common_fields import ReplyTokens, SeparateReasoning, StreamReasoning
 from sglang.srt.requests.request_error import RequestError, Reworded
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse
-from sglang.srt.runtime.conversations.chat_request import ChatRequest
+from sglang.srt.runtime.conversations.chat_request import MAX_CALLS, ChatRequest
 from sglang.srt.web.openai.responses.responses_tools import chat_tools, choice_of, tools_of
 
 LOGPROBS = "message.output_text.logprobs"
@@ -46,6 +46,12 @@ class ResponsesBody(CompletionFields, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[
+        int | None,
+        Bounds(1),
+        f"Calls of the server's own tools (`toolbox`), at most {MAX_CALLS} of which are run; "
+        "`--toolbox-max-calls` by default.",
+    ] = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     include: list[str] | None = None
@@ -150,6 +156,7 @@ def chat_of(body: ResponsesBody, messages: list[dict[str, Any]]) -> ChatRequest:
         tools=functions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
+        max_calls=None if body.max_tool_calls is None else min(body.max_tool_calls, MAX_CALLS),
     )
 
 

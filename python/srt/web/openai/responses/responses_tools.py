@@ -7,18 +7,22 @@ from typing import Any
 
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.tool_use import MAX_TOOLS
+from sglang.srt.runtime.conversations.toolbox_turns import KIND
 
 _MODES = ("none", "auto", "required")
 _FIELDS = ("name", "description", "parameters", "strict")
 
 
 def tools_of(given: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """The tools as they are echoed: functions. Raises RequestError."""
+    """Functions, and tools of the server, each of which has its name. Raises RequestError."""
     if given and len(given) > MAX_TOOLS:
         raise RequestError(f"tools has {len(given)} entries; at most {MAX_TOOLS}.", "tools")
     found = []
     for i, tool in enumerate(given or []):
         kind = tool.get("type") if isinstance(tool, dict) else tool
+        if kind == KIND:
+            found.append(tool)
+            continue
         if kind != "function":
             raise RequestError(
                 f"tools[{i}].type is {kind!r:.60}; only function is available.",
@@ -27,6 +31,14 @@ def tools_of(given: Sequence[Any] | None) -> list[dict[str, Any]]:
             )
         found.append({"type": "function", **{name: tool.get(name) for name in _FIELDS}})
     return found
+
+
+def echoed(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools as a response repeats them: those of the server as the API has an MCP server's."""
+    own = [tool["name"] for tool in tools if tool["type"] == KIND]
+    server = {"type": "mcp", "server_label": KIND, "allowed_tools": own}
+    server["require_approval"] = "never"
+    return [tool for tool in tools if tool["type"] != KIND] + ([server] if own else [])
 
 
 def choice_of(given: Any, tools: Sequence[dict[str, Any]]) -> str | dict[str, Any]:
@@ -76,5 +88,9 @@ def chat_tools(
     elif isinstance(choice, dict):
         names = [each["name"] for each in choice["tools"]]
         tools, choice = [tool for tool in tools if tool["name"] in names], str(choice["mode"])
-    found = [{"type": "function", "function": {n: tool[n] for n in _FIELDS}} for tool in tools]
+    found = [
+        tool if tool["type"] == KIND
+        else {"type": "function", "function": {n: tool[n] for n in _FIELDS}}
+        for tool in tools
+    ]  # fmt: skip
     return found or None, choice

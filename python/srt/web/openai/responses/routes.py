@@ -13,6 +13,11 @@ import msgspec
 from sglang.ir.declaration import Bounds
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.chat_request import ChatCall, read_chat
+from sglang.srt.runtime.conversations.toolbox_turns import (
+    ToolboxTurns,
+    named_entries,
+    toolbox_turns,
+)
 from sglang.srt.runtime.offload import offload
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
@@ -36,6 +41,7 @@ from sglang.srt.web.openai.responses.responses_body import (
     in_own_words,
 )
 from sglang.srt.web.openai.responses.stored_context import Past
+from sglang.srt.web.openai.responses.toolbox_events import written_turns
 from sglang.srt.web.response_store import StoredResponse
 from sglang.srt.web.server_state import ServerState
 from starlette.requests import Request
@@ -57,16 +63,22 @@ class ItemsQuery(msgspec.Struct):
 
 async def create(state: ServerState, request: Request) -> Response:
     """Answer an input: as one object, as a stream of events, or in the background."""
-    body = await read_body(request, ResponsesBody, state.body_limit)
+    body = await _body(state, request)
     name = uuid.uuid4().hex
-    items, call = await _read(state, body, name)
+    items, call, turns = await _read(state, body, name)
     answer = Answer(state, body, call, name)
     call = replace(call, request=replace(call.request, rid=body.rid or answer.id))
     kept = msgspec.json.encode(items)
     record = StoredResponse(answer.id, CALLER.get().tenant, body.previous_response_id or "", kept)
+    whole = not body.background and not body.stream
+    interval = sys.maxsize if whole else state.config.server.stream_interval
+    if turns is None:
+        events = written(state, call, answer, interval)
+    else:
+        events = written_turns(state, call, answer, interval, turns)
     if body.background:
         record.events = [] if body.stream else None
-        begin(state, call, answer, record)
+        begin(state, call, answer, record, events)
         if body.stream:
             return await respond(request, follow(record, -1), FRAMES)
         return json_response(answer.value())
@@ -77,27 +89,37 @@ async def create(state: ServerState, request: Request) -> Response:
             state.responses.put(record)
 
     if body.stream:
-        events = written(state, call, answer, state.config.server.stream_interval)
         return await respond(request, with_errors(events, answer, save), EVENTS)
-    await unless_gone(request, _all(written(state, call, answer, sys.maxsize)))
+    await unless_gone(request, _all(events))
     save()
     return json_response(answer.value())
 
 
+async def _body(state: ServerState, request: Request) -> ResponsesBody:
+    """The body, in which the server's tools have their names. Raises RequestError."""
+    body = await read_body(request, ResponsesBody, state.body_limit)
+    if body.tools:
+        body = msgspec.structs.replace(body, tools=named_entries(state.toolbox, body.tools))
+    return body
+
+
 async def _read(
     state: ServerState, body: ResponsesBody, name: str, fits: bool = True
-) -> tuple[list[Item], ChatCall]:
-    """The items of the input, and the chat that they and the continued response make. ``fits``:
-    what is too long for the model is refused. Raises RequestError."""
+) -> tuple[list[Item], ChatCall, ToolboxTurns | None]:
+    """The items of the input, the chat that they and the continued response make, and its turns
+    where it has tools of the server. ``fits``: what is too long for the model is refused. Raises
+    RequestError."""
     check(body)
     past = Past(state.responses)
     before = past.conversation(body.previous_response_id)
     count = len(before) + (len(body.input) if isinstance(body.input, list) else 1)
     items = await offload(count, read_items, body.input, name, before, past.item)
     chat = chat_of(body, await offload(count, messages_of, body.instructions, [*before, *items]))
+    turns = toolbox_turns(state.toolbox, chat)
+    chat = chat if turns is None else turns.body
     with in_own_words():
         caller = CALLER.get() if fits else None
-        return items, await read_chat(state.runtime, chat, fits, caller)
+        return items, await read_chat(state.runtime, chat, fits, caller), turns
 
 
 async def _all(events: AsyncGenerator[Any, None]) -> None:
@@ -108,8 +130,8 @@ async def _all(events: AsyncGenerator[Any, None]) -> None:
 
 async def count(state: ServerState, request: Request) -> Response:
     """Count the tokens of an input."""
-    body = await read_body(request, ResponsesBody, state.body_limit)
-    _, call = await _read(state, body, "", fits=False)
+    body = await _body(state, request)
+    _, call, _ = await _read(state, body, "", fits=False)
     return json_response(
         {"object": "response.input_tokens", "input_tokens": len(call.request.prompt)}
     )

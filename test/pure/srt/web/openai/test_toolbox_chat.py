@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import pytest
 from helpers.http_server import is_error
-from helpers.scripted import Scripted
+from helpers.toolbox import InProcess, Turns, called
 from helpers.toy_tokenizer import byte_level
 from sglang.srt.config import Config, ToolboxConfig
-from sglang.srt.requests.completion.completion_request import CompletionRequest
-from sglang.srt.requests.completion.output import Finish, Output
-from sglang.srt.runtime.toolbox.tool_definitions import definition_of
-from sglang.srt.runtime.toolbox.tool_processes import Toolbox, ToolResult
+from sglang.srt.requests.completion.output import Finish
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.server_state import ServerState
@@ -24,62 +20,6 @@ from sglang.srt.web.server_state import ServerState
 PATH = "/v1/chat/completions"
 TOOLBOX = {"type": "toolbox"}
 WEATHER = {"type": "function", "function": {"name": "weather"}}
-
-
-def add(a: int, b: int) -> int:
-    """Sum."""
-    return a + b
-
-
-def fail() -> None:
-    raise KeyError("lost")
-
-
-def wait() -> None: ...
-
-
-class InProcess(Toolbox):
-    """A toolbox that runs its functions here."""
-
-    def __init__(self, state: ServerState) -> None:
-        super().__init__(ToolboxConfig(), state.metrics.tool_ran)
-        self.functions = {"add": add, "fail": fail, "wait": wait}
-        self.tools = {name: definition_of(f) for name, f in self.functions.items()}
-        self.cancelled, self.begun = 0, asyncio.Event()
-
-    async def _call(self, name: str, arguments: str) -> ToolResult:
-        try:
-            if name == "wait":
-                await self._wait()
-            return ToolResult(str(self.functions[name](**json.loads(arguments))))
-        except KeyError as error:
-            return ToolResult(f"Error: {error}", True)
-
-    async def _wait(self) -> None:
-        self.begun.set()
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-
-
-class Turns(Scripted):
-    """A model whose n-th turn writes the n-th text; the last one again and again."""
-
-    def __init__(self, tokenizer: Tokenizer, *texts: str) -> None:
-        super().__init__(tokenizer)
-        self.texts = texts
-
-    async def run(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
-        self.text = self.texts[min(len(self.requests), len(self.texts) - 1)]
-        async for output in super().run(request):
-            yield output
-
-
-def called(name: str, **arguments: Any) -> str:
-    call = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +34,7 @@ def asked(
 
     async def post() -> httpx.Response:
         if toolbox:
-            state.toolbox = InProcess(state)
+            state.toolbox = InProcess(ToolboxConfig(), state.metrics.tool_ran)
         transport = httpx.ASGITransport(make_app(state), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             messages_ = messages or [{"role": "user", "content": "2 + 3?"}]
@@ -120,7 +60,7 @@ def test_the_server_answers_calls_of_its_tools(tokenizer: Tokenizer) -> None:
     assert call["content"] == "Let me see."
     assert call["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 2, "b": 3}'}
     assert result == {
-        "role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "5",
+        "role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "name": "add", "content": "5",
     }  # fmt: skip
     first, second = model.prompts
     assert '"add"' in first
@@ -146,6 +86,16 @@ def test_a_stream_shows_words_and_what_the_server_did(tokenizer: Tokenizer) -> N
     reasons = [c["choices"][0]["finish_reason"] for c in found if c["choices"]]
     assert [reason for reason in reasons if reason] == ["stop"]
     assert found[-1]["usage"]["prompt_tokens"] == sum(len(r.prompt) for r in model.requests)
+
+
+def test_the_next_turn_goes_on_with_the_parked_context(tokenizer: Tokenizer) -> None:
+    model = Turns(tokenizer, called("add", a=2, b=3), "It is 5.")
+    model.real = True
+    response, _ = asked(model)
+    assert response.json()["choices"][0]["message"]["content"] == "It is 5."
+    first, second = model.requests
+    assert first.resumed is None
+    assert second.resumed is not None
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -265,12 +215,19 @@ def test_bad_requests_are_named(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_ends_the_running_tools(tokenizer: Tokenizer, stream: bool) -> None:
+@pytest.mark.parametrize("path", [PATH, "/v1/responses", "/v1/messages"])
+def test_a_client_that_goes_ends_the_running_tools(
+    tokenizer: Tokenizer, path: str, stream: bool
+) -> None:
     async def main() -> int:
         model = Turns(tokenizer, "\n".join([called("wait")] * 2))
+        model.real = True
         state = ServerState(Config.of(), model)  # type: ignore[arg-type]
-        state.toolbox = toolbox = InProcess(state)
-        asked = {"messages": [{"role": "user", "content": "Go."}], "tools": [TOOLBOX]}
+        state.toolbox = toolbox = InProcess(ToolboxConfig(), state.metrics.tool_ran)
+        said = [{"role": "user", "content": "Go."}]
+        asked: dict[str, Any] = {"tools": [TOOLBOX], "max_tokens": 99, "messages": said}
+        if path == "/v1/responses":
+            asked = {"tools": [TOOLBOX], "input": said}
         data = json.dumps({**asked, "stream": stream}).encode()
         received = [{"type": "http.request", "body": data, "more_body": False}]
 
@@ -283,10 +240,11 @@ def test_a_client_that_goes_ends_the_running_tools(tokenizer: Tokenizer, stream:
         async def send(message: Any) -> None: ...
 
         headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
-        scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(),
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
                  "headers": headers, "query_string": b"", "server": ("localhost", 80),
                  "client": ("localhost", 1), "scheme": "http", "http_version": "1.1"}  # fmt: skip
         await asyncio.wait_for(make_app(state)(scope, receive, send), 30)
+        assert state.runtime.parked.empty, "no request will go on with its context"
         return toolbox.cancelled
 
     assert asyncio.run(main()) == 2
