@@ -42,9 +42,11 @@ STAGES = (
     Stage(0.15, {256: 1.0}, 0.1, 70),
     Stage(0.50, {256: 1.0}, 0.02, 80),
     Stage(0.72, {256: 0.85, 512: 0.1, 1024: 0.05}, 0.02, 120),
-    Stage(1.00, {256: 0.64, 512: 0.2, 1024: 0.13, 2048: 0.03}, 0.02, 160),
+    Stage(1.00, {256: 0.56, 512: 0.22, 1024: 0.19, 2048: 0.03}, 0.02, 160),
 )
 """Copying is learnt first over short distances, then the context grows."""
+COPYING_LEARNT = STAGES[2].until
+"""Where a run that begins with trained weights starts."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from tools.train_tiny.export import load_exported
+from tools.train_tiny.files import load_exported
 from tools.train_tiny.model import TinyLlama, complete
 from tools.train_tiny.sample import END_OF_TEXT, IM_END
 from tools.train_tiny.tasks import GENERATORS, LONG_TASKS, write

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from tools.train_tiny.model import Shape, TinyLlama
+from tools.train_tiny.model import Shape
 from tools.train_tiny.sample import END_OF_TEXT, IM_END, IM_START, SPECIAL_TOKENS
 from tools.train_tiny.tokenizer import load_tokenizer
 from tools.train_tiny.train import load_model
@@ -113,16 +113,6 @@ def export(run: Path, to: Path) -> None:
     save_file(weights, str(part), metadata={"format": "pt"})
     part.chmod(0o644)
     part.replace(to / "model.safetensors")
-
-
-def load_exported(folder: Path) -> TinyLlama:
-    """Read an exported folder back, in float32: what is evaluated is what ships."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    shape = Shape(**{name: config[name] for name in Shape().to_dict()})
-    model = TinyLlama(shape)
-    weights = load_file(str(folder / "model.safetensors"))
-    model.load_state_dict({name: value.float() for name, value in weights.items()})
-    return model.eval()
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class Muon(torch.optim.Optimizer):
 
 def build_optimizers(
     model: nn.Module, matrix_lr: float, other_lr: float, replica: Replica = ALONE,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32, matrix_decay: float = 0.1,
 ) -> list[torch.optim.Optimizer]:  # fmt: skip
     """Matrices of the layers to Muon, the rest to AdamW; gains move slower than embeddings."""
     named = dict(model.named_parameters())
@@ -80,4 +80,4 @@ def build_optimizers(
     gains = [p for p in named.values() if p.ndim == 1]
     groups = [{"params": embeddings}, {"params": gains, "lr": other_lr / 4}]
     adam = torch.optim.AdamW(groups, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)
-    return [Muon(matrices, matrix_lr, replica, dtype), adam]
+    return [Muon(matrices, matrix_lr, replica, dtype, decay=matrix_decay), adam]

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from tools.train_tiny.circuit import write_induction_circuit
-from tools.train_tiny.corpus import Batch, make_batch
+from tools.train_tiny.corpus import COPYING_LEARNT, Batch, make_batch
+from tools.train_tiny.files import load_exported
 from tools.train_tiny.model import Shape, TinyLlama
 from tools.train_tiny.optimizer import build_optimizers
 from tools.train_tiny.replicas import Replica, run
@@ -50,8 +51,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, default=6144)
     parser.add_argument("--matrix-lr", type=float, default=0.016)
     parser.add_argument("--other-lr", type=float, default=0.005)
+    parser.add_argument("--matrix-decay", type=float, default=0.1, help="weight decay of Muon")
     parser.add_argument("--warmup", type=int, default=50)
     parser.add_argument("--decay-share", type=float, default=0.5)
+    parser.add_argument(
+        "--begin-with", type=Path, metavar="FOLDER",
+        help="exported model to go on from, with its tokenizer; the schedule then leaves out the "
+        "stages that teach copying",
+    )  # fmt: skip
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to use; default: trained")
     parser.add_argument("--vocab", type=int, default=3072)
     parser.add_argument("--tokenizer-samples", type=int, default=20_000)
@@ -88,24 +95,33 @@ def worker_tokenizer(path: str) -> Tokenizer:
     return load_tokenizer(Path(path))
 
 
-def batch_of(path: str, seed: int, step: int, steps: int, batch_tokens: int) -> Batch:
+def batch_of(path: str, seed: int, step: int, progress: float, batch_tokens: int) -> Batch:
     """The batch of a step, callable in another process."""
-    return make_batch(worker_tokenizer(path), seed, step, step / steps, batch_tokens)
+    return make_batch(worker_tokenizer(path), seed, step, progress, batch_tokens)
+
+
+def progress_at(step: int, settings: argparse.Namespace) -> float:
+    """The share of the stages that is done, 0 to 1."""
+    first = COPYING_LEARNT if settings.begin_with else 0.0
+    return first + (1 - first) * float(step / settings.steps)
 
 
 def batches(settings: argparse.Namespace, path: Path, start: int, end: int) -> Iterator[Batch]:
     """Batches in order, written ahead by other processes if there are any."""
-    fixed = (str(path), settings.seed)
-    rest = (settings.steps, settings.batch_tokens)
+
+    def arguments(step: int) -> tuple[str, int, int, float, int]:
+        progress = progress_at(step, settings)
+        return str(path), settings.seed, step, progress, settings.batch_tokens
+
     if settings.workers == 0:
         for step in range(start, end):
-            yield batch_of(*fixed, step, *rest)
+            yield batch_of(*arguments(step))
         return
     with ProcessPoolExecutor(settings.workers) as pool:
         ahead: deque[Future[Batch]] = deque()
         for step in range(start, end):
             while len(ahead) < 8 and step + len(ahead) < end:
-                ahead.append(pool.submit(batch_of, *fixed, step + len(ahead), *rest))
+                ahead.append(pool.submit(batch_of, *arguments(step + len(ahead))))
             yield ahead.popleft().result()
 
 
@@ -115,8 +131,11 @@ def prepare_tokenizer(settings: argparse.Namespace) -> Path:
     settings.out.mkdir(parents=True, exist_ok=True)
     if path.exists():
         return path
-    if settings.tokenizer is not None:
-        shutil.copyfile(settings.tokenizer, path)
+    given = settings.tokenizer
+    if settings.begin_with is not None:
+        given = settings.begin_with / "tokenizer.json"
+    if given is not None:
+        shutil.copyfile(given, path)
     else:
         trained = train_tokenizer(settings.seed, settings.vocab, settings.tokenizer_samples)
         trained.save(str(path))
@@ -149,8 +168,11 @@ def build(
     """Model, optimizers and first step: from the checkpoint if there is one, else from the seed."""
     checkpoint = settings.out / "checkpoint.pt"
     dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
-    how = (settings.matrix_lr, settings.other_lr, replica, dtype)
+    how = (settings.matrix_lr, settings.other_lr, replica, dtype, settings.matrix_decay)
     torch.manual_seed(settings.seed)
+    if not checkpoint.exists() and settings.begin_with is not None:
+        model = load_exported(settings.begin_with)
+        return model, build_optimizers(model, *how), 0
     if not checkpoint.exists():
         shape = Shape(
             vocab_size=vocab_size,

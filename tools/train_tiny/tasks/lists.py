@@ -36,12 +36,19 @@ def bulleted(items: list[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
 
+def following(rng: random.Random, members: list[str], count: int) -> list[str]:
+    """Members that stand one behind the other, the first behind the last, from any on. What comes
+    next is certain, so a greedy answer repeats none."""
+    first = rng.randrange(len(members))
+    return [members[(first + i) % len(members)] for i in range(count)]
+
+
 def named(rng: random.Random, words: Words, size: int) -> Job:
     """`List three fruits.`: any members of the category will do."""
     del words, size
     category = rng.choice(sorted(CATEGORIES))
     count_word = rng.choice(sorted(COUNTS))
-    items = rng.sample(CATEGORIES[category], COUNTS[count_word])
+    items = following(rng, sorted(CATEGORIES[category]), COUNTS[count_word])
     shown = count_word if rng.random() < 0.7 else str(COUNTS[count_word])
     question = rng.choice(
         ("List {} {}.", "Name {} {}.", "Give me {} {}.", "Write a list of {} {}.")
@@ -109,7 +116,7 @@ def tips(rng: random.Random, words: Words, size: int) -> Job:
     goal = rng.choice(sorted(TIPS))
     if rng.random() < 0.4:
         count_word = rng.choice(("two", "three"))
-        items = rng.sample(TIPS[goal], COUNTS[count_word])
+        items = following(rng, TIPS[goal], COUNTS[count_word])
         wording = rng.choice(("Give {} tips to {}.", "Write {} tips to {}.", "List {} tips to {}."))
         return Job("list_tips", (Turn(wording.format(count_word, goal), numbered(items)),))
     tip = rng.choice(rng.choice(list(TIPS.values())))

@@ -214,7 +214,8 @@ def passages(rng: random.Random, words: Words, size: int) -> Job:
         blocks.append(f"[{index}] " + " ".join([inside[0][0], filler(rng, words)]))
         made += [(index, fact) for fact in inside]
     turns = []
-    for number_asked, (_, question, answer) in rng.sample(made, 1 if words.held_out else count):
+    asked = 1 if words.held_out else rng.randint(1, count)
+    for number_asked, (_, question, answer) in rng.sample(made, asked):
         turns.append(Turn(question, answer))
         if rng.random() < 0.5:
             turns.append(Turn("Which passage says so?", f"[{number_asked}]"))

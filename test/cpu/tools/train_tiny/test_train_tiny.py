@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
 
-from tools.train_tiny.corpus import STAGES, make_batch
+from tools.train_tiny.corpus import COPYING_LEARNT, STAGES, make_batch
 from tools.train_tiny.evaluate import (
     Question,
     as_markdown,
@@ -22,13 +23,14 @@ from tools.train_tiny.evaluate import (
     is_right_list,
     questions,
 )
-from tools.train_tiny.export import export, load_exported
+from tools.train_tiny.export import export
+from tools.train_tiny.files import load_exported
 from tools.train_tiny.model import Shape, TinyLlama, complete
 from tools.train_tiny.sample import IM_END, Turn, ask, write_chat, write_raw
 from tools.train_tiny.tasks import GENERATORS, LONG_TASKS, MIXTURE, draw, draw_long
 from tools.train_tiny.tasks.lookup import MANY_QUESTIONS, MAX_QUESTIONS
 from tools.train_tiny.tokenizer import load_tokenizer
-from tools.train_tiny.train import load_model, parse, train
+from tools.train_tiny.train import load_model, parse, progress_at, train
 from tools.train_tiny.words import FIRST_NAMES, Words
 
 
@@ -207,6 +209,31 @@ def test_export_and_evaluate(run: Path, tmp_path: Path) -> None:
     table = evaluate(tmp_path, seed=1, count=1, lengths=[])
     assert set(table) == {*GENERATORS, "mean"}
     assert "| mean |" in as_markdown(table)
+
+
+def test_a_run_goes_on_from_exported_weights(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "old")
+    given = ["--out", str(tmp_path / "new"), "--smoke", "--begin-with", str(tmp_path / "old")]
+    settings = parse([*given, "--other-lr", "0", "--matrix-lr", "0", "--stop-at", "1"])
+    assert progress_at(0, settings) == COPYING_LEARNT < progress_at(6, settings) < 1
+    train(settings)
+    found, _ = load_model(tmp_path / "new" / "checkpoint.pt")
+    begun = load_exported(tmp_path / "old")
+    assert all(map(torch.equal, found.parameters(), begun.parameters()))
+    old, new = tmp_path / "old" / "tokenizer.json", tmp_path / "new" / "tokenizer.json"
+    assert old.read_bytes() == new.read_bytes()
+
+
+def test_lists_of_a_category_go_on_in_order() -> None:
+    """A greedy answer would repeat its likeliest item otherwise."""
+    after: dict[tuple[str, str], set[str]] = {}
+    for seed in range(300):
+        job = GENERATORS["list_category"](random.Random(seed), Words(held_out=False), 0)
+        items = [line.partition(". ")[2] for line in job.turns[0].answer.split("\n")]
+        category = job.turns[0].ask.split()[-1]
+        for one, other in pairwise(items):
+            after.setdefault((category, one), set()).add(other)
+    assert all(len(found) == 1 for found in after.values())
 
 
 def test_marking() -> None:
