@@ -78,13 +78,16 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The host and port of a server: the embedded model, the toolbox of its page, batches."""
+    """The host and port of a server: the embedded model, the toolbox of its page, batches, and
+    inferlets where their extra is installed."""
     tools = tmp_path_factory.mktemp("tools") / "mytools.py"
     example = BLOCK.search((DOCS / "toolbox.md").read_text(encoding="utf-8"))
     assert example is not None
     tools.write_text(example["code"], encoding="utf-8")
     batches = tmp_path_factory.mktemp("batches")
     flags = ["--device", "cpu", "--toolbox", str(tools), "--batch-dir", str(batches)]
+    if find_spec("componentize_py"):
+        flags.append("--enable-inferlets")
     with launched(["--log-level", "warning", *flags]) as server:
         yield server.url.removeprefix("http://")
 
