@@ -61,6 +61,7 @@ MIXTURE: dict[str, float] = {
     "dialogue_sums": 3,
     "dialogue_persona": 1.3,
     "dialogue_style": 2,
+    "dialogue_program": 9,
     "dialogue_greeting": 0.3,
 }
 """How often each job is drawn; those that were learnt late in trial runs have more."""

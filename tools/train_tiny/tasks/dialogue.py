@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 
@@ -120,10 +121,40 @@ def small_talk(rng: random.Random, words: Words, size: int) -> Job:
     return Job("dialogue_greeting", tuple(Turn(q, a) for q, a in turns), system=system)
 
 
+def program(rng: random.Random, words: Words, size: int) -> Job:
+    """Jobs of small programs: a word that is repeated, a list and its prices, a person as JSON."""
+    del size
+    kind = rng.randrange(3)
+    if kind == 0:
+        said = words.first(rng) if rng.random() < 0.3 else " ".join(words.things(rng, 1))
+        wording = rng.choice(("Repeat: {}", "Repeat: {}", "Copy this: {}", "Say: {}"))
+        turns = [Turn(wording.format(said), said) for _ in range(rng.randint(1, 3))]
+        return Job("dialogue_program", tuple(turns))
+    if kind == 1:
+        things = words.things(rng, rng.randint(2, 4))
+        prices = {thing: rng.randrange(5, 100) for thing in things}
+        told = " ".join(f"The {thing} costs {price} dollars." for thing, price in prices.items())
+        given = f"{', '.join(things[:-1])} and {things[-1]}"
+        listed = "\n".join(f"{i}. {thing}" for i, thing in enumerate(things, start=1))
+        asked = rng.choice(things)
+        turns = [
+            Turn(f"Write as a numbered list: {given}", listed),
+            Turn(f"{told}\nHow much is the {asked}?", str(prices[asked])),
+        ]
+        return Job("dialogue_program", tuple(turns))
+    name = f"{words.first(rng)} {words.surname(rng)}"
+    age, city = rng.randrange(5, 95), words.city(rng)
+    wording = rng.choice(("The person as JSON: {}", "Give the person as JSON: {}"))
+    told = f"{name} is {age} and lives in {city}."
+    sheet = json.dumps({"name": name, "age": age, "city": city})
+    return Job("dialogue_program", (Turn(wording.format(told), sheet),))
+
+
 GENERATORS: dict[str, Callable[[random.Random, Words, int], Job]] = {
     "dialogue_memory": memory,
     "dialogue_sums": follow_up,
     "dialogue_persona": persona,
     "dialogue_style": style,
+    "dialogue_program": program,
     "dialogue_greeting": small_talk,
 }

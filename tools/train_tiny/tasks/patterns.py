@@ -110,7 +110,9 @@ def twice(rng: random.Random, words: Words) -> tuple[str, str]:
 
 
 def copy(rng: random.Random, words: Words) -> tuple[str, str]:
-    text = f"{words.invented(rng)} {words.things(rng, 1)[0]}"
+    text = words.things(rng, 1)[0]
+    if rng.random() < 0.6:
+        text = f"{words.invented(rng)} {text}"
     return text, text
 
 
