@@ -204,12 +204,13 @@ def test_wrong_call_is_refused_and_spoils_nothing(
         text = await Context(ctx).fill("The weather today")
         return await text.generate_until(max_tokens=3)
 
+    undisturbed = programs.one(other)
     (found, number, first), text = programs.run(wrong, other)
     assert programs.errors == ["", ""]
     assert message in found
     assert f"call {number}, " in found
     assert isinstance(first, int)
-    assert text == " is 3"
+    assert text == undisturbed != ""
 
 
 def test_error_of_a_forward_is_told_once(programs: Programs | EnginePrograms) -> None:
