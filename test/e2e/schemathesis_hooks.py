@@ -30,7 +30,7 @@ BETWEEN_FIELDS = re.compile(
     |Only\ a\ response\ created
     |\ needs\ |\ is\ given\ with(out)?\ |exclude\ one\ another|names\ of\ one\ thing
     |must\ be\ at\ least\ n,|^output_ids\ are\ those\ of\ one\ text|^kv_hints\.protocol_version
-    |^tool_choice|has\ no\ token\ that\ begins|is\ open\ already
+    |^tool_choice|^return_progress\ is\ true|has\ no\ token\ that\ begins|is\ open\ already
     |Leave\ one\ of\ them\ out""",
     re.VERBOSE,
 )

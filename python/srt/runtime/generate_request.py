@@ -235,7 +235,7 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
             request = await _with_media(
                 runtime, request, images[i] if images else [], videos[i] if videos else []
             )
-        requests.append(reporting(request, body.return_progress))
+        requests.append(reporting(request) if body.return_progress else request)
     single = not listed and requests[0].sampling.n == 1
     states = each("return_hidden_states", False)
     with_text = bool(body.return_text_in_logprobs)

@@ -43,11 +43,9 @@ class PromptNews:
         return PromptProgressed(stats.prompt_tokens, stats.cached_tokens, ready, time_ms)
 
 
-def reporting(request: CompletionRequest, wanted: bool | None) -> CompletionRequest:
-    """The request, which reports its prompt where that is ``wanted``. Raises RequestError where its
-    prompt is computed apart from its completions."""
-    if not wanted:
-        return request
+def reporting(request: CompletionRequest) -> CompletionRequest:
+    """The request, which reports its prompt now. Raises RequestError where its prompt is computed
+    apart from its completions."""
     if request.sampling.n > 1 or request.score_choices:
         given = f"n is {request.sampling.n}" if request.sampling.n > 1 else "choices are scored"
         raise RequestError(

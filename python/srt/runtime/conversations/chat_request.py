@@ -181,7 +181,9 @@ async def read_chat(
         prompt.ids, sampling, _logprobs(body), body.rid or "", body.priority or 0, salt,
         score_choices=whole, media=prompt.media, adapter=adapter, resumed=prompt.resumed,
     )  # fmt: skip
-    return ChatCall(reporting(request, body.return_progress), use, thinking, prompt.source)
+    if body.return_progress:
+        request = reporting(request)
+    return ChatCall(request, use, thinking, prompt.source)
 
 
 def _verify(body: ChatRequest) -> None:

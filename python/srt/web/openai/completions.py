@@ -113,7 +113,7 @@ async def _requests(
         )
         resumed = None if found is None else found.resumed
         request = replace(request, adapter=adapter, resumed=resumed)
-        requests.append(reporting(request, body.return_progress))
+        requests.append(reporting(request) if body.return_progress else request)
         text = prompt if isinstance(prompt, str) else state.runtime.tokenizer.decode(ids)
         echoes.append(text if body.echo else "")
     return requests, echoes

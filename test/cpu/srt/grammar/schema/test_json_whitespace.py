@@ -23,8 +23,11 @@ pytest.importorskip("torch")
 GUIDE = ROOT / "docs" / "language.md"
 TYPED = re.compile(r"```python\n(from pydantic.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 SHEET = {
-    "type": "object", "required": ["name", "age"], "additionalProperties": False,
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "type": "object", "required": ["name", "age", "city"], "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"},
+        "city": {"type": "string", "maxLength": 12},
+    },
 }  # fmt: skip
 TEXT = "Nora Hill is 34 and lives in Lisbon."
 
@@ -62,7 +65,8 @@ def test_one_space_by_default_and_none_on_demand(embedded: sgl.Engine) -> None:
         whitespace: extract.run(whitespace, temperature=0, backend=embedded)
         for whitespace in (None, "[ ]?", "")
     }
-    assert states[None]["sheet"] == states["[ ]?"]["sheet"] == '{"name": "Nora Hill", "age": 34}'
+    sheet = '{"name": "Nora Hill", "age": 34, "city": "Lisbon"}'
+    assert states[None]["sheet"] == states["[ ]?"]["sheet"] == sheet
     compact = states[""]["sheet"]
     assert json.dumps(json.loads(compact), separators=(",", ":")) == compact
     forced = {key: state.get_meta_info("sheet")["forced_tokens"] for key, state in states.items()}
