@@ -19,7 +19,7 @@ from sglang.integrations.dspy import SGLang
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 QUESTIONS = [
     "Where does Ines live?",
-    "What is the job of Tomas?",
+    "Where does Tomas live?",
     "How old is Nadia?",
     "Who owns the sword?",
     "Where is the atlas?",

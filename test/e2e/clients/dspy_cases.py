@@ -343,4 +343,4 @@ def test_the_example_answers_from_the_passages() -> None:
     spec = importlib.util.spec_from_file_location("rag", ROOT / "examples" / "dspy" / "rag.py")
     rag = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rag)
-    assert rag.main() == ["Porto", "pilot", "63", "Oscar", "cellar", "30"]
+    assert rag.main() == ["Porto", "Bergen", "63", "Oscar", "cellar", "30"]

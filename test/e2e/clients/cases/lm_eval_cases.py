@@ -20,7 +20,7 @@ dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
 output_type: multiple_choice
 doc_to_text: "Question: What is {{{{a}}}} + {{{{b}}}}?\\nAnswer:"
-doc_to_choice: ["{{{{c}}}}", "{{{{c + 1}}}}", "{{{{c * 3}}}}"]
+doc_to_choice: choices
 doc_to_target: 0
 metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
@@ -43,7 +43,11 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> TaskManager:
     folder: Path = tmp_path_factory.mktemp("tasks")
-    rows = [{"a": a, "b": b, "c": c, "question": f"What is {a} + {b}?"} for a, b, c in SUMS]
+    rows = [
+        {"a": a, "b": b, "c": c, "choices": [str(c), str(c + 1), str(c * 3)],
+         "question": f"What is {a} + {b}?"}
+        for a, b, c in SUMS
+    ]  # fmt: skip
     data = folder / "sums.json"
     data.write_text("\n".join(map(json.dumps, rows)))
     (folder / "choice.yaml").write_text(CHOICES.format(data=data))
@@ -74,7 +78,7 @@ def likelihood(tasks: TaskManager, url: str, key: str) -> float:
 
 
 def test_completions(likelihood: float) -> None:
-    assert likelihood >= 0.5
+    assert likelihood == 1.0
 
 
 def test_chat(tasks: TaskManager, url: str) -> None:
