@@ -46,7 +46,7 @@ STAGES = (
 )
 """Copying is learnt first over short distances, then the context grows."""
 COPYING_LEARNT = STAGES[2].until
-"""Where a run that begins with trained weights starts."""
+"""Share of the stages that a run from trained weights leaves out."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Blocks:
         return events
 
     def calling(self, calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Whole blocks of calls that the server runs."""
+        """Return whole blocks for calls that the server runs."""
         events: list[dict[str, Any]] = []
         for call in calls:
             function = call["function"]
