@@ -99,10 +99,11 @@ def draw(shape: Shape, dtype: str, seed: int) -> dict[str, Any]:
     import torch
 
     random = torch.Generator().manual_seed(seed)
-    kind = getattr(torch, dtype)
+    kind: torch.dtype = getattr(torch, dtype)
 
     def normal(rows: int, inputs: int) -> torch.Tensor:
-        return (torch.randn(rows, inputs, generator=random) / inputs**0.5).to(kind)
+        spread: float = inputs**0.5
+        return (torch.randn(rows, inputs, generator=random) / spread).to(kind)
 
     width, kv = shape.hidden, shape.head * shape.kv_heads
     embedding = 0.02 * torch.randn(shape.vocab, width, generator=random)

@@ -22,7 +22,7 @@ async def listen(name: str, city: str) -> str:
     state = await introduction.arun(name, city, temperature=0, stream=True)
     async for piece in state.text_async_iter("greeting"):
         print(f"to {name}: {piece}")
-    return await state.aget("city")
+    return str(await state.aget("city"))
 
 
 async def listen_to_all() -> list[str]:

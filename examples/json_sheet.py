@@ -27,7 +27,7 @@ def sheet(s, text):
 
 
 def main() -> Sheet:
-    found = sheet.run(BIOGRAPHY, temperature=0).value("sheet")
+    found: Sheet = sheet.run(BIOGRAPHY, temperature=0).value("sheet")
     print(repr(found))
     return found
 

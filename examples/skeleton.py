@@ -24,7 +24,7 @@ def offer(s, wishes):
 
 
 def main() -> dict[str, str]:
-    prices = offer.run("lamp, clock and rope", temperature=0).ret_value
+    prices: dict[str, str] = offer.run("lamp, clock and rope", temperature=0).ret_value
     print(prices)
     return prices
 

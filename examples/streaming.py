@@ -17,7 +17,7 @@ def main() -> list[str]:
     for piece in state.text_iter("list"):
         print(piece, end="", flush=True)
     print()
-    return state["list"].splitlines()
+    return list(state["list"].splitlines())
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def offer(s, wishes):
 
 def main(path: str | None = None) -> dict[str, str]:
     with sgl.tracing(path, prices=DOLLARS) as trace:
-        prices = offer.run("lamp, clock and rope", temperature=0).ret_value
+        prices: dict[str, str] = offer.run("lamp, clock and rope", temperature=0).ret_value
     totals = trace.totals()
     print(prices)
     print(f"{totals['requests']} requests, {totals['hit_rate']:.0%} of the prompts from the cache")

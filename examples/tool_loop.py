@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections.abc import Callable
 
 import sglang as sgl
 from connect import connect
 
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
 
 
 def calc(text: str) -> int:

@@ -77,7 +77,7 @@ def answered(route: Any) -> None:
     """Send a chat's request the fixed answer."""
     words = [{"reasoning_content": "The reader wants the idea, the code and the cost."}]
     words += [{"content": ANSWER[at : at + 40]} for at in range(0, len(ANSWER), 40)]
-    chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in words]
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in words]
     chunks += [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
     chunks += [{"choices": [], "usage": USAGE}]
     lines = [f"data: {json.dumps({'id': 'x', **chunk})}\n\n" for chunk in chunks]
@@ -155,7 +155,9 @@ def pictures(url: str, out: Path) -> None:
                 loading.start()
             for size, scheme in looks:
                 context = browser.new_context(
-                    viewport=SIZES[size], color_scheme=scheme, reduced_motion="reduce"
+                    viewport=SIZES[size],  # type: ignore[arg-type]  # TypedDicts of playwright
+                    color_scheme=scheme,  # type: ignore[arg-type]
+                    reduced_motion="reduce",
                 )
                 page = context.new_page()
                 page.goto(f"{url}/#{view}")

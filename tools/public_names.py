@@ -241,7 +241,7 @@ def assigned(cls: type) -> Iterator[str]:
         if "__init__" not in vars(base):
             continue
         try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base.__init__)))
+            tree = ast.parse(textwrap.dedent(inspect.getsource(vars(base)["__init__"])))
         except (OSError, TypeError, SyntaxError):
             continue  # generated, as of a dataclass
         for node in ast.walk(tree):

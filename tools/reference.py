@@ -37,7 +37,9 @@ def table(*columns: str) -> list[str]:
 
 def api() -> str:
     """All names of the package `sglang`, with signatures and docstrings by mkdocstrings."""
-    functions, classes, errors = [], [], []
+    functions: list[str] = []
+    classes: list[str] = []
+    errors: list[str] = []
     for name in sorted(sglang.__all__):
         value = getattr(sglang, name)
         if inspect.isclass(value):

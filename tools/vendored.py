@@ -25,7 +25,8 @@ LIST = FOLDER / "vendored.json"
 
 def listed() -> list[dict[str, Any]]:
     """The libraries, in the order of the list."""
-    return json.loads(LIST.read_text(encoding="utf-8"))
+    files: list[dict[str, Any]] = json.loads(LIST.read_text(encoding="utf-8"))
+    return files
 
 
 def hashes(name: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +96,7 @@ def room_of(found: Run, size: Size) -> int:
 def runs(
     ablations: Sequence[Ablation], claim: Claim, items: Sequence[Item], size: Size,
     modes: Sequence[str], rounds: int, **settings: Any,
-) -> Iterator[Run]:  # fmt: skip
+) -> Generator[Run, None, None]:  # fmt: skip
     """Each ablation in turns, every second round in the opposite order, each run with an empty
     cache. Every side has one run before the first round, which does not count."""
     with _engines(ablations, size, **settings) as sides:

@@ -145,7 +145,9 @@ class Cluster:
         for event in events:
             if isinstance(event, Failed):
                 raise RuntimeError(event.message)
-            sent = self._sent.get(event.request) if isinstance(event, (Tokens, Done)) else None
+            if not isinstance(event, (Tokens, Done)):
+                continue
+            sent = self._sent.get(event.request)
             if sent is None:
                 continue
             run = self.runs[sent.program]

@@ -35,10 +35,11 @@ async def by_hand(post: Callable[[Any], Awaitable[Any]], items: list[dict[str, s
 
     async def one(question: str) -> str:
         async with slots:
-            text = f"Q: {question}\nA:"
+            text: str = f"Q: {question}\nA:"
             text += (await post({"text": text, "sampling_params": SAMPLING}))["text"]
             text += "\nWhy:"
-            return text + str((await post({"text": text, "sampling_params": SAMPLING}))["text"])
+            text += (await post({"text": text, "sampling_params": SAMPLING}))["text"]
+            return text
 
     return list(await asyncio.gather(*(one(item["question"]) for item in items)))
 

@@ -116,7 +116,7 @@ class Guidance:
                 self.tokens = tokens.tokens
 
             def __call__(self, text: str) -> list[int]:
-                return known.encode([text])[0]
+                return list(known.encode([text])[0])
 
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Source()))
         self._library = llguidance

@@ -213,4 +213,4 @@ def _hosted(
 
 def _context(model: Path) -> int:
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return min(CONTEXT, config["max_position_embeddings"])
+    return min(CONTEXT, int(config["max_position_embeddings"]))

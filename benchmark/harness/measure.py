@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from sglang.backend.base import Backend
@@ -99,7 +100,7 @@ async def _run_plain(claim: Claim, api: Api, items: Sequence[Item], mode: str) -
     if mode == "latency":
         answers, latencies = [], []
         for item in items:
-            answer, seconds = await _timed(lambda item=item: claim.plain(api, item))
+            answer, seconds = await _timed(partial(claim.plain, api, item))
             answers.append(answer)
             latencies.append(seconds)
     else:

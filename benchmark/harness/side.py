@@ -53,7 +53,7 @@ class _Served:
         self, name: str, ignore_eos: bool, server: Server | None, versions: Mapping[str, str] | None
     ) -> None:
         self.name, self._ignore_eos, self._server = name, ignore_eos, server
-        self.versions = dict(versions or {})
+        self.versions: Mapping[str, str] = versions or {}
 
     def pause(self) -> None:
         if self._server is not None:

@@ -113,7 +113,7 @@ def trained(vocab: int) -> dict[str, Any]:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
     tokenizer.train_from_iterator(texts(), trainer)
-    found = json.loads(tokenizer.to_str())
+    found: dict[str, Any] = json.loads(tokenizer.to_str())
     names = found["model"]["vocab"]
     names |= {f"Ġw{number}": number for number in range(len(names), vocab)}
     return found

@@ -60,7 +60,7 @@ def program(s, examples, passage, endings, right):
 
 
 async def plain(api: Api, item: Item) -> str:
-    endings = item["endings"]
+    endings: list[str] = item["endings"]
     return endings[await api.choose(item["examples"] + item["passage"], endings)]
 
 

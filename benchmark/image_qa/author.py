@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,11 @@ class Author:
         import transformers
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-        self.versions = {"transformers": transformers.__version__}
-        self._model = transformers.LlavaForConditionalGeneration.from_pretrained(path, dtype="auto")
+        self.versions: Mapping[str, str] = {"transformers": transformers.__version__}
+        llava: Any = transformers.LlavaForConditionalGeneration
+        self._model = llava.from_pretrained(path, dtype="auto")
         self._model.eval()
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path)
         # A turn's end, which ends our side's texts too; random weights sample none.
         self._model.generation_config.eos_token_id = self._tokenizer.eos_token_id
         self._pictures = CLIPImageProcessorPil.from_pretrained(path)

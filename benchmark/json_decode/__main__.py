@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +146,17 @@ def _compile(options: argparse.Namespace, engine: Any) -> dict[str, list[Row]]:
     """A pattern for the whole batch against one for each request; none is known before."""
     workload, count = WORKLOADS["character"], options.num_requests
     prompts, sampling = _prompts(workload, count), _sampling(workload, count)
-    once, each = [], []
-    ways = [(nullcontext, once), (compiled_per_request, each)]
+    once: list[Run] = []
+    each: list[Run] = []
+    ways: list[tuple[Callable[[Any], AbstractContextManager[Any]], list[Run]]] = [
+        (nullcontext, once),
+        (compiled_per_request, each),
+    ]
     for _, (hook, runs) in in_turns(ways, options.rounds):
         forget_grammars(engine)
         with hook(engine):
             runs.append(run(engine, prompts, sampling))
-    figures = {
+    figures: dict[str, Figure] = {
         "once, s": Ratio([r.seconds for r in once]),
         "each, s": Ratio([r.seconds for r in each]),
         "once / each": Ratio(ratios(once, each), 2.4, above=False),
@@ -173,7 +177,8 @@ def _mask(options: argparse.Namespace, engine: Any) -> dict[str, list[Row]]:
     for name, sampling in batches.items():
         known = run(engine, prompts, sampling)
         lengths = [{**free, "max_new_tokens": len(tokens)} for tokens in known.tokens]
-        bound, unbound = [], []
+        bound: list[Run] = []
+        unbound: list[Run] = []
         for _, (work, runs) in in_turns([(sampling, bound), (lengths, unbound)], options.rounds):
             runs.append(run(engine, prompts, work))
         figures = {

@@ -19,7 +19,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-COMMON = {"log_level": "warning", "constrained_json_whitespace_pattern": ""}
+COMMON: dict[str, Any] = {"log_level": "warning", "constrained_json_whitespace_pattern": ""}
 
 
 class Failed(Exception):

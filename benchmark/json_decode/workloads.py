@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _TEXT = r'"[\w\d\s]{1,16}"'
-_CHARACTER = {
+Fields = dict[str, "str | Fields"]
+
+_CHARACTER: Fields = {
     "name": _TEXT,
     "house": '"(Gryffindor|Slytherin|Ravenclaw|Hufflepuff)"',
     "blood status": '"(Pure-blood|Half-blood|Muggle-born)"',
@@ -17,7 +19,7 @@ _CHARACTER = {
     "patronus": _TEXT,
     "bogart": _TEXT,
 }
-_CITY = {
+_CITY: Fields = {
     "name": _TEXT,
     "country": _TEXT,
     "latitude": r"[-+]?[0-9]{0,3}\.?[0-9]{0,2}",  # the paper's has no end: a small model finds none
@@ -25,8 +27,6 @@ _CITY = {
     "top 3 landmarks": rf"\[{_TEXT}, {_TEXT}, {_TEXT}\]",
 }
 _SUMMARY = {"summary": r'"[\w\d\s]+\."', "grade": r'"[ABCD][+-]?"'}
-
-Fields = dict[str, "str | Fields"]
 
 
 def _object(fields: Fields, indent: int) -> str:

@@ -94,7 +94,8 @@ def attention_case(shape: Shape, dtype: str, threads: int) -> Case:
 
     def ours() -> torch.Tensor:
         paged.append(pass_, heads, rotary, qkv, kv, threads)
-        return paged.attend(pass_, heads, qkv, kv, threads)
+        out: torch.Tensor = paged.attend(pass_, heads, qkv, kv, threads)
+        return out
 
     other = NativeAttention([pools[0]], [pools[1]], 1)
     other.plan(layout)

@@ -24,7 +24,8 @@ INTRO = "Below is a record of lines. Remember the REGISTER_CONTENT of each.\n"
 
 def items(scale: Scale, seed: int) -> list[Item]:
     draw = random.Random(seed)
-    lines, found = 200 if scale.long else 8, []
+    lines = 200 if scale.long else 8
+    found: list[Item] = []
     for place in range(scale.items):
         if place % QUESTIONS == 0:
             words = data.lines("words.txt")

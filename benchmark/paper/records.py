@@ -86,4 +86,4 @@ def complete(records: Sequence[Record]) -> set[str]:
 
 
 def _is(record: Record, state: str) -> bool:
-    return record["kind"] == "part" and record["state"] == state
+    return bool(record["kind"] == "part" and record["state"] == state)

@@ -87,7 +87,7 @@ def curve(figures: Figures) -> str:
             hits = counts["hit_rate"]
             rows.append([
                 side, f"{100 * hits.value:.0f} %" if hits else "-",
-                *(f"{counts[of].value:.3g}" if counts[of] else "-" for of in ("batch", "rate")),
+                *(f"{n.value:.3g}" if n else "-" for n in (counts["batch"], counts["rate"])),
                 times(figures.ratio(CURVE, claim, "throughput", side, sides[0])),
                 *(f"{value.value:.3g} s" if value else "-" for value in seconds),
             ])  # fmt: skip
@@ -153,8 +153,8 @@ def hits(figures: Figures) -> str:
     if mean is None:
         return ""
     low, high = (100 * rate for rate in published.HITS)
-    less = mean_of_optimal(figures, plenty=False)
-    also = f", **{100 * less:.1f} %** with half the memory" if less is not None else ""
+    half = mean_of_optimal(figures, plenty=False)
+    also = f", **{100 * half:.1f} %** with half the memory" if half is not None else ""
     return (
         f"{table(rows)}\n\nMean over the workloads: **{100 * mean:.1f} %** of the optimal{also}; "
         f"the paper: {100 * published.OF_OPTIMAL:.0f} %, with hit rates from {low:.0f} to "

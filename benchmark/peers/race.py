@@ -87,7 +87,8 @@ class Race:
             self.tell({"kind": "loaded", "size": self.size, "contender": contender.name, **about})
 
     def _race(self, name: str) -> None:
-        rules, runs = self.rules, {c: [] for c in self._running if name in c.works}
+        rules = self.rules
+        runs: dict[Contender, list[float]] = {c: [] for c in self._running if name in c.works}
         small = work.make(name, -1, self.shape.vocab, rules.scale * WARM_SCALE)
         for contender in runs:
             self._ask(contender, small)

@@ -86,7 +86,7 @@ class Meter:
     def bandwidth(self, size: int, tries: int = 3) -> float:
         """Bytes a second read from a buffer of ``size`` bytes, the best of several tries."""
         rounds = max(1, BYTES_READ // size)
-        return max(self._read(size, self.threads, rounds) for _ in range(tries))
+        return max(float(self._read(size, self.threads, rounds)) for _ in range(tries))
 
     def peak(self, kind: str, tries: int = 5) -> float:
         """Operations a second of the fastest matrix product in ``kind``: torch's or our own."""

@@ -77,7 +77,7 @@ class Setting:
     shares: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)
     capacity: int = 400_000
     chunk: int = 2048
-    limits: tuple[tuple[str, float], ...] = ()
+    limits: tuple[tuple[str, Any], ...] = ()
     without: str = ""
 
 

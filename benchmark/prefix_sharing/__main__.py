@@ -140,7 +140,7 @@ def _verdict(options: argparse.Namespace, columns: list[Column]) -> bool:
     print(f"cache on is {ratio:.2f}x as fast as cache off; target {options.target}x {reached}")
     for peer in peers:
         print(f"cache on is {speedup(on, peer):.2f}x as fast as {peer.target.name}")
-    good = ratio >= options.target
+    good: bool = ratio >= options.target
     for names, comparison in comparisons(columns):
         print(f"{names}: {comparison}")
         good = good and comparison.same == comparison.total

@@ -87,7 +87,7 @@ def checkpoint(root: Path, source: Path, number: int, format: tuple[Maker, dict[
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(source, path)
     make, config = format
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for name, weight in load_file(source / "model.safetensors").items():
         if name.endswith("_proj.weight"):
             made = make(*weight.shape)
@@ -134,7 +134,9 @@ class Decoder:
         """Bits of a weight of the projections in memory, scales included."""
         layers = self.worker.model.layers  # type: ignore[attr-defined]
         packed = [s.packed for layer in layers for s in layer.stored()]
-        return 8 * sum(p.data.numel() for p in packed) / sum(p.n * p.k for p in packed)
+        size: int = sum(p.data.numel() for p in packed)
+        weights: int = sum(p.n * p.k for p in packed)
+        return 8 * size / weights
 
 
 def main() -> None:

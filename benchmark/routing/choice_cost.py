@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sglang.srt.commands.bench.stats import percentile
 from sglang.srt.core.ints import Ints
 from sglang.srt.routing.prompt import RoutedPrompt
+from sglang.srt.routing.routed_engine import Ticket
 from sglang.srt.routing.router import Router
 
 from benchmark.routing.served_engine import Machine
@@ -40,7 +41,7 @@ def choice_cost(engines: int, requests: int, policy: str = "predicted") -> Choic
         router.add(f"e{index}", machine.capacity, machine.slots)
     weights = list(itertools.accumulate(1 / (n + 1) for n in range(GROUPS)))
     systems = [text(n + 1, r.randint(512, 3072)) for n in range(GROUPS)]
-    flight: deque = deque()
+    flight: deque[Ticket] = deque()
     times, others = list[float](), 0.0
     for number in range(2 * requests):
         (system,) = r.choices(systems, cum_weights=weights)

@@ -120,9 +120,12 @@ def _grouped(found: Iterable[Means], count: int) -> Iterator[Means]:
 def mean_of(found: Sequence[Means]) -> Means:
     """Return the means of several seeds' figures."""
     spans = zip(*(each.spans for each in found))
+    numbers = {name: mean([getattr(each, name) for each in found]) for name in NUMBERS}
     return Means(
-        *(mean([getattr(each, name) for each in found]) for name in NUMBERS),
-        tuple((mean([hit for hit, _ in span]), mean([p95 for _, p95 in span])) for span in spans),
+        **numbers,
+        spans=tuple(
+            (mean([hit for hit, _ in span]), mean([p95 for _, p95 in span])) for span in spans
+        ),
     )
 
 

@@ -19,7 +19,8 @@ from sglang.srt.core.clock import ManualClock
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.namespace import BASE
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import RadixNode, RadixTree
+from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.radix_node import RadixNode
 from sglang.srt.routing.routed_engine import Ticket
 from sglang.srt.routing.router import Router
 

@@ -130,7 +130,9 @@ class Agents:
             nonlocal tokens
             if number == len(program.turns):
                 following = next(waiting, None)
-                return following and self._program(following, ended, waiting, names)
+                if following is None:
+                    return None
+                return self._program(following, ended, waiting, names)
             asked = program.turns[number]
             for identity, count in asked.blocks:
                 name = identity if number == 0 and identity < 1000 else next(names)

@@ -8,6 +8,7 @@ import random
 import resource
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from sglang import Engine
 from sglang.srt.commands.bench.offline import Offline
@@ -37,7 +38,7 @@ async def run(options: argparse.Namespace) -> list[Column]:
     rng, tokens = random.Random(f"overhead {options.seed}"), WorkloadTokens(*options.token_range)
     output = (options.output_len, options.output_len)
     work = random_lengths(rng, tokens, options.clients, input_len=INPUT, output_len=output)
-    settings = {"log_level": "warning", "dtype": "float32"}
+    settings: dict[str, Any] = {"log_level": "warning", "dtype": "float32"}
     flags = ["--log-level", "warning", "--dtype", "float32"]
     if options.model_path:
         settings["model_path"] = options.model_path

@@ -46,7 +46,7 @@ class Static(Target):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype)
         self._model = model.to(device).eval()
         # Greedy, without an end token: the requested number of tokens.
         config = self._model.generation_config

@@ -82,7 +82,7 @@ def _cpu(pid: int) -> float:
     """Seconds of CPU of a process and of all that it has started."""
     server = psutil.Process(pid)
     times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return sum(float(each.user + each.system) for each in times)
 
 
 def _ask(port: int) -> str:

@@ -13,7 +13,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.config import ScheduleConfig
 from sglang.srt.core.batch import Batch, RowOutput, StepResult
 from sglang.srt.core.ints import ints
-from sglang.srt.core.messages import Advance, Event, Failed, Generate, Open, Tokens, encode
+from sglang.srt.core.messages import Advance, Event, Failed, Generate, Open, Tokens, Verb, encode
 from sglang.srt.core.workers import NO_MASKS, Finish, Masks, Worker
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Inline
@@ -160,7 +160,10 @@ def open_requests(engine: EngineCore, rows: int, context: int, most: int, seed: 
     sampling = SamplingParams(max_new_tokens=most, temperature=0.0, ignore_eos=True)
     for number in range(rows):
         prompt = ints([number, *(r.randrange(VOCAB) for _ in range(context - 1))])
-        verbs = [Open(number, prompt.tobytes()), Advance(number, number, Generate(sampling))]
+        verbs: list[Verb] = [
+            Open(number, prompt.tobytes()),
+            Advance(number, number, Generate(sampling)),
+        ]
         assert not engine.handle(verbs)
 
 

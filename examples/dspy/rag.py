@@ -75,7 +75,8 @@ class Rag(dspy.Module):
 def main(url: str = "") -> list[str]:
     passages = [path.read_text().strip() for path in sorted(CORPUS.glob("*.txt"))]
     if url:
-        target, adapter = url, dspy.JSONAdapter()
+        target: str | sgl.Engine = url
+        adapter = dspy.JSONAdapter()
         rag = Rag(passages, dspy.ChainOfThought, k=3)
     else:
         target, adapter = sgl.Engine(log_level="warning"), Bare()

@@ -9,10 +9,12 @@ can afford. Written down by hand they copy after a few dozen steps, and training
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
-from tools.train_tiny.model import TinyLlama, rotate
+from tools.train_tiny.model import Layer, TinyLlama, rotate
 
 SHARED = 16
 """Leading channels that are equal in all embeddings: what a head reads to attend by position."""
@@ -44,7 +46,7 @@ def write_induction_circuit(model: TinyLlama) -> None:
     slow = torch.zeros(size)
     slow[half // 2 : half] = slow[half + half // 2 :] = MATCH_GAIN
 
-    previous = model.model.layers[0].self_attn
+    previous, matching = (cast(Layer, layer).self_attn for layer in model.model.layers[:2])
     previous.k_proj.weight[:size] = 0
     previous.k_proj.weight[:size, :SHARED] = fast[:, None]
     previous.q_proj.weight[:size] = 0
@@ -52,7 +54,6 @@ def write_induction_circuit(model: TinyLlama) -> None:
     previous.v_proj.weight[:size] = key
     previous.o_proj.weight[:, :size] = note.T
 
-    matching = model.model.layers[1].self_attn
     matching.q_proj.weight[:size] = slow[:, None] * key
     matching.k_proj.weight[:size] = slow[:, None] * note
     matching.v_proj.weight[:size] = content

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from tools.train_tiny.sample import END_OF_TEXT, Sample
 from tools.train_tiny.tasks import draw, draw_long
+from tools.train_tiny.tokenizer import token_id
 from tools.train_tiny.words import Words
 
 PROMPT_SHARE = 0.1
@@ -130,7 +131,7 @@ def make_batch(
         else:
             pair = encode(tokenizer, draw(rng, words, size), rng)
         misses += not _place(pair, rows, room)
-    return _pack(rows, length, tokenizer.token_to_id(END_OF_TEXT))
+    return _pack(rows, length, token_id(tokenizer, END_OF_TEXT))
 
 
 def _place(

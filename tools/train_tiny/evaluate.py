@@ -21,7 +21,7 @@ from tools.train_tiny.model import TinyLlama, complete
 from tools.train_tiny.sample import END_OF_TEXT, IM_END
 from tools.train_tiny.tasks import GENERATORS, LONG_TASKS, write
 from tools.train_tiny.tasks.lists import TIPS
-from tools.train_tiny.tokenizer import load_tokenizer
+from tools.train_tiny.tokenizer import load_tokenizer, token_id
 from tools.train_tiny.words import CATEGORIES, Words
 
 BATCH = 32
@@ -73,7 +73,7 @@ def is_right_list(question: Question, answer: str) -> bool:
 
 def write_answer(model: TinyLlama, tokenizer: Tokenizer, question: Question) -> str:
     """The greedy answer."""
-    stops = frozenset(tokenizer.token_to_id(token) for token in (END_OF_TEXT, IM_END))
+    stops = frozenset(token_id(tokenizer, token) for token in (END_OF_TEXT, IM_END))
     prompt = tokenizer.encode(question.prompt, add_special_tokens=False).ids
     limit = len(tokenizer.encode(question.expected).ids) + 8
     return tokenizer.decode(complete(model, [prompt], limit, stops)[0], skip_special_tokens=False)

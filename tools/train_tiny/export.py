@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tools.train_tiny.model import Shape
 from tools.train_tiny.sample import END_OF_TEXT, IM_END, IM_START, SPECIAL_TOKENS
-from tools.train_tiny.tokenizer import load_tokenizer
+from tools.train_tiny.tokenizer import load_tokenizer, token_id
 from tools.train_tiny.train import load_model
 
 CHAT_TEMPLATE = (
@@ -92,7 +92,7 @@ def export(run: Path, to: Path) -> None:
     """Turn the checkpoint of a run into a folder that Hugging Face libraries load."""
     model, _ = load_model(run / "checkpoint.pt")
     tokenizer = load_tokenizer(run / "tokenizer.json")
-    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    ids = {token: token_id(tokenizer, token) for token in SPECIAL_TOKENS}
     end_ids = [ids[IM_END], ids[END_OF_TEXT]]
     to.mkdir(parents=True, exist_ok=True)
     write_json(to / "config.json", config_of(model.shape, end_ids))

@@ -6,6 +6,7 @@ Parameter names equal the Hugging Face ones, so exporting is a plain copy of the
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -108,7 +109,8 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -146,6 +148,9 @@ class Decoder(nn.Module):
 
 class TinyLlama(nn.Module):
     """The language model; the output projection is the embedding matrix."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -201,7 +206,7 @@ class TinyLlama(nn.Module):
         bias = torch.zeros(mask.shape).masked_fill_(~mask, float("-inf"))[:, None]
         cos, sin = self.cos[:time], self.sin[:time]
         x = self.model.embed_tokens(tokens)
-        *layers, last = self.model.layers
+        *layers, last = (cast(Layer, layer) for layer in self.model.layers)
         for layer in layers:
             x, _ = layer(x, cos, sin, bias)
         mixed, _ = last.self_attn(last.input_layernorm(x), cos, sin, bias)

@@ -21,7 +21,7 @@ def orthogonalise(stack: Tensor, rounds: int = 4) -> Tensor:
     """Newton-Schulz iteration towards the nearest orthogonal matrix, for a stack of matrices."""
     a, b, c = COEFFICIENTS
     tall = stack.shape[-2] > stack.shape[-1]
-    x = stack.mT if tall else stack
+    x: Tensor = stack.mT if tall else stack
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(rounds):
         gram = x @ x.mT
@@ -29,7 +29,7 @@ def orthogonalise(stack: Tensor, rounds: int = 4) -> Tensor:
     return x.mT if tall else x
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # pyproject leaves torch.optim out
     """Momentum whose update is orthogonalised. Matrices of one shape are handled as one stack,
     which the replicas share among them."""
 
@@ -56,6 +56,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         blends = []
         for param in params:
+            assert param.grad is not None
             state = self.state[param]
             if not state:
                 state["velocity"] = torch.zeros_like(param)

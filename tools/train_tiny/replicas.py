@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from tools.train_tiny.corpus import Batch
 from tools.train_tiny.model import TinyLlama
@@ -77,7 +78,7 @@ def run(count: int, work: Callable[[Replica, Any], None], settings: Any) -> None
         return
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{folder}/meeting"
-        torch.multiprocessing.spawn(_main, (count, meeting, work, settings), nprocs=count)
+        spawn(_main, (count, meeting, work, settings), nprocs=count)
 
 
 def _main(

@@ -131,3 +131,10 @@ def train_tokenizer(seed: int, vocab_size: int, samples: int) -> Tokenizer:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer that was saved."""
     return Tokenizer.from_file(str(path))
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that the tokenizer has."""
+    found = tokenizer.token_to_id(token)
+    assert found is not None, token
+    return found

@@ -86,7 +86,7 @@ def rate(step: int, settings: argparse.Namespace) -> float:
     """Warm-up, a plateau, and a linear decay to zero."""
     up = min(1.0, (step + 1) / max(1, settings.warmup))
     down = (settings.steps - step) / max(1.0, settings.steps * settings.decay_share)
-    return min(up, down, 1.0)
+    return float(min(up, down, 1.0))
 
 
 @lru_cache(maxsize=1)

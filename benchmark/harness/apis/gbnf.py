@@ -35,7 +35,8 @@ def of_texts(options: Iterable[str]) -> str:
     return "root ::= " + " | ".join(_literal(option) for option in options)
 
 
-def _sequence(parts: Iterable[tuple[Any, Any]]) -> str:
+def _sequence(parts: Any) -> str:
+    """``parts`` yields pairs of a code and its value, which the stubs do not say."""
     return " ".join(filter(None, (_part(code, value) for code, value in parts))) or '""'
 
 

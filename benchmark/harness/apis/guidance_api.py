@@ -53,7 +53,7 @@ class GuidanceApi:
                 said += message["content"]
         with roles.assistant():
             said += roles.gen("text", max_tokens=max_tokens, stop=list(stop) or None)
-        return said["text"]
+        return str(said["text"])
 
     async def choose(self, prompt: str, options: Sequence[str]) -> int:
         """Choose by guidance's ``select``: the option that greedy decoding comes to."""

@@ -56,7 +56,7 @@ class OpenaiUrl:
         if messages[-1]["role"] == "assistant":  # to be gone on with
             extra |= {"continue_final_message": True, "add_generation_prompt": False}
         answer = await self.client.chat.completions.create(
-            model=self.model, messages=list(messages),  # type: ignore[arg-type]
+            model=self.model, messages=list(messages),
             max_tokens=max_tokens, temperature=0, stop=list(stop) or None, extra_body=extra,
         )  # fmt: skip
         self._count(answer.usage)
@@ -87,7 +87,7 @@ class OpenaiUrl:
         assert report is not None
         assert report.text_offset
         assert report.token_logprobs
-        found = [
+        found: list[float] = [
             value
             for at, value in zip(report.text_offset, report.token_logprobs)
             if at >= len(prompt) and value is not None
@@ -104,7 +104,7 @@ class OpenaiUrl:
             logprobs=1, extra_body=self.dialect.forced(option),
         )  # fmt: skip
         self._count(answer.usage)
-        found = self.dialect.drawn(answer.choices[0].logprobs)
+        found: list[float] = self.dialect.drawn(answer.choices[0].logprobs)
         return sum(found) / max(1, len(found))
 
     async def close(self) -> None:

@@ -44,8 +44,9 @@ class TransformersApi:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self._torch = torch
-        self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype).eval()
-        self._tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype)
+        self._model.eval()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
         config = self._model.generation_config
         ends = config.eos_token_id
         self._ends = {ends} if isinstance(ends, int) else set(ends or ())
@@ -113,7 +114,7 @@ class TransformersApi:
         kept = drawn[: min(end, call.count)]
         self.prompt_tokens += len(call.ids)
         self.completion_tokens += len(kept)
-        text = self._tokenizer.decode(kept, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(kept, skip_special_tokens=True)
         places = [at for stop in call.stop if (at := text.find(stop)) >= 0]
         return text[: min(places, default=len(text))]
 

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 Request = tuple[list[int], int]
 
 
-def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
+def shared_beginning(prompts: Sequence[list[int]]) -> int:
     """Length of what all of several prompts begin with, last tokens left out; 0 of one prompt."""
     if len(prompts) < 2:
         return 0

@@ -46,7 +46,7 @@ def biography(rng: random.Random, facts: Sheet, fields: list[str]) -> str:
     }
     order = [field for field in fields if field != "name"]
     rng.shuffle(order)
-    sentences = []
+    sentences: list[str] = []
     for field in order:
         value = facts[field]
         shown = and_list(value) if isinstance(value, list) else str(value)
