@@ -8,11 +8,11 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from sglang.backend.base import Backend
 from sglang.backend.worker_threads import Workers
@@ -286,20 +286,20 @@ class SglFunction(Submittable):
         finally:
             executor.close()
 
+    @overload
     def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        backend: Any = None,
-        num_threads: int | str = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        return_errors: bool = False,
-        results_file: str | os.PathLike[str] | None = None,
-        trace: Any = None,
-        on: str | None = None,
-        **kwargs: Any,
-    ) -> list[ProgramState] | Iterator[ProgramState]:
+        self, batch_kwargs: Sequence[Item], *, generator_style: Literal[True], **kwargs: Any
+    ) -> Generator[ProgramState, None, None]: ...
+    @overload
+    def run_batch(
+        self, batch_kwargs: Sequence[Item], *, generator_style: Literal[False] = ..., **kwargs: Any
+    ) -> list[ProgramState]: ...
+    def run_batch(
+        self, batch_kwargs: Sequence[Item], *, backend: Any = None, num_threads: int | str = "auto",
+        progress_bar: bool = False, generator_style: bool = False, return_errors: bool = False,
+        results_file: str | os.PathLike[str] | None = None, trace: Any = None,
+        on: str | None = None, **kwargs: Any,
+    ) -> list[ProgramState] | Generator[ProgramState, None, None]:  # fmt: skip
         """Run once for each item (a dict of arguments, or a tuple in their order), in parallel.
 
         The common constant prefix is computed first where it is long. With ``generator_style`` the
@@ -345,7 +345,7 @@ class SglFunction(Submittable):
         trace: Any = None,
         on: str | None = None,
         **kwargs: Any,
-    ) -> AsyncIterator[ProgramState]:
+    ) -> AsyncGenerator[ProgramState, None]:
         """``run_batch`` with ``generator_style`` for an event loop: ``async for state in ...``.
         ``concurrency`` items run at once, as tasks; see ``arun`` for what needs a thread."""
         self._verify_options(trace=trace, on=on)

@@ -7,11 +7,11 @@ import os
 import traceback
 from collections import deque
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Awaitable,
     Callable,
+    Generator,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -94,7 +94,7 @@ class ProgramBatch:
         if progress_bar:
             self._progress = BatchProgress(len(items), restored=len(self._file or ()))
 
-    def run(self) -> Iterator[ProgramState]:
+    def run(self) -> Generator[ProgramState, None, None]:
         """States in the order of the items, by threads."""
         # Daemon threads: an interrupted batch must not hold the interpreter back.
         pool = Workers(limit=self._limit)
@@ -117,7 +117,7 @@ class ProgramBatch:
             wait(_abort(waiting, sent))
             self._close()
 
-    async def arun(self) -> AsyncIterator[ProgramState]:
+    async def arun(self) -> AsyncGenerator[ProgramState, None]:
         """``run`` by tasks of the running event loop."""
         slots = asyncio.Semaphore(self._limit)
         waiting: deque[asyncio.Task[ProgramState]] = deque()
