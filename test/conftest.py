@@ -11,7 +11,7 @@ import random
 import signal
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 # A busy machine is no failure: pytest-timeout alone limits time. Examples are the same every time;
 # ``--hypothesis-profile random`` chooses others.
-UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("fixed", derandomize=True, **UNTIMED)
 settings.register_profile("random", **UNTIMED)
 settings.load_profile("fixed")
@@ -39,7 +39,7 @@ LONG = (
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[object]:
+def pytest_collection() -> Generator[None, object, object]:
     """Keep what is imported until the end: the garbage collector need not look at half a million
     objects, some 0.2 s, whenever a test collects."""
     gc.disable()

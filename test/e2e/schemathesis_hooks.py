@@ -62,7 +62,9 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         return
     asked = case.body.get("sampling_params")
     for params in asked if isinstance(asked, list) else [asked]:
-        for name in LENGTHS if isinstance(params, dict) else ():
+        if not isinstance(params, dict):
+            continue
+        for name in LENGTHS:
             if params.get(name) == DEFAULT:
                 params[name] = SHORT
 
@@ -83,6 +85,8 @@ def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool
     error = {"message": error} if isinstance(error, str) else error  # Ollama's form
     if fractional(case.body) and NO_INTEGER.search(error["message"]):
         return False  # to JSON Schema 1.0 is an integer, to the server it is none
-    if error.get("param", FIRST_WORD.match(error["message"])[0]) in BEYOND:
+    first = FIRST_WORD.match(error["message"])
+    assert first is not None
+    if error.get("param", first[0]) in BEYOND:
         return False  # errors of /v1/messages and /api have no param, and begin with it
     return BETWEEN_FIELDS.search(error["message"]) is None

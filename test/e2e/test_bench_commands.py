@@ -47,7 +47,12 @@ def test_help_without_the_projects_folder(command: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[sgl.Runtime]:
     pytest.importorskip("torch")
-    settings = {"max_total_tokens": 8192, "device": "cpu", "threads": 1, "log_level": "warning"}
+    settings: dict[str, Any] = {
+        "max_total_tokens": 8192,
+        "device": "cpu",
+        "threads": 1,
+        "log_level": "warning",
+    }
     with sgl.Runtime(**settings) as runtime:
         yield runtime
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.mixture import __main__ as benchmark
+from benchmark.mixture.models import Experts, Sizes
 
 TINY = ["--width", "128", "--layers", "2", "--inner", "128", "--vocab", "300", "--experts", "4/2",
         "--num-requests", "3", "--input-len", "40", "--output-len", "6", "--rounds", "1",
@@ -28,11 +29,11 @@ def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str
     # 2 layers of q, k, v and o, three matrices of 64 x 128 for each expert, and the routers.
     assert "4 experts, 2 chosen: 0 M in layers" in capsys.readouterr().out
     attention, expert = 128 * 64 * 6, 3 * 128 * 64
-    sizes = benchmark.Sizes(128, 2, 128, 300)
-    assert benchmark.Experts(4, 2).parameters(sizes) == tuple(
+    sizes = Sizes(128, 2, 128, 300)
+    assert Experts(4, 2).parameters(sizes) == tuple(
         2 * (attention + n * expert + 4 * 128) for n in (4, 2)
     )
-    assert benchmark.Experts().parameters(sizes)[0] == 2 * (attention + 2 * expert)
+    assert Experts().parameters(sizes)[0] == 2 * (attention + 2 * expert)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_wrong_texts_are_found(wrong: str, message: str) -> None:
         def flush_cache(self) -> None:
             self.runs += 1
 
-        def generate(self, input_ids, sampling_params, return_logprob=False):  # type: ignore[no-untyped-def]
+        def generate(self, input_ids, sampling_params, return_logprob=False):
             alone = len(input_ids) == 1
             shift = (wrong == "alone" and alone) or (wrong == "timed" and self.runs > 3)
             value = float("nan") if wrong == "nan" else -1.0

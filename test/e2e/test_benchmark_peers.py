@@ -62,7 +62,8 @@ def liar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_contenders_race_and_the_one_that_draws_wrongly_is_found(
     cache: Path, tmp_path: Path, liar: str
 ) -> None:
-    model, told = cached(cache, "T"), []
+    model = cached(cache, "T")
+    told: list[Any] = []
     found = contenders(model, {}, tmp_path, 1)
     named = {c.name: c for c in found if c.name in ("ours", "transformers", "ours HTTP")}
     named["liar"] = Contender("liar", sys.executable, liar, {})

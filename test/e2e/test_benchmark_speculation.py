@@ -33,7 +33,7 @@ def test_a_changed_text_is_found(
 ) -> None:
     real = benchmark.run
 
-    def wrong(engine, work, count, length, source):  # type: ignore[no-untyped-def]
+    def wrong(engine, work, count, length, source):
         found = real(engine, work, count, length, source)
         if source == "ngram":
             found.tokens[0][-1] += 1

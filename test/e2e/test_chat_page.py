@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -460,8 +461,12 @@ def test_a_long_conversation_is_drawn_in_parts(served: Served, open_page: Opener
     file = {"name": "a.json", "mimeType": "application/json", "buffer": json.dumps(whole).encode()}
     page.set_input_files("#import-file", [file])
     messages = page.locator(".message")
+
+    def shows(count: int) -> bool:
+        return bool(messages.count() == count)
+
     for count, left in ((200, 250), (400, 50)):
-        until(lambda count=count: messages.count() == count)
+        until(partial(shows, count))
         assert texts(page)[0] == f"text {450 - count}"
         page.get_by_role("button", name=f"Show earlier messages ({left})").click()
     until(lambda: messages.count() == 450 and page.locator(".earlier").count() == 0)

@@ -11,6 +11,7 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -116,7 +117,7 @@ def test_clients_that_reset_under_tls_leave_the_log_empty(
 
 def test_a_runtime_with_tls(toy: list[str], certificate: Path) -> None:
     files = {"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem"}
-    settings = {name: str(certificate / file) for name, file in files.items()}
+    settings: dict[str, Any] = {name: str(certificate / file) for name, file in files.items()}
     with sgl.Runtime(model_path=toy[1], load_format="dummy", threads=1, **settings) as runtime:
         assert runtime.url.startswith("https://")
         reply = json.loads(runtime.generate("a", {"max_new_tokens": 3, "ignore_eos": True}))

@@ -95,7 +95,7 @@ def test_as_a_user_starts_it(photo: str, tmp_path: Path) -> None:
         environment = {
             **os.environ, "OPENAI_BASE_URL": fake.url, "PYTHONPATH": str(ROOT / "python"),
         }  # fmt: skip
-        command = [sys.executable, HERE, "m", photo, essay]
+        command = [sys.executable, str(HERE), "m", str(photo), str(essay)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert "'grade': 'B+'" in done.stdout, done.stderr
 

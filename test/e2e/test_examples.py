@@ -64,7 +64,7 @@ ANSWERS: dict[str, Any] = {
 
 @pytest.fixture(scope="module", params=["engine", "http"])
 def backend(request: pytest.FixtureRequest) -> Iterator[None]:
-    settings = {"max_total_tokens": 32768, "log_level": "warning", "device": "cpu"}
+    settings: dict[str, Any] = {"max_total_tokens": 32768, "log_level": "warning", "device": "cpu"}
     started: Any = sgl.Engine(**settings) if request.param == "engine" else sgl.Runtime(**settings)
     sys.path.insert(0, str(EXAMPLES))
     sgl.set_default_backend(started)

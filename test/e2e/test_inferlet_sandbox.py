@@ -244,7 +244,7 @@ def test_rights_are_those_of_the_key(server: Server, ann: httpx.Client) -> None:
             assert "grants no" in error_of(reply, 403)
 
 
-HOSTILE = {
+HOSTILE: dict[str, tuple[str, dict[str, float]]] = {
     "turn_cpu": ("async def main(ctx):\n    while True: pass", {"turn_cpu": 0.3}),
     "calls": ("async def main(ctx):\n    for _ in range(99): ctx.send('')", {"calls": 50}),
     "calls_bytes": ("async def main(ctx):\n    return 'x' * 9999", {"calls_bytes": 2000}),

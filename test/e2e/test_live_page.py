@@ -118,7 +118,9 @@ def test_three_hundred_nodes_stand_where_they_should(server: Server, open_page: 
     leaves = [0] * 300
     for number in reversed(range(300)):
         leaves[number] = leaves[number] or 1
-        if (parent := nodes[number]["parent"]) >= 0:
+        parent = nodes[number]["parent"]
+        assert isinstance(parent, int)
+        if parent >= 0:
             leaves[parent] += leaves[number]
     row = place[299][3]
     for number, (x, y, width, height) in place.items():

@@ -16,6 +16,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,7 +45,7 @@ FLAGS = [
 ]  # fmt: skip
 JSON = {"Content-Type": "application/json"}
 LONG = {"max_tokens": 3000, "ignore_eos": True, "temperature": 0}
-SHORT = {"max_tokens": 4, "ignore_eos": True, "temperature": 0}
+SHORT: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True, "temperature": 0}
 
 # Every route that takes a body, and a body that it likes.
 BASES: dict[str, Json] = {
@@ -129,7 +130,7 @@ def warm(bench: Bench) -> None:
         for api in APIS.values()
     ]
     paths = itertools.cycle(APIS)
-    at_once([lambda p=p, b=b: bench.post(p, b) for p, b in zip(paths, patterns)])
+    at_once([partial(bench.post, p, b) for p, b in zip(paths, patterns)])
     for path in ("/openapi.json", "/docs", "/live", "/explain/x", "/v1/models", "/"):
         bench.http.get(path)
     bench.post("/tokenize", {"prompt": ["a b " * 3000] * 8})
@@ -345,10 +346,10 @@ def test_10_many_completions(bench: Bench) -> None:
 
 def test_11_many_logprobs(bench: Bench) -> None:
     refused(bench, {"logprobs": [10**6], "top_logprobs": [-1, 129, 10**6]})
-    asked = {"return_logprob": True, "logprob_start_len": 0}
+    asked: dict[str, Any] = {"return_logprob": True, "logprob_start_len": 0}
     for more in ({"top_logprobs_num": 10**6}, {"token_ids_logprob": list(range(3000))}):
         error_of(bench.post("/generate", {"text": "a", **asked, **more}), 400)
-    long = {"text": ["a b " * 1000] * 9, **asked, "top_logprobs_num": 128}
+    long: dict[str, Any] = {"text": ["a b " * 1000] * 9, **asked, "top_logprobs_num": 128}
     error_of(bench.post("/generate", long), 400)
 
 
@@ -465,8 +466,8 @@ def test_18_explosive_constraints(bench: Bench) -> None:
     assert bench.http.stats()["grammar_kills"] == before
     assert not set(planners) & set(bench.server.engine().children())
     for api in APIS.values():
-        reply = bench.post(api.path, api.body("a", regex="[0-9]{2}", max_tokens=9))
-        assert api.text(reply).isdigit()
+        digits = bench.post(api.path, api.body("a", regex="[0-9]{2}", max_tokens=9))
+        assert api.text(digits).isdigit()
 
 
 def test_19_keywords_that_cannot_be_enforced(bench: Bench) -> None:
@@ -689,7 +690,7 @@ def test_34_clients_that_stop_reading(bench: Bench) -> None:
 
 
 def test_35_a_flood(bench: Bench) -> None:
-    asked = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
+    asked: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
     expected = {
         api.path: api.text(bench.post(api.path, api.body("a", **asked))) for api in APIS.values()
     }
@@ -704,7 +705,7 @@ def test_35_a_flood(bench: Bench) -> None:
             assert int(reply.headers["retry-after"]) >= 1
         return reply.status_code
 
-    codes = at_once([lambda way=way: ask(way) for way in WAYS * 9])
+    codes = at_once([partial(ask, way) for way in WAYS * 9])
     assert codes.count(200) >= RUNNING + QUEUED
     assert 429 in codes
 
@@ -712,7 +713,12 @@ def test_35_a_flood(bench: Bench) -> None:
 def test_36_flushes_and_doubles_under_traffic(bench: Bench) -> None:
     refused(bench, {"lora_path": ["x"]})
     error_of(bench.post("/unload_lora_adapter", {"lora_name": "x"}), 404)
-    asked = {"max_tokens": 48, "ignore_eos": True, "temperature": 0, "rid": "double"}
+    asked: dict[str, Any] = {
+        "max_tokens": 48,
+        "ignore_eos": True,
+        "temperature": 0,
+        "rid": "double",
+    }
     expected = [api.text(bench.post(api.path, api.body("a", **asked))) for api, _ in WAYS]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         replies = [
@@ -725,8 +731,8 @@ def test_36_flushes_and_doubles_under_traffic(bench: Bench) -> None:
             assert bench.post("/abort_request", {"rid": "dou"}).json()["aborted"] == 0
     found = [api.text(r.result(), stream) for (api, stream), r in zip(WAYS, replies)]
     assert found == expected
-    long = {**LONG, "rid": "double"}
-    others = {**asked, "rid": "other"}
+    long: dict[str, Any] = {**LONG, "rid": "double"}
+    others: dict[str, Any] = {**asked, "rid": "other"}
     doubles = [APIS["/generate"].body("a", **long)] * 2 + [APIS["/generate"].body("a", **others)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         pending = [pool.submit(bench.post, "/generate", body) for body in doubles]
@@ -802,14 +808,12 @@ def keyed(other: Bench) -> Iterator[Bench]:
 def test_25_hostile_templates(keyed: Bench) -> None:
     routes = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
     assert len(ATTACKS) == 9
-    calls = [
-        lambda path=path, name=name: keyed.post(path, APIS[path].body(name, **SHORT))
+    calls: list[Callable[[], Any]] = [
+        partial(keyed.post, path, APIS[path].body(name, **SHORT))
         for path in routes
         for name in ATTACKS
-    ] + [
-        lambda name=name: keyed.post("/apply-template", {"messages": user(name)})
-        for name in ATTACKS
     ]
+    calls += [partial(keyed.post, "/apply-template", {"messages": user(name)}) for name in ATTACKS]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         replies = pool.submit(at_once, calls)
         while not replies.done():
@@ -833,7 +837,7 @@ def test_31_keys_on_every_route(keyed: Bench) -> None:
                 assert stranger.request(method, path).status_code == 401, (method, path)
             error_of(stranger.get(path), 401)
         for number, (path, key) in enumerate(itertools.product(GUARDED, wrong)):
-            both = ((KEY, key.encode()), ("Authorization", b"Bearer " + key.encode()))
+            both = ((KEY.encode(), key.encode()), (b"Authorization", b"Bearer " + key.encode()))
             for headers in both if LONG_RUN else (both[number % 2],):  # seven keys: in turns
                 assert stranger.get(path, headers=[headers]).status_code == 401, (key, path)
     with keyed.client(**{KEY: "key-b"}) as tenant:
@@ -842,12 +846,12 @@ def test_31_keys_on_every_route(keyed: Bench) -> None:
 
 
 def test_37_more_text_than_memory(keyed: Bench, main: Bench) -> None:
-    asked = {"max_tokens": 250, "ignore_eos": True, "temperature": 0}
+    asked: dict[str, Any] = {"max_tokens": 250, "ignore_eos": True, "temperature": 0}
     before = keyed.http.stats()["retractions"]
 
     def texts(bench: Bench) -> list[str]:
         bodies = [APIS["/generate"].body(f"The {i}", **asked) for i in range(6)]
-        replies = at_once([lambda body=body: bench.post("/generate", body) for body in bodies])
+        replies = at_once([partial(bench.post, "/generate", body) for body in bodies])
         return [APIS["/generate"].text(reply) for reply in replies]
 
     with main.row():
@@ -889,10 +893,10 @@ def test_38_tenants(keyed: Bench) -> None:
         codes = sorted(reply.result().status_code for reply in flood)
         assert codes == [200, 200, *[429] * 6]
     with keyed.client(**{KEY: "key-c"}) as c:
-        codes = [c.post("/tokenize", json={"prompt": "a"}) for _ in range(3)]
-        assert [reply.status_code for reply in codes] == [200, 200, 429]
-        assert "requests_per_minute" in error_of(codes[-1], 429)
-        assert int(codes[-1].headers["retry-after"]) > 1
+        replies = [c.post("/tokenize", json={"prompt": "a"}) for _ in range(3)]
+        assert [reply.status_code for reply in replies] == [200, 200, 429]
+        assert "requests_per_minute" in error_of(replies[-1], 429)
+        assert int(replies[-1].headers["retry-after"]) > 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

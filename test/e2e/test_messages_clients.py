@@ -56,7 +56,7 @@ def test_the_client(client: anthropic.Anthropic) -> None:
 
 def test_a_call_that_is_asked_for_fits_its_schema(client: anthropic.Anthropic) -> None:
     message = client.messages.create(
-        model="m", max_tokens=300, messages=QUESTION, tools=[WEATHER],  # type: ignore[list-item]
+        model="m", max_tokens=300, messages=QUESTION, tools=[WEATHER],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
     )  # fmt: skip
     (block,) = message.content

@@ -211,7 +211,10 @@ def test_wrong_lines_and_fields_are_named(api: openai.OpenAI, url: str) -> None:
 
 
 def test_cancel(api: openai.OpenAI) -> None:
-    story = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 200}
+    story: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "max_tokens": 200,
+    }
     batch = begin(api, b"".join(line(f"c{i}", **story, ignore_eos=True) for i in range(200)))
     batch = ended(api, api.batches.cancel(batch.id))
     assert batch.status == "cancelled"

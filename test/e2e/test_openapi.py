@@ -101,11 +101,11 @@ if LONG:
 def test_schemathesis_finds_nothing(client: Client, tmp_path: Path, part: str) -> None:
     before = client.golden()
     program = Path(sys.executable).with_name("schemathesis")
-    command = [program, "--config-file", HERE / "schemathesis.toml", "--no-color", "run",
+    command = [str(program), "--config-file", str(HERE / "schemathesis.toml"), "--no-color", "run",
                f"{client.base_url}/openapi.json".replace("//openapi", "/openapi"),
                "--header", f"Authorization: Bearer {KEY}", *PARTS[part], "--workers", "1",
                "--request-timeout", "100",  # a busy machine is no finding
-               "--generation-deterministic", "--max-examples", EXAMPLES_EACH]  # fmt: skip
+               "--generation-deterministic", "--max-examples", str(EXAMPLES_EACH)]  # fmt: skip
     paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=850,

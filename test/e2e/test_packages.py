@@ -181,7 +181,7 @@ def test_the_language_alone_is_small(alone: Path, tmp_path: Path) -> None:
     wanted = [
         line.partition(": ")[2] for line in text.splitlines() if line[:14] == "Requires-Dist:"
     ]
-    own = {
+    own: set[str] = {
         canonicalize_name(Requirement(one).name)
         for one in wanted
         if Requirement(one).marker is None

@@ -77,7 +77,7 @@ def launcher(cluster: Any, keys: tuple[Path, FrontKeys], model: list[str]) -> It
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 200))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 200))
 
 
 async def texts(completer: Completer) -> list[tuple[str, list[int]]]:

@@ -87,7 +87,7 @@ def tokenizer(model: list[str]) -> Tokenizer:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 120))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 120))
 
 
 WISHES = [
@@ -143,6 +143,9 @@ def test_two_fronts_have_the_texts_of_an_engine_of_their_own(
 def test_requests_of_a_killed_engine_go_on_with_another(
     shared: str, keys: tuple[str, str], tokenizer: Tokenizer, model: list[str]
 ) -> None:
+    first: RemoteEngine
+    other: RemoteEngine
+
     class Next(OneEngine):
         """The shared engine comes after the one that is killed."""
 
@@ -171,7 +174,6 @@ def test_requests_of_a_killed_engine_go_on_with_another(
             assert first.client.lost is not None
             await other.stop()
 
-    first = other = None  # type: ignore[assignment]
     run(test)
 
 

@@ -33,7 +33,9 @@ def test_without_descriptors_connections_continue_new_ones_wait(toy: list[str]) 
         assert limits[0] >= min(limits[1], DESCRIPTORS)
         few = (process.num_fds() + SPARE, limits[1])
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, few)
-        address = (urlsplit(server.url).hostname, urlsplit(server.url).port)
+        where = urlsplit(server.url)
+        assert where.port is not None
+        address = (where.hostname, where.port)
         idle = [socket.create_connection(address) for _ in range(4 * SPARE)]
         deadline = time.monotonic() + 60
         while process.num_fds() < few[0]:

@@ -328,6 +328,7 @@ def test_a_server_killed_while_loading_leaves_no_engine(
         while not psutil.Process(server.process.pid).children():
             assert time.monotonic() < deadline
         engine = server.engine()
+        assert server.process.stdout is not None
         with contextlib.suppress(psutil.NoSuchProcess):
             while (
                 sum(engine.cpu_times()[:2]) < seconds

@@ -161,7 +161,7 @@ def test_what_a_lost_engine_had_is_replayed(toy: list[str], tmp_path: Path) -> N
     assert whole.startswith(bundle.failures[0]["found"])
     again = subprocess.run(
         [sys.executable, "-m", "sglang", "replay", str(path)],
-        env={**os.environ, "PYTHONPATH": PYTHON}, capture_output=True, text=True, timeout=110,
+        env={**os.environ, "PYTHONPATH": str(PYTHON)}, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert again.returncode == 0, again.stdout + again.stderr
     assert "1 right answer" in again.stdout
@@ -175,7 +175,7 @@ def test_a_folder_for_crashes_that_cannot_be_is_refused(
     done = subprocess.run(
         [sys.executable, "-m", "sglang.launch_server", *toy, "--port", "0",
          "--crash-dump-folder", str(tmp_path / taken)],
-        env={**os.environ, "PYTHONPATH": PYTHON}, capture_output=True, text=True, timeout=110,
+        env={**os.environ, "PYTHONPATH": str(PYTHON)}, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode != 0
     assert "--crash-dump-folder" in done.stderr

@@ -37,7 +37,7 @@ def ask(s: Any, question: str, tools: Any, choice: Any = None) -> str:
 
 @pytest.fixture(scope="module", params=["engine", "http"])
 def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
-    settings = {"max_total_tokens": 8192, "log_level": "warning", "device": "cpu"}
+    settings: dict[str, Any] = {"max_total_tokens": 8192, "log_level": "warning", "device": "cpu"}
     started: Any = sgl.Engine(**settings) if request.param == "engine" else sgl.Runtime(**settings)
     yield started
     started.shutdown()

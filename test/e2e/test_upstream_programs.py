@@ -26,7 +26,12 @@ from sglang.test import test_utils
 from sglang.utils import free_port, wait_for_server
 
 pytest.importorskip("torch")
-SETTINGS = {"max_total_tokens": 32768, "log_level": "warning", "device": "cpu", "threads": 1}
+SETTINGS: dict[str, Any] = {
+    "max_total_tokens": 32768,
+    "log_level": "warning",
+    "device": "cpu",
+    "threads": 1,
+}
 
 
 @pytest.fixture(scope="module")

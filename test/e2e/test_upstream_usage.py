@@ -7,6 +7,7 @@ import asyncio
 import math
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sglang as sgl
@@ -57,7 +58,10 @@ def two_turns(s, question_1, question_2):
     s += sgl.assistant(sgl.gen("answer_2", max_tokens=32))
 
 
-ASKED = {"question_1": "What is the capital of France?", "question_2": "What can you do?"}
+ASKED: dict[str, Any] = {
+    "question_1": "What is the capital of France?",
+    "question_2": "What can you do?",
+}
 
 
 def test_chat_once_streamed_and_in_a_batch() -> None:
@@ -182,7 +186,7 @@ def paths(s, question, top_k):
     s += sgl.assistant_begin()
     first = s.fork(1)[0]
     forks = s.fork(top_k)
-    asked = {"return_logprob": True, "return_text_in_logprobs": True}
+    asked: dict[str, Any] = {"return_logprob": True, "return_text_in_logprobs": True}
     first += sgl.gen("first", max_tokens=0, top_logprobs_num=top_k, **asked)
     s["found"] = []
     for fork, (logprob, _, text) in zip(

@@ -12,7 +12,7 @@ import httpx
 Json = dict[str, Any]
 
 
-def user(text: str) -> list[Json]:
+def user(text: Any) -> list[Json]:
     return [{"role": "user", "content": text}]
 
 

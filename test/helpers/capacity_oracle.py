@@ -95,5 +95,6 @@ class CheckedCapacity:
             tokens += more
             join(hint, more)
 
-        found.admits, found.join = checked, joined  # type: ignore[method-assign]
+        found.admits = checked  # type: ignore[method-assign, assignment]  # both name it `more`
+        found.join = joined  # type: ignore[method-assign, assignment]
         return found

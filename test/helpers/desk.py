@@ -25,6 +25,7 @@ from sglang.srt.core.messages import (
     Tokens,
     Verb,
 )
+from sglang.srt.core.space_messages import SpaceEnded
 from sglang.srt.engine.admission import Grammars
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_core import EngineCore
@@ -150,4 +151,5 @@ class Desk:
             if isinstance(event, Reply):
                 self.replies.append(event)
             else:
+                assert not isinstance(event, SpaceEnded), "the desk has no spaces"
                 self.events.setdefault(event.request, []).append(event)

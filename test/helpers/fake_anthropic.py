@@ -220,10 +220,15 @@ def _events(message: dict[str, Any]) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = [{"type": "message_start", "message": start}, {"type": "ping"}]
     for index, block in enumerate(message["content"]):
         if block["type"] == "tool_use":
-            empty = {"type": "content_block_start", "content_block": {**block, "input": {}}}
+            empty: dict[str, Any] = {
+                "type": "content_block_start",
+                "content_block": {**block, "input": {}},
+            }
             text = json.dumps(block["input"])
             deltas = [{"type": "input_json_delta", "partial_json": one} for one in ("", *text)]
-            parts = [{"type": "content_block_delta", "delta": delta} for delta in deltas]
+            parts: list[dict[str, Any]] = [
+                {"type": "content_block_delta", "delta": delta} for delta in deltas
+            ]
             for event in [empty, *parts, {"type": "content_block_stop"}]:
                 events.append({**event, "index": index})
             continue

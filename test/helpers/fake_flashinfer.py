@@ -19,6 +19,10 @@ calls: list[str] = []
 class _Wrapper:
     """Rows of pages, and a run over them in float64."""
 
+    offsets: Tensor
+    pages: Tensor
+    last: Tensor
+
     def _init(self, workspace: Tensor, layout: str, backend: str, graph: bool) -> None:
         assert workspace.dtype == torch.uint8
         assert layout == "NHD"

@@ -143,8 +143,9 @@ class FakeOpenAI(FakeService):
     def _whole(self, path: str, body: Body, reply: Any) -> Body:
         """A reply in full."""
         prompt = body.get("prompt")
-        several = isinstance(prompt, list) and all(isinstance(text, str) for text in prompt)
-        texts = prompt if several else [None]
+        texts: list[Any] = [None]
+        if isinstance(prompt, list) and all(isinstance(text, str) for text in prompt):
+            texts = prompt
         choices = [
             self._choice(body, reply, text, index * (body.get("n") or 1) + again)
             for index, text in enumerate(texts)
@@ -295,13 +296,13 @@ def _refusal(path: str, body: Body, echo: bool) -> str:
 
 def _calls(body: Body) -> set[str]:
     made = [c["id"] for turn in body.get("messages") or () for c in turn.get("tool_calls") or ()]
-    items = body.get("input") if isinstance(body.get("input"), list) else ()
+    items = given if isinstance(given := body.get("input"), list) else ()
     return {*made, *(i["call_id"] for i in items if i.get("type") == "function_call")}
 
 
 def _results(body: Body) -> set[str]:
     turns = body.get("messages") or ()
-    items = body.get("input") if isinstance(body.get("input"), list) else ()
+    items = given if isinstance(given := body.get("input"), list) else ()
     found = {turn["tool_call_id"] for turn in turns if turn["role"] == "tool"}
     return found | {i["call_id"] for i in items if i.get("type") == "function_call_output"}
 

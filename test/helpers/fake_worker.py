@@ -262,8 +262,8 @@ class FakeWorker:
     def _move(self, moves: PageMoves) -> None:
         """Copy pages to host memory, then from it."""
         size = self.page_size
-        for into in (moves.stored, moves.loaded):
-            if len(set(into)) < len(into):
+        for pages in (moves.stored, moves.loaded):
+            if len(set(pages)) < len(pages):
                 raise Corrupt("two pages are copied into one")
         for page, into in zip(moves.stores, moves.stored, strict=True):
             slots = range(page * size, (page + 1) * size)

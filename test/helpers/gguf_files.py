@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from helpers.tokenizer_files import add_tokenizer
 
-Q = gguf.GGMLQuantizationType
+Q: Any = gguf.GGMLQuantizationType
 F32 = Q.F32
 QUANTISABLE = (Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1)  # by the library
 
@@ -75,7 +75,7 @@ def write_model(
             if kind in QUANTISABLE or kind in (Q.F16, Q.BF16):
                 raw = gguf.quants.quantize(flat, kind)
             else:
-                raw = blocks(*flat.shape, kind, number)
+                raw = blocks(len(flat), flat.shape[1], kind, number)
             writer.add_tensor(new, raw.reshape(*array.shape[:-1], -1), raw_dtype=kind)
             meant = gguf.quants.dequantize(raw, kind).reshape(array.shape)
             old(torch.from_numpy(meant.astype(np.float32)))

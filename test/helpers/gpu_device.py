@@ -26,7 +26,7 @@ EVERY_CASE = ON_GPU or LONG
 DEVICE = torch.device(NAME)
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 # Attention in bfloat16 against float64: inputs and outputs have 8 bits.
-TOLERANCE = {"rtol": 2e-2, "atol": 2e-2} if ON_GPU else {"rtol": 1e-4, "atol": 2e-5}
+TOLERANCE: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-2} if ON_GPU else {"rtol": 1e-4, "atol": 2e-5}
 prepare()
 BACKENDS = ("native", "triton", "flashinfer")
 

@@ -31,5 +31,5 @@ class OneProcess(Supervisor):
 
 
 if __name__ == "__main__":
-    command.Supervisor = OneProcess  # type: ignore[misc]
+    command.Supervisor = OneProcess  # type: ignore[attr-defined]  # a name that it imports
     sys.exit(command.main())

@@ -13,7 +13,11 @@ from torch import Tensor
 
 
 def _gpt2(hidden_size: int, num_hidden_layers: int, num_attention_heads: int, **rest: Any) -> Any:
-    sizes = {"n_embd": hidden_size, "n_layer": num_hidden_layers, "n_head": num_attention_heads}
+    sizes: dict[str, Any] = {
+        "n_embd": hidden_size,
+        "n_layer": num_hidden_layers,
+        "n_head": num_attention_heads,
+    }
     sizes |= {"n_positions": rest.pop("max_position_embeddings")}
     for key in ("intermediate_size", "num_key_value_heads", "head_dim"):
         rest.pop(key)

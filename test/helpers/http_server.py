@@ -140,7 +140,7 @@ def serve_text(
     app, state, server, port = made
     url = f"http://127.0.0.1:{port}"
     key = config.server.api_key
-    headers = {"Authorization": b"Bearer " + key.encode()} if key else {}
+    headers = {b"Authorization": b"Bearer " + key.encode()} if key else {}
     try:
         with Client(base_url=url, timeout=60, headers=headers) as client:
             yield Served(url, app, state, worker, tokenizer, client, thread)

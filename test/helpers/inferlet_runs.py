@@ -74,7 +74,7 @@ class Programs:
         self.passes, self.tokens = self.model.passes - passes, self.model.tokens - tokens
         return values
 
-    def one(self, main: Main, *arguments: str, **more: Any) -> Any:
+    def one(self: Programs | EnginePrograms, main: Main, *arguments: str, **more: Any) -> Any:
         """The result of one program, which must not fail."""
         [value] = self.run(main, arguments=arguments, **more)
         assert self.errors == [""], self.errors[0]

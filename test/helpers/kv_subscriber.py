@@ -51,7 +51,8 @@ class Subscriber:
         assert (size, medium) == (self.size, "GPU")
         assert len(tokens) == size * len(hashes)
         assert (lora is None) == (name is None)
-        mark, adapter, before = ("", name or "", ())
+        mark, adapter = "", name or ""
+        before: tuple[int, ...] = ()
         if parent is not None:
             mark, adapter, before = self.known[parent]
             assert adapter == (name or "")
@@ -79,7 +80,7 @@ def replayed(endpoint: str, first: int) -> list[tuple[int, bytes]]:
         socket.linger, socket.rcvtimeo = 0, 20_000
         socket.connect(endpoint)
         socket.send_multipart([b"", first.to_bytes(8, "big")])
-        found = []
+        found: list[Any] = []
         while True:
             _, number, payload = socket.recv_multipart()
             value = int.from_bytes(number, "big", signed=True)

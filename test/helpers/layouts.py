@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from sglang.srt.attention import reference_attention
 from sglang.srt.attention.attention_protocol import Attention, Heads, Layout
+from torch import Tensor
 
 
 def random_layout(
@@ -49,7 +50,7 @@ def hold_to_the_definition(
     seed: int,
     device: torch.device,
     dtype: torch.dtype,
-    tolerance: dict[str, float],
+    tolerance: dict[str, Any],
     dims: tuple[int, ...] = (16,),
     sinks: bool = False,
     values: tuple[int, ...] = (0,),
@@ -90,13 +91,13 @@ def hold_to_the_definition(
             # Queries and keys of a model are parts of one tensor.
             qk = torch.randn(total, kv_heads * (group + 1), dim, dtype=dtype, device=device)
             q, k = qk.split([kv_heads * group, kv_heads], 1)
-            v = torch.randn(total, kv_heads, wide, dtype=dtype, device=device)
+            v: Tensor | None = torch.randn(total, kv_heads, wide, dtype=dtype, device=device)
             if shared:
                 v = None
             got = attention.attend(heads, q, k, v)
-            inputs = (x if x is None else x.double().cpu() for x in (q, k, v))
+            real: list[Any] = [x if x is None else x.double().cpu() for x in (q, k, v)]
             want = reference_attention.attend(
-                heads, layout, *inputs, exact[index], exact[2 + index], page_size
+                heads, layout, real[0], real[1], real[2], exact[index], exact[2 + index], page_size
             )
             torch.testing.assert_close(got.double().cpu(), want, **tolerance)
     for pool, expected in zip(pools, exact[:2] if shared else exact):

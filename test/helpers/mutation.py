@@ -72,7 +72,7 @@ def never(place: Place) -> ast.AST:
     return ast.Constant(False)
 
 
-def constant(value: object) -> Operator:
+def constant(value: Any) -> Operator:
     return lambda place: ast.Constant(value)
 
 
@@ -106,6 +106,7 @@ def before(fragment: str) -> Operator:
         assert isinstance(place.node, ast.stmt), f"{ast.unparse(place.node)} is no statement"
         new = _filled(fragment, place)
         first = ast.Expr(new) if isinstance(new, ast.expr) else new
+        assert isinstance(first, ast.stmt)
         return ast.If(ast.Constant(True), [first, place.node], [])
 
     return operator

@@ -16,7 +16,10 @@ Opener = Callable[..., Any]
 def opening(browser: Any) -> Iterator[Opener]:
     """Yield a function that opens a view of a server in a context of its own. At the end: no script
     has failed, nothing was loaded from elsewhere, no policy was violated."""
-    contexts, origins, urls, wrong = [], [], [], []
+    contexts: list[Any] = []
+    origins: list[str] = []
+    urls: list[str] = []
+    wrong: list[str] = []
 
     def note(said: Any) -> None:
         if said.type in ("error", "warning") and "Failed to load resource" not in said.text:

@@ -67,7 +67,7 @@ def grouped(r: random.Random, texts: Sequence[list[int]]) -> list[Item]:
 
 
 def _texts(item: Item) -> list[list[int]]:
-    return item if item and isinstance(item[0], list) else [item]  # type: ignore[list-item,return-value]
+    return item if item and isinstance(item[0], list) else [item]  # type: ignore[list-item]
 
 
 class ParallelDesk(Desk):

@@ -38,7 +38,8 @@ def values_of(body: Plain, given: dict[str, Any] | None = None) -> dict[tuple[in
             at_end[start.number] = dict(named[stream])
 
     for number in checked.before:
-        step, stream = checked.steps[number], checked.homes[number]
+        step: Any = checked.steps[number]  # a union; its ``op`` says which
+        stream = checked.homes[number]
         if stream not in texts:
             begin(stream)
         read = [value(each) for each in checked.values[number]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
+from typing import Any
 
 import sglang as sgl
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from sglang.ir.chat_template import TEMPLATES
 from sglang.ir.choices import Decision
 from sglang.ir.params import given
 
-VALUES = {"a": "alpha", "b": "beta"}
+VALUES: dict[str, Any] = {"a": "alpha", "b": "beta"}
 
 
 class Recorder(Backend):
@@ -158,9 +159,9 @@ def carry_out(s, operations: list, arguments: dict, readable: list) -> None:
         elif kind == "call":
             body_of(arguments, readable, rest[2]).run(rest[0], **rest[1])
         elif kind == "compiled":
-            carry_out_compiled(s, *rest, arguments, readable)
+            carry_out_compiled(s, *[*rest, arguments, readable])
         else:
-            carry_out_fork(s, *rest, arguments, readable)
+            carry_out_fork(s, *[*rest, arguments, readable])
 
 
 def body_of(arguments: dict, readable: list, spec: int | None = None) -> sgl.SglFunction:

@@ -155,7 +155,7 @@ class Case:
 
 
 CASES = {
-    case.program.__name__: case
+    case.program.func.__name__: case
     for case in (
         Case(few_shot_qa, {"question": "Which animal moos?"}, [" cow\n\nQ:"], " cow"),
         Case(

@@ -188,7 +188,8 @@ class _Maker:
         return lambda s, env: s.__iadd__(sgl.image(env["image"] or PICTURE))
 
     def _fork(self, kinds: dict[str, str], depth: int) -> Op:
-        branches, gathered = [], {}
+        branches: list[Any] = []
+        gathered: dict[str, Any] = {}
         for _ in range(self.random.randint(1, 3)):
             own = dict(kinds)
             branches.append(self.ops(own, depth + 1))

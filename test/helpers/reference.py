@@ -116,7 +116,7 @@ def expected(
     while generated + len(out.tokens) < sampling.max_new_tokens:
         so_far = earlier + out.tokens
         ids = None if grammar is None else allowed(grammar, tuple(so_far))
-        if ids == {EOS}:
+        if ids == frozenset({EOS}):
             out.reason = "stop"
             break
         barred = ends if len(so_far) < sampling.min_new_tokens else set()

@@ -41,7 +41,7 @@ def two_questions(s, question_1, question_2):
     s += sgl.assistant(sgl.gen("answer_2", max_tokens=24))
 
 
-FIRST = {"question_1": "What is 17 + 25?", "question_2": "And what is 3 + 4?"}
+FIRST: dict[str, Any] = {"question_1": "What is 17 + 25?", "question_2": "And what is 3 + 4?"}
 
 
 def chat(model_path: str) -> None:

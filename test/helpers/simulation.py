@@ -63,8 +63,9 @@ from sglang.srt.core.messages import (
     Verb,
 )
 from sglang.srt.core.request import Request
+from sglang.srt.core.space_messages import SpaceEnded
 from sglang.srt.core.work import STEP_SEARCH
-from sglang.srt.core.workers import Masks
+from sglang.srt.core.workers import NO_MASKS, Masks
 from sglang.srt.engine.draft_model import ModelDrafter
 from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.engine_core import EngineCore
@@ -411,8 +412,8 @@ class History:
             goal.sampling, max_new_tokens=growth, min_new_tokens=r.choice([0, growth])
         )
         verbs: list[Verb] = [Append(context, ints(more).tobytes())] if more else []
-        more = {"sampling": sampling, "since": since, "generated": 0}
-        self._advance(context, verbs, msgspec.structs.replace(goal, **more))
+        again = msgspec.structs.replace(goal, sampling=sampling, since=since, generated=0)
+        self._advance(context, verbs, again)
 
     def _continue(self, prompt: Known, goal: Generate, text: list[int]) -> None:
         """Request the rest of a text, as where another engine was lost in the midst of it."""
@@ -506,7 +507,7 @@ class History:
         self.seen[f"aborts of {state} requests"] += 1
         self.asked[number].close = True
         events = self._handle(Close(context))
-        own = [e for e in events if not isinstance(e, Reply) and e.request == number]
+        own = [e for e in events if not isinstance(e, (Reply, SpaceEnded)) and e.request == number]
         assert isinstance(own[-1], Done), "an abort ends its request"
         assert own[-1].reason == "abort"
         self.seen["aborts that tell what was drawn"] += len(own) > 1
@@ -592,6 +593,7 @@ class History:
                 assert self.replies[event.id] is None, "a verb is answered twice"
                 self.replies[event.id] = event
                 continue
+            assert not isinstance(event, SpaceEnded), "a history has no spaces"
             assert event.request in self.asked, "an event of a request that has ended"
             asked = self.asked[event.request]
             if isinstance(event, Tokens):
@@ -606,6 +608,7 @@ class History:
                 asked.prompt_ready = event.ready
                 self.seen["reports of a prompt's progress"] += 1
             else:
+                assert isinstance(event, (Done, Failed)), event
                 del self.asked[event.request]
                 assert event.request not in self.ended
                 self._ended(asked, event)
@@ -795,8 +798,8 @@ class History:
         )
         self.seen["tokens stored in host memory"] += store.counts.get("stored_tokens", 0)
         self.seen["tokens loaded from host memory"] += s.loaded_tokens
-        self.seen["faults of disks"] += engine.disk.counts.get("disk_faults", 0)
-        self.seen["requests that waited for a disk"] += engine.disk.counts.get("disk_waits", 0)
+        self.seen["faults of disks"] += int(engine.disk.counts.get("disk_faults", 0))
+        self.seen["requests that waited for a disk"] += int(engine.disk.counts.get("disk_waits", 0))
         self.seen["failed passes"] += s.failed_passes
         self.seen["postponed rows"] += s.postponed_rows
         self.seen["failed requests"] += s.failed
@@ -908,16 +911,16 @@ class History:
         tree, executor = self.engine.store.tree, self.executor
         split, offer, submit = tree._split, tree._offer, executor.submit
 
-        def split_(*arguments: Any) -> Any:
+        def split_(node: Any, length: int) -> Any:
             self.seen["splits"] += 1
-            return split(*arguments)
+            return split(node, length)
 
         def offer_(node: Any) -> None:
             heap = tree._heap
             offer(node)
             self.seen["compactions of the heap"] += tree._heap is not heap
 
-        def submit_(batch: Batch, masks: Masks) -> None:
+        def submit_(batch: Batch, masks: Masks = NO_MASKS) -> None:
             self._count_computed(batch)
             submit(batch, masks)
 

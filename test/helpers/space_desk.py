@@ -195,9 +195,9 @@ class SpaceDesk(Desk):
         self.size = page_size
         self.programs: dict[int, Program] = {}
         self.ends: list[int] = []
-        super().__init__(
-            capacity, page_size, worker=worker or SpaceWorker(page_size), depth=depth, **schedule
-        )
+        worker = worker or SpaceWorker(page_size)
+        super().__init__(capacity, page_size, worker=worker, depth=depth, **schedule)
+        self.worker: SpaceWorker = worker
 
     def program(self, **settings: Any) -> Program:
         """Open a space."""
@@ -207,7 +207,7 @@ class SpaceDesk(Desk):
         return self.programs[number]
 
     def _sort(self, events: list[Event]) -> None:
-        rest = []
+        rest: list[Event] = []
         for event in events:
             if isinstance(event, SpaceEvent):
                 if isinstance(event, SpaceEnded):

@@ -184,7 +184,7 @@ class SpaceModel:
             bits = int.from_bytes(mask[i * width : (i + 1) * width], "little")
             for j in range(start + i):
                 seen[i, j] = bool(bits >> j & 1)
-        cache = DynamicCache(config=self.model.config)
+        cache: Any = DynamicCache(config=self.model.config)
         held = [self._slot(space, slot) for slot in visible]
         for layer in range(self.model.config.num_hidden_layers if held else 0):
             keys = torch.stack([one[layer][0] for one in held], 1)[None]
@@ -205,7 +205,7 @@ class SpaceModel:
             self._put(space, slot, value)
         return out.logits[0], out.hidden_states[-1][0]
 
-    def _sample(self, verb: ForwardTokens, logits: torch.Tensor) -> int:
+    def _sample(self, verb: Any, logits: torch.Tensor) -> int:
         if verb.allowed:
             bits = int.from_bytes(verb.allowed, "little")
             allowed = [i for i in range(len(logits)) if bits >> i & 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -34,7 +34,7 @@ class InProcess(Toolbox):
 
     def __init__(self, config: ToolboxConfig, ran: Ran) -> None:
         super().__init__(config, ran)
-        self.functions = {"add": add, "fail": fail, "wait": wait}
+        self.functions: dict[str, Callable[..., Any]] = {"add": add, "fail": fail, "wait": wait}
         self.tools = {name: definition_of(f) for name, f in self.functions.items()}
         self.cancelled, self.begun = 0, asyncio.Event()
 

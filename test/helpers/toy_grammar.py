@@ -128,9 +128,9 @@ class ToyGrammars:
 
     def pass_time(self) -> None:
         """One step of the engine has gone by."""
-        left = [(steps - 1, *rest) for steps, *rest in self.pending]
-        self.pending = [entry for entry in left if entry[0] > 0]  # type: ignore[misc]
-        for steps, future, constraint in left:  # type: ignore[misc]
+        left = [(steps - 1, future, constraint) for steps, future, constraint in self.pending]
+        self.pending = [entry for entry in left if entry[0] > 0]
+        for steps, future, constraint in left:
             if steps <= 0:
                 self._finish(future, constraint)
 

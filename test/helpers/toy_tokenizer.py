@@ -34,7 +34,11 @@ def byte_level(directory: Path, size: int = 400) -> Path:
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
     tokenizer.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
-    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHATML}
+    config: dict[str, object] = {
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": CHATML,
+    }
     return _save(tokenizer, directory, config)
 
 

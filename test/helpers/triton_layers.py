@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from helpers.triton_place import Place
@@ -22,8 +24,8 @@ def written(place: Place) -> None:
         pools = [place.random(9, 2, heads, dim)[:, 1] for _ in range(2)]
         wanted = [pool.clone() for pool in pools]
         slots = place.ints([3, -1, 0, 8, 5])
-        append.append(k, v, *pools, slots)
-        reference.append(k, v, *wanted, slots)
+        append.append(k, v, pools[0], pools[1], slots)
+        reference.append(k, v, wanted[0], wanted[1], slots)
         assert all(map(torch.equal, pools, wanted))
 
 
@@ -34,7 +36,7 @@ def written_float8(place: Place) -> None:
     if k.is_cuda:  # the interpreter makes a number of it
         k[0, 0, 3] = float("nan")
     pools = [torch.zeros(4, 2, 16, device=place.device).to(torch.float8_e4m3fn) for _ in "kv"]
-    append.append(k, k, *pools, place.ints([2, 0, 1, 3]))
+    append.append(k, k, pools[0], pools[1], place.ints([2, 0, 1, 3]))
     wanted = k[[1, 2, 0, 3]].clamp(-448, 448).to(torch.float8_e4m3fn)
     for pool in pools:
         assert torch.equal(pool.float().nan_to_num(999.0), wanted.float().nan_to_num(999.0))
@@ -54,17 +56,19 @@ def rotated(place: Place) -> None:
         slots = place.ints([3, -1, 0, 8, 5])
         pools = [torch.zeros(9, 2, dim, dtype=place.dtype, device=place.device) for _ in "kv"]
         exact = [pool.double() for pool in pools]
-        options = {"heads": 4, "eps": 1e-5}
+        options: dict[str, Any] = {"heads": 4, "eps": 1e-5}
         if normed:
             options |= {"q_norm": place.random(dim), "k_norm": place.random(dim)}
-        q = append.rotate_append(qkv, angles, positions, *pools, slots, **options)
-        truth = reference.rotate_append(qkv, angles, positions, *exact, slots, **options)
+        q = append.rotate_append(qkv, angles, positions, pools[0], pools[1], slots, **options)
+        truth = reference.rotate_append(
+            qkv, angles, positions, exact[0], exact[1], slots, **options
+        )
         place.close(q, truth)
         place.close(pools[0], exact[0])
         place.close(pools[1], exact[1])
     wide = place.random(11, 2, 66)
     with pytest.raises(ValueError, match=r"angles are of 66 dimensions; .* up to head_dim \(64\)"):
-        append.rotate_append(qkv, wide, positions, *pools, slots, heads=4)
+        append.rotate_append(qkv, wide, positions, pools[0], pools[1], slots, heads=4)
 
 
 def rotated_float8(place: Place) -> None:
@@ -75,10 +79,11 @@ def rotated_float8(place: Place) -> None:
     pools = [torch.zeros(4, 1, 16, device=place.device) for _ in "kv"]
     narrow = [pool.to(torch.float8_e4m3fn) for pool in pools]
     slots = place.ints([2, 0, 3])
-    q = append.rotate_append(*layer, *pools, slots, heads=2)
-    assert torch.equal(append.rotate_append(*layer, *narrow, slots, heads=2), q)
+    q = append.rotate_append(*layer, pools[0], pools[1], slots, heads=2)
+    assert torch.equal(append.rotate_append(*layer, narrow[0], narrow[1], slots, heads=2), q)
     wanted = [torch.zeros_like(pool) for pool in narrow]
-    append.append(*(pool[slots.long()] for pool in pools), *wanted, slots)
+    k, v = (pool[slots.long()] for pool in pools)
+    append.append(k, v, wanted[0], wanted[1], slots)
     for pool, want in zip(narrow, wanted):
         assert pool.float().any()
         assert torch.equal(pool.float(), want.float())
@@ -158,7 +163,7 @@ def mixture(place: Place) -> None:
         out = moe.fused_moe(x, gate_up, down, weights, chosen, "silu", block)
         truth = reference.fused_moe(x, gate_up, down, weights, chosen, "silu")
         place.close(out, truth, 2.0)
-        biases = {
+        biases: dict[str, Any] = {
             "gate_up_bias": place.random(experts, 2 * inner) * 3,
             "down_bias": place.random(experts, width),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from unittest import mock
 
 import numpy as np
@@ -15,6 +15,7 @@ from helpers.triton_place import Place
 from sgl_kernel.triton import reference, sampling
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Sample
+from sglang.srt.core.ints import ints
 from sglang.srt.logits.sampler import draw
 from torch import Tensor
 
@@ -62,7 +63,7 @@ def at_edges(place: Place, logits: Tensor, rows: list[Parameters]) -> list[Param
 
 def drawn(place: Place, logits: Tensor, rows: list[Parameters], cut: bool = True) -> Tensor:
     heat, top_k, top_p, min_p, uniform = zip(*rows)
-    at = {"device": place.device}
+    at: dict[str, Any] = {"device": place.device}
     best, tokens = sampling.sample(
         logits, torch.tensor(heat, **at), place.ints(top_k), torch.tensor(top_p, **at),
         torch.tensor(min_p, **at), torch.tensor(uniform, dtype=torch.float64, **at), cut=cut,
@@ -196,7 +197,7 @@ def penalties(place: Place) -> None:
             temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.2 * row,
             presence_penalty=0.4,
         )  # fmt: skip
-        asked.append(Sample(params, history=history, prompt=prompt))
+        asked.append(Sample(params, history=ints(history), prompt=ints(prompt)))
         pairs += [(row, i, history.count(i)) for i in sorted({*history, *prompt})]
     rows, ids, counts = (place.ints(column) for column in zip(*pairs))
     columns = [

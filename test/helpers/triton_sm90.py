@@ -28,7 +28,8 @@ from sgl_kernel.triton import append, attention, moe, norm, sampling, scaled
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import Sample
 from sglang.srt.core.ints import ints as tokens
-from sglang.srt.logits import gpu_draw, sampler
+from sglang.srt.logits import gpu_draw
+from sglang.srt.logits.drawing import mask_bytes
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -152,7 +153,7 @@ def extend(heads: tuple[int, int, int], block: int, **options: Any) -> Callable[
 def float8() -> None:
     """A layer's keys and values written, a pass of one token a row, and one of many."""
     tensors = pool((32, 8, 128), torch.float8_e4m3fn)
-    append.append(*[zeros(8, 8, 128) for _ in "kv"], *tensors[1:3], ints(8))
+    append.append(zeros(8, 8, 128), zeros(8, 8, 128), tensors[1], tensors[2], ints(8))
     append.rotate_append(
         zeros(8, 48 * 128), zeros(64, 2, 128), ints(8), *tensors[1:3], ints(8), heads=32
     )
@@ -174,7 +175,7 @@ def mixture(tokens: int) -> Callable[[], object]:
 
 def sampled(*params: SamplingParams, mask: bool = False) -> Callable[[], object]:
     """The sampling of a step with one row for each of ``params``."""
-    bits = b"\xff" * sampler.mask_bytes(128256) if mask else None
+    bits = b"\xff" * mask_bytes(128256) if mask else None
     rows = [Sample(p, uniform=0.5, history=tokens([5, 5]), mask=bits) for p in params]
     return lambda: gpu_draw.draw(floats(len(rows), 128256), rows)
 
@@ -213,7 +214,7 @@ CASES: dict[str, Callable[[], object]] = {
     "extend 256": extend((16, 8, 256), 64),
     "cascade": cascade(64),
     "float8": float8,
-    "append": lambda: append.append(*[zeros(8, 8, 128) for _ in range(4)], ints(8)),
+    "append": lambda: append.append(*[zeros(8, 8, 128) for _ in range(4)] + [ints(8)]),
     "rotate": lambda: append.rotate_append(
         zeros(8, 48 * 128), zeros(64, 2, 128), ints(8), zeros(64, 8, 128), zeros(64, 8, 128),
         ints(8), heads=32, q_norm=zeros(128), k_norm=zeros(128),

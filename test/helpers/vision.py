@@ -187,6 +187,7 @@ def logits(paged: Paged, rows: list[Row]) -> list[Tensor]:
     """Logits of every token of every row, in one pass."""
     runner, batch = paged.worker.runner, Batch(0, rows)
     inputs = runner.reader.read(batch)
+    assert runner.features is not None
     outputs = [RowOutput() for _ in rows]
     inputs, _ = runner.features.embed(batch, inputs, outputs)
     assert [out.error for out in outputs] == [""] * len(rows)

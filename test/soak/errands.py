@@ -211,6 +211,7 @@ async def background(c: Customer) -> None:
         if seen is None or seen.json()["status"] in TERMINAL:
             return
         await asyncio.sleep(0.1)
+    assert seen is not None
     raise Violation(f"a response in the background has no end: {seen.json()}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -46,7 +48,7 @@ SHAPES = [
     (1, 1, 128, 0, 1, 200, 0.0, False),
 ]
 # Values of other widths, a part of the keys (as latents are), and scores without values.
-KINDS = [
+KINDS: list[dict[str, Any]] = [
     {"sinks": True}, {"value": 48}, {"value": 12, "sinks": True},
     {"dim": 40, "value": 32, "shared": True, "kv": 1, "q": 19},
     {"dim": 36, "value": 14, "shared": True, "sinks": True},
@@ -55,7 +57,7 @@ KINDS = [
 
 
 def kind(number: int, **more) -> paged.Heads:
-    settings = {"q": 6, "kv": 2, "dim": 32, **KINDS[number], **more}
+    settings: dict[str, Any] = {"q": 6, "kv": 2, "dim": 32, **KINDS[number], **more}
     if settings.get("sinks"):
         torch.manual_seed(number)
         settings["sinks"] = 2 * torch.randn(settings["q"])
@@ -250,7 +252,7 @@ def test_bits_do_not_depend_on_the_batch(isa, dtype, shape):
 @st.composite
 def trees(draw):
     """Texts as (parent or None, shared pages, length): prefixes of prefixes."""
-    texts = []
+    texts: list[tuple[int | None, int, int]] = []
     for i in range(draw(st.integers(2, 9))):
         parent = draw(st.none() | st.integers(0, i - 1)) if i else None
         shared = draw(st.integers(0, texts[parent][2] - 1)) if parent is not None else 0

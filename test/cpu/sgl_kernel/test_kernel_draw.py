@@ -39,7 +39,7 @@ def draw(logits, wishes, uniforms, masks=None, threads=1):
     m, n = logits.shape
     wide = torch.full((m, n + 3), float("nan"))
     wide[:, :n] = torch.from_numpy(logits)
-    records = rows.draws(*zip(*wishes), uniforms)
+    records = rows.draws(*[*zip(*wishes), uniforms])
     if masks is not None:
         records["mask"] = [0 if mask is None else mask.ctypes.data for mask in masks]
     return rows.draw(wide[:, :n], records, threads).tolist()

@@ -33,7 +33,7 @@ class Words:
         from sgl_kernel import packed
         from sgl_kernel.tape import Pass, Tape
 
-        arena = packed.Arena(packed.packed_bytes(*x.shape, "f32"))
+        arena = packed.Arena(packed.packed_bytes(len(x), x.shape[1], "f32"))
         self.table = packed.pack(x, "f32", arena=arena)
         self.tape = Tape()
         self.x = self.tape.embed(self.table)

@@ -21,7 +21,7 @@ def test_threads_have_no_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("LD_PRELOAD", raising=False)  # make kernels-asan sets it
     if not COMPILER:
         pytest.skip("no C++ compiler on this machine")
-    probe = [COMPILER, "-fsanitize=thread", "-x", "c++", "-", "-o", program]
+    probe = [COMPILER, "-fsanitize=thread", "-x", "c++", "-", "-o", str(program)]
     if subprocess.run(probe, input=b"int main() {}", capture_output=True).returncode:
         pytest.skip(f"{COMPILER} has no ThreadSanitizer")
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=thread"]

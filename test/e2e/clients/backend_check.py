@@ -44,7 +44,7 @@ def in_all_ways(backend: OpenAI) -> list[Any]:
         calls = backend.acomplete(PROMPT, DEFAULTS), streamed()
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    found = []
+    found: list[Any] = []
     for ask in (backend.complete, backend.stream):
         try:
             found.append(list(ask(PROMPT, DEFAULTS)))
@@ -102,7 +102,10 @@ def choices() -> None:
 
 def azure() -> None:
     with FakeOpenAI("yes") as service:
-        where = {"azure_endpoint": service.url.removesuffix("/v1"), "api_version": "2024-10-21"}
+        where: dict[str, Any] = {
+            "azure_endpoint": service.url.removesuffix("/v1"),
+            "api_version": "2024-10-21",
+        }
         backend = OpenAI("d", is_azure=True, api_key="k", **where)
         check({c.text for c in in_all_ways(backend)} == {"yes"}, "azure text")
         path = "/openai/deployments/d/chat/completions?api-version=2024-10-21"

@@ -163,7 +163,9 @@ def test_a_signatures_outputs_become_a_json_schema() -> None:
     predict = dspy.Predict("question -> answer")
     with dspy.context(lm=lm_over(backend), adapter=dspy.JSONAdapter()):
         assert predict(question="Which color?").answer == "blue"
-    schema = backend.calls[0].params.json_schema
+    params = backend.calls[0].params
+    assert params is not None
+    schema = params.json_schema
     assert schema["required"] == ["answer"]
     assert schema["properties"]["answer"]["type"] == "string"
 
@@ -177,7 +179,8 @@ def test_a_backend_without_constraints_is_warned_of_and_prompted() -> None:
             assert predict(question="Which color?").answer == "blue"
         with dspy.context(lm=lm_over(backend), adapter=dspy.JSONAdapter()):
             assert asyncio.run(predict.acall(question="Which color?")).answer == "blue"
-    assert [c.params.json_schema for c in backend.calls] == [None, None]
+    assert [c.params and c.params.json_schema for c in backend.calls] == [None, None]
+    assert all(c.params is not None for c in backend.calls)
     said = [str(w.message) for w in caught if "JSON schema" in str(w.message)]
     assert len(said) == 1
     assert "mock" in said[0]
@@ -209,12 +212,14 @@ def test_roles_images_and_defaults() -> None:
     assert prompt.text.startswith("<|im_start|>system\nYou are a helpful assistant.<|im_end|>")
     assert prompt.text.endswith("See<image><|im_end|>\n<|im_start|>assistant\n")
     assert [m.address for m in prompt.media] == [url]
+    assert params is not None
     assert params.max_new_tokens == 1024
     assert params.stop == ("<|im_end|>",)
     turns = [("system", "Be brief."), ("user", "a"), ("assistant", "b"), ("user", "c")]
     lm(messages=[{"role": role, "content": text} for role, text in turns], seed=7, top_p=0.5)
     prompt, params = backend.calls[1].prompt, backend.calls[1].params
     assert [(m["role"], m["content"]) for m in prompt.messages] == turns
+    assert params is not None
     assert (params.seed, params.top_p) == (7, 0.5)
 
 
@@ -259,7 +264,9 @@ def test_calls_and_results_go_round() -> None:
     deltas = [event.delta for event in events if event.type == "delta"]
     assert [delta.name for delta in deltas] == ["calc"]
     assert events[-1].finish_reason == "tool_call"
-    assert '"tags_with_separator"' in backend.calls[2].params.structural_tag
+    params = backend.calls[2].params
+    assert params is not None
+    assert '"tags_with_separator"' in str(params.structural_tag)
 
 
 def test_what_cannot_be_honoured_is_refused() -> None:
@@ -341,6 +348,8 @@ def test_dspys_launcher_starts_and_stops_our_server(monkeypatch: pytest.MonkeyPa
 
 def test_the_example_answers_from_the_passages() -> None:
     spec = importlib.util.spec_from_file_location("rag", ROOT / "examples" / "dspy" / "rag.py")
+    assert spec is not None
+    assert spec.loader is not None
     rag = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rag)
     assert rag.main() == ["Porto", "Bergen", "63", "Oscar", "cellar", "30"]

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_each_server_is_told_in_its_own_words(
     regex, schema = bodies[:2]
     assert regex["stop"] == ["\n"]
     assert regex["ignore_eos"] is schema["ignore_eos"] is True
-    wanted = {
+    each: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "sglang": (
             {"regex": "[ab]{2}"}, {"json_schema": {"type": "object"}, "whitespace_pattern": ""}
         ),
@@ -122,7 +122,8 @@ def test_each_server_is_told_in_its_own_words(
         "llama.cpp": (
             {"grammar": "root ::= [ab]{2,2}"}, {"json_schema": {"type": "object"}}
         ),
-    }[dialect]  # fmt: skip
+    }  # fmt: skip
+    wanted = each[dialect]
     assert regex.items() >= wanted[0].items()
     assert schema.items() >= wanted[1].items()
     several = [body["n"] for body in bodies[2:-2]]
@@ -200,7 +201,7 @@ class Fake:
     name: str
     each: float
     backend: str = "sglang"
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     seen: list[list[Item]] = field(default_factory=list)
     running: bool = True
     fails_at: int = 99
@@ -317,7 +318,7 @@ def test_what_cannot_be_measured_ends_with_a_word(
     try:
         status = main(CLAIM, given, lambda model, peers: found)
     except SystemExit as ended:  # by argparse
-        status = ended.code
+        status = ended.code  # type: ignore[assignment]
     assert status == 2
     out, err = capsys.readouterr()
     assert said in err if said else "without ill: Failed: holds no text to a pattern" in out

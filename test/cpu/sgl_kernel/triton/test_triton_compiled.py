@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(1800)  # all cases in one process, on a busy ma
 # The helpers, and what this process was given: a checkout may run without an installation.
 PATHS = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
 
-CASES = (
+CASES: tuple[str, ...] = (
     "decode 128", "extend 128", "extend 128 tree", "cascade", "float8", "append", "rotate", "norm",
     "gate", "route", "mixture few", "mixture many", "sample", "draw greedy", "draw plain",
     "draw cut", "draw all", "scaled blocks many",

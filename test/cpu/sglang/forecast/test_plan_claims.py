@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sglang as sgl
@@ -15,7 +16,7 @@ harness = pytest.importorskip("benchmark.harness.claim")
 @pytest.fixture(scope="module")
 def engine() -> Iterator[sgl.Engine]:
     """One pass at a time: else the end token of a text may be computed as well."""
-    settings = {"max_total_tokens": 20000, "disable_overlap_schedule": True}
+    settings: dict[str, Any] = {"max_total_tokens": 20000, "disable_overlap_schedule": True}
     with sgl.Engine(**settings, log_level="warning") as engine:
         yield engine
 

@@ -7,6 +7,7 @@ import inspect
 import random
 import sys
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.attention.slots import padded
 
 CPU = torch.device("cpu")
-EXACT = {"rtol": 1e-5, "atol": 2e-6}
+EXACT: dict[str, Any] = {"rtol": 1e-5, "atol": 2e-6}
 
 
 @pytest.fixture(autouse=True)
@@ -115,9 +116,9 @@ def test_a_frame_computes_what_was_planned_last(seed: int) -> None:
                 heads = Heads(index, 4, 1, dim, 0.3, window)
                 q, k, v = (torch.randn(size, n, dim) for n in (4, 1, 1))
                 got = frames[size].attend(heads, q, k, v)[:rows]
-                real = (x[:rows].double() for x in (q, k, v))
+                q, k, v = (x[:rows].double() for x in (q, k, v))
                 want = reference_attention.attend(
-                    heads, layout, *real, exact[index], exact[2 + index], page_size
+                    heads, layout, q, k, v, exact[index], exact[2 + index], page_size
                 )
                 torch.testing.assert_close(got.double(), want, **EXACT)
     assert set(fake_flashinfer.calls) == {"captured"}
@@ -197,7 +198,8 @@ def test_the_stand_in_has_the_package_s_signatures(
     monkeypatch.delitem(sys.modules, "flashinfer")
     if importlib.util.find_spec("flashinfer") is None:
         pytest.skip("flashinfer is not installed")
-    real, fake = importlib.import_module("flashinfer"), fake_flashinfer
+    real: Any = importlib.import_module("flashinfer")
+    fake: Any = fake_flashinfer
     for part in name.split("."):
         real, fake = getattr(real, part), getattr(fake, part)
     theirs, ours = (inspect.signature(x).parameters for x in (real, fake))

@@ -4,6 +4,7 @@ lengths."""
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_a_shared_prefix_is_no_row_s_work() -> None:
 def test_a_captured_pass_is_planned_in_place() -> None:
     """Work of any lengths fits the buffers and the grid of the capture."""
     made = attention()
-    frame = made.frame(41, 20_000, 131_072)
+    frame: Any = made.frame(41, 20_000, 131_072)
     address, shape = frame.work.items.data_ptr(), frame.work.items.shape
     for lengths in (SKEWED, [7] * 41, SKEWED[::-1], [30_000] + [5] * 40):
         frame.plan(decode_layout(lengths))

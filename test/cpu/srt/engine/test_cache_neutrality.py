@@ -20,12 +20,14 @@ from sglang.srt.core.messages import (
     Advance,
     Close,
     Done,
+    Event,
     Failed,
     ForkContext,
     Generate,
     Open,
     PromptChunk,
     Tokens,
+    Verb,
 )
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import Executor, local_executor
@@ -96,11 +98,11 @@ def ask(
     for i, (prompt, goal) in enumerate(zip(plan.prompts, plan.goals)):
         answers[i] = ([], [])
         if together and i in plan.forked:
-            opening = ForkContext(plan.forked[i], i, len(prompt))
+            opening: Verb = ForkContext(plan.forked[i], i, len(prompt))
         else:
             opening = Open(i, ints(prompt).tobytes())
         forked_later = together and i in plan.forked.values()
-        verbs = [opening]
+        verbs: list[Verb] = [opening]
         if not forked_later:
             verbs.append(Advance(i, i, goal, close=True))
         assert not engine.handle(verbs)
@@ -125,7 +127,7 @@ def drain(engine: EngineCore, answers: Answers) -> None:
         engine.store.check()
 
 
-def take(events: list[object], answers: Answers) -> None:  # type: ignore[type-arg]
+def take(events: list[Event], answers: Answers) -> None:
     for event in events:
         assert not isinstance(event, Failed), event
         if isinstance(event, Tokens):

@@ -16,8 +16,13 @@ from helpers.tiny_model import write_config
 torch = pytest.importorskip("torch")
 
 EMBEDDED = Path(sgl.__file__).parents[1] / "srt/assets/sglang-tiny"
-SETTINGS = {"device": "cpu", "max_total_tokens": 16384, "log_level": "warning", "threads": 1,
-            "dtype": "float32"}  # fmt: skip
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "max_total_tokens": 16384,
+    "log_level": "warning",
+    "threads": 1,
+    "dtype": "float32",
+}
 PASSAGE = "The little dog ran to the river. It saw a red boat, and a cat in the red boat. "
 SOURCES = ("ngram", "draft")
 
@@ -120,7 +125,7 @@ def test_streams_tell_the_same(engine: sgl.Engine) -> None:
 
 def test_a_program_asks_for_it(engine: sgl.Engine) -> None:
     @sgl.function
-    def program(s, speculation):  # type: ignore[no-untyped-def]
+    def program(s, speculation):
         s += PASSAGE + sgl.gen("a", 40, temperature=0, speculation=speculation)
 
     states = {source: program.run(source, backend=engine) for source in ("off", *SOURCES)}

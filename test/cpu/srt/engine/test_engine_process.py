@@ -26,6 +26,7 @@ from sglang.srt.engine.client import EngineLost
 from sglang.srt.engine.process import EngineProcess, Started, spawn
 from sglang.srt.engine.wire import Wire
 from sglang.srt.system import processes
+from sglang.srt.system.processes import stopped_twice
 
 VOCAB = [bytes([i % 256]) for i in range(160)]
 
@@ -49,7 +50,7 @@ async def engine(config: Config) -> AsyncIterator[EngineProcess]:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 250))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 250))
 
 
 async def generate(process: EngineProcess, count: int = 8) -> list[int]:
@@ -189,7 +190,7 @@ def test_an_engine_that_is_stopped_while_it_loads_is_lost(config: Config) -> Non
 def test_a_moments_stop_is_no_loss(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell may stop server and engine and let the server go on first. The engine is stopped at
     every other look of the parent."""
-    looks, watched = 0, module.stopped_twice
+    looks, watched = 0, stopped_twice
 
     def stopped(pid: int) -> Callable[[], bool]:
         look = watched(pid)

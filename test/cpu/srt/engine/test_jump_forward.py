@@ -53,8 +53,14 @@ CONSTRAINTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module", params=list(MODELS))
 def engines(request: pytest.FixtureRequest) -> Iterator[dict[str, sgl.Engine]]:
-    settings = {"device": "cpu", "max_total_tokens": 16384, "log_level": "warning", "threads": 1,
-                "dtype": "float32", **MODELS[request.param]}  # fmt: skip
+    settings: dict[str, Any] = {
+        "device": "cpu",
+        "max_total_tokens": 16384,
+        "log_level": "warning",
+        "threads": 1,
+        "dtype": "float32",
+        **MODELS[request.param],
+    }
     made = {name: sgl.Engine(**settings, **mode) for name, mode in MODES.items()}
     yield made
     for engine in made.values():

@@ -34,7 +34,8 @@ CONFIG = Config.of(
 
 def some_goal(r: random.Random, length: int) -> Goal:
     if r.random() < 0.2:
-        return r.choice([Score(r.randrange(length)), Embed("mean"), Embed("last")])
+        others: list[Goal] = [Score(r.randrange(length)), Embed("mean"), Embed("last")]
+        return r.choice(others)
     sampling = SamplingParams(
         max_new_tokens=r.randint(1, 20), temperature=r.choice([0.0, 1.0]), seed=r.randrange(99),
         frequency_penalty=r.choice([0.0, 0.5]), repetition_penalty=r.choice([1.0, 1.3]),

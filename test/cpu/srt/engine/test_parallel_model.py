@@ -18,12 +18,13 @@ from sglang.srt.core.messages import (
     Advance,
     Done,
     Event,
-    Failed,
     ForkContext,
     Generate,
     Open,
     PromptChunk,
+    PromptProgress,
     Tokens,
+    Verb,
 )
 from sglang.srt.engine.engine_core import EngineCore
 from sglang.srt.engine.executor import local_executor
@@ -83,13 +84,16 @@ class Asker:
         sampling = SamplingParams(max_new_tokens=GROWTH, temperature=0.0, ignore_eos=True)
         tokens = ints(tokens_of(items)).tobytes()
         goal = Generate(sampling, top=0, score_from=score_from)
-        verbs = [Open(number, tokens, "", segments_of(items)), Advance(number, number, goal)]
+        verbs: list[Verb] = [
+            Open(number, tokens, "", segments_of(items)),
+            Advance(number, number, goal),
+        ]
         assert not self.engine.handle(verbs)
 
     def run(self) -> None:
         while self.engine.busy:
             for event in self.engine.step():
-                assert not isinstance(event, Failed), event
+                assert isinstance(event, (Tokens, PromptChunk, PromptProgress, Done)), event
                 self.events.setdefault(event.request, []).append(event)
             self.engine.store.check()
 

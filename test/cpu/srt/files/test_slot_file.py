@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.paths import ROOT
@@ -19,7 +20,6 @@ pytest.importorskip("torch")
 from sglang.srt.core.disk_jobs import SlotKey
 from sglang.srt.core.ints import ints
 from sglang.srt.disk.disk_tier import digest_of
-from sglang.srt.files import slot_file
 from sglang.srt.files.slot_file import HEADER_BYTES, SlotFile, runs
 
 MODEL, OTHER_MODEL = b"m" * 32, b"o" * 32
@@ -147,8 +147,8 @@ def test_directories_that_cannot_be_used(tmp_path: Path, spoil: object, message:
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", "free")(10)
-    monkeypatch.setattr(slot_file.shutil, "disk_usage", lambda path: usage)
+    usage = SimpleNamespace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(ValueError, match=r"needs 0.00 GB in .* and 0.00 GB are free; lower it"):
         opened(tmp_path)
 
@@ -222,7 +222,7 @@ def test_a_write_that_stops_leaves_no_wrong_slot(
 
     file = opened(tmp_path)
     file.write([2, 3], [key(50), key(51)], memoryview(content(50) + content(51)))
-    monkeypatch.setattr(slot_file.os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "pwrite", pwrite)
     if stop <= 3:
         with pytest.raises(OSError, match="no space left"):
             write(file, 2, 3)

@@ -144,7 +144,7 @@ def test_rights_are_denied_by_default(programs: Programs | EnginePrograms) -> No
     assert last.startswith("no error")
 
 
-WRONG = {
+WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "page in use": ("alloc_kvpage", {"pages": [0]}, "page 0 is in use"),
     "page twice": ("alloc_kvpage", {"pages": [9, 9]}, "twice"),
     "freed page": ("dealloc_kvpage", {"pages": [7]}, "no page 7"),

@@ -157,7 +157,7 @@ def test_modular_caching_is_block_diagonal(programs: EnginePrograms, reference: 
     def sees(i: int, j: int) -> bool:
         return i >= cut + len(parts[2]) or i < cut or j >= cut
 
-    found = []
+    found: list[int] = []
     for _ in range(8):
         logits = reference.logits(tokens + found, sees, positions[: len(tokens) + len(found)])
         found.append(int(logits[-1].argmax()))

@@ -84,7 +84,7 @@ def exact(shape: ExpertsShape, source: dict[str, Tensor], x: Tensor) -> Tensor:
             out.append(torch.cat(shared))
         return out
 
-    biases = (None, None)
+    biases: tuple[Any, Any] = (None, None)
     if shape.bias:
         biases = (
             parts(names.gate, names.up, kind="bias"), parts(names.down, kind="bias"),
@@ -199,10 +199,13 @@ def test_quantised_experts_are_what_their_weights_say(format: str, bound: float)
         dequantised[f"mlp.experts.{e}.gate_proj.weight"] = gate
         dequantised[f"mlp.experts.{e}.up_proj.weight"] = up
         dequantised[f"mlp.experts.{e}.down_proj.weight"] = down.rows(torch.arange(96))
-    gate, up = layer.gate_up[4].packed.rows(torch.arange(144)).chunk(2)
+    shared_up, shared_down = layer.gate_up[4].packed, layer.down[4].packed
+    assert shared_up is not None
+    assert shared_down is not None
+    gate, up = shared_up.rows(torch.arange(144)).chunk(2)
     dequantised["mlp.shared_expert.gate_proj.weight"] = gate
     dequantised["mlp.shared_expert.up_proj.weight"] = up
-    dequantised["mlp.shared_expert.down_proj.weight"] = layer.down[4].packed.rows(torch.arange(96))
+    dequantised["mlp.shared_expert.down_proj.weight"] = shared_down.rows(torch.arange(96))
     assert not torch.equal(
         dequantised["mlp.experts.0.down_proj.weight"], source["mlp.experts.0.down_proj.weight"]
     )
@@ -213,7 +216,10 @@ def test_quantised_experts_are_what_their_weights_say(format: str, bound: float)
 
 
 def test_routing_that_cannot_be() -> None:
-    for changes in ({"top_k": 7}, {"top_k": 0}, {"groups": 4}, {"top_k": 5}, {"group_best": 3}):
+    wrong: list[dict[str, Any]] = [
+        {"top_k": 7}, {"top_k": 0}, {"groups": 4}, {"top_k": 5}, {"group_best": 3},
+    ]  # fmt: skip
+    for changes in wrong:
         with pytest.raises(ValueError, match=r"experts cannot be|groups of"):
             replace(RULE, **changes)
 

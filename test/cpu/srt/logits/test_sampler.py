@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from sglang.ir.sampling import SamplingParams
-from sglang.srt.core.batch import RowOutput, Sample
+from sglang.srt.core.batch import NONE_ALLOWED, RowOutput, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.core.matcher import POSTPONED
 from sglang.srt.core.workers import Mask
 from sglang.srt.logits import sampler
 from sglang.srt.logits.drawing import NOT_FINITE, drawn
-from sglang.srt.logits.sampler import NONE_ALLOWED, draw
+from sglang.srt.logits.sampler import draw
 from sglang.srt.parallel.staging import Fetched
 from sglang.srt.worker import forward
 from sglang.srt.worker.runner import _masked, _settle, _Tip
@@ -56,6 +56,7 @@ def reference(logits: Tensor, sample: Sample) -> tuple[np.ndarray[Any, Any], int
     for token in sample.forbidden:
         x[0, token] = -math.inf
     if sample.mask is not None:
+        assert isinstance(sample.mask, bytes)
         allowed = np.unpackbits(np.frombuffer(sample.mask, np.uint8), bitorder="little")
         x[0, torch.from_numpy(allowed[: x.shape[1]] == 0)] = -math.inf
     if p.greedy:
@@ -69,7 +70,8 @@ def reference(logits: Tensor, sample: Sample) -> tuple[np.ndarray[Any, Any], int
         warpers.append(TopPLogitsWarper(p.top_p))
     if p.min_p > 0.0:
         warpers.append(MinPLogitsWarper(p.min_p))
-    out = warpers(None, x)[0].double().softmax(-1).numpy()
+    no_ids: Any = None
+    out = warpers(no_ids, x)[0].double().softmax(-1).numpy()
     return out, int(np.searchsorted(np.cumsum(out), sample.uniform * out.sum(), side="right"))
 
 
@@ -234,9 +236,9 @@ def test_a_mask_that_was_not_made_is_an_error_of_its_row() -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_fused_sampling_can_be_disabled(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU has the kernels. Both samplers are stand-ins that say which it was."""
-    modules = {"sglang.srt.logits.gpu_draw": SimpleNamespace(draw=lambda *_: "fused")}
+    fused_draw = SimpleNamespace(draw=lambda *_: "fused")
     monkeypatch.setattr(forward, "find_spec", lambda name: name)
-    monkeypatch.setattr(sys.modules["sglang.srt.logits"], "gpu_draw", *modules.values(), False)
+    monkeypatch.setattr(sys.modules["sglang.srt.logits"], "gpu_draw", fused_draw, False)
     monkeypatch.setattr(sampler, "draw", lambda *_: (torch.zeros(1), ["torch"]))
     on_gpu: Any = SimpleNamespace(is_cuda=True)
     eager = forward.Eager(None, None, fused_sampling=fused)  # type: ignore[arg-type]

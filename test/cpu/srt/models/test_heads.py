@@ -102,6 +102,8 @@ def test_a_tied_embedding_may_be_saved_as_the_head(tmp_path: Path) -> None:
     for prompt in PROMPTS:
         with torch.no_grad():
             wanted = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
-        top = ask(engine, prompt, goal).top
+        end = ask(engine, prompt, goal)
+        assert isinstance(end, Done), end
+        top = end.top
         assert [i for i, _ in top] == wanted.topk(3).indices.tolist()
         assert max(abs(value - wanted[i]) for i, value in top) < 1e-4

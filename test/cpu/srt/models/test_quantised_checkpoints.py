@@ -88,7 +88,8 @@ def _run(paged: Paged) -> list[Sequence]:
 def _held(paged: Paged) -> int:
     """Bits of the projections in memory; 0 where they are floats."""
     bits = {"w4z": 4, "w4m": 4, "w8z": 8, "w8m": 8, "w8": 8, "w8a8": 8}
-    packed = [s.packed for layer in paged.worker.model.layers for s in layer.stored()]
+    model: Any = paged.worker.model
+    packed = [s.packed for layer in model.layers for s in layer.stored()]
     formats = {bits.get(p.format, 0) for p in packed}
     assert len(formats) == 1
     return formats.pop()

@@ -235,7 +235,8 @@ def test_memory_is_counted_by_what_is_kept(sources: dict[str, Path], plain: Path
 
 def test_published_weights_of_larger_models_are_kept(plain: Path) -> None:
     spec = plan_of(Config.of(model_path=str(plain), device="cpu")).spec
-    cpu, half = torch.device("cpu"), {"name": "auto", "spec": spec}
+    cpu = torch.device("cpu")
+    half: dict[str, Any] = {"name": "auto", "spec": spec}
     assert dtype_of(parameters=1 << 30, device=cpu, published=True, **half) == BFLOAT16
     assert dtype_of(parameters=1 << 20, device=cpu, published=True, **half) == FLOAT32
 
@@ -284,7 +285,7 @@ class Rounded(transformers.DynamicCache):
         super().__init__()
         self.rounding = rounding
 
-    def update(self, keys: Tensor, values: Tensor, *rest: Any, **more: Any) -> Any:
+    def update(self, keys: Tensor, values: Tensor, *rest: Any, **more: Any) -> Any:  # type: ignore[override]
         return super().update(self.rounding(keys), self.rounding(values), *rest, **more)
 
 

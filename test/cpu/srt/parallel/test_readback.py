@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -37,12 +38,16 @@ class Stream:
         return hosts, block
 
 
+def fill(tokens: torch.Tensor, value: int) -> None:
+    tokens.fill_(value)
+
+
 def test_waiting_for_a_pass_leaves_later_ones_queued() -> None:
     stream = Stream()
     readback, results, passes = Readback(stream), [], []
     for number in range(4):
         tokens = torch.zeros(3, dtype=torch.int64)
-        stream.queue.append(lambda tokens=tokens, number=number: tokens.fill_(10 + number))
+        stream.queue.append(partial(fill, tokens, 10 + number))
         passes.append(readback.fetch([tokens, tokens]))
         if number:
             # The pass before is awaited while this one is queued behind it.

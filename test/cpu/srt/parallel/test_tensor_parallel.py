@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from sglang.srt.attention.attention_protocol import Layout
 from sglang.srt.attention.native_attention import NativeAttention
 from sglang.srt.layers.torch_writer import ForwardStep, forward
@@ -23,6 +22,7 @@ from sglang.srt.models.safetensors import SafetensorsCheckpoint
 from sglang.srt.parallel.groups import Group
 from sglang.srt.worker.kv import KVPool
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 TOKENS = [random.Random(1).randrange(96) for _ in range(12)]
 
@@ -39,7 +39,7 @@ def build(path: str, group: Group, layers: range | None = None):
     fields, architecture = read_config(Path(path))
     family = lookup(architecture)
     spec = family.read(fields, architecture)
-    model = family(spec, Place(torch.device("cpu"), torch.float32, group), 64, layers)
+    model: Any = family(spec, Place(torch.device("cpu"), torch.float32, group), 64, layers)
     found = SafetensorsCheckpoint(Path(path))
     weights.match(model.slots(), found, model.ignores)
     weights.load(model.slots(), found, show=False)
@@ -81,7 +81,7 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     ]  # fmt: skip
     paths = [checkpoint(tmp_path / name, name, **settings) for name, settings in cases]
     results = str(tmp_path / "rank")
-    mp.spawn(rank_main, (paths, str(tmp_path / "meeting"), results), nprocs=2)
+    spawn(rank_main, (paths, str(tmp_path / "meeting"), results), nprocs=2)
     want = torch.stack([run(path, Group()) for path in paths])
     for rank in range(2):
         torch.testing.assert_close(torch.load(f"{results}{rank}"), want, rtol=1e-4, atol=1e-4)

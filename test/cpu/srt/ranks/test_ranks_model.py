@@ -14,7 +14,7 @@ SETTINGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_total_tokens": 400, "chunked_prefill_size": 16,
     "max_running_requests": 12, "threads": 1, "context_length": 256,
 }  # fmt: skip
-ARRANGEMENTS = {
+ARRANGEMENTS: dict[str, Any] = {
     "pp 2, tp 2": {"pp_size": 2, "tp_size": 2, "assigned_layers": "3,1"},
     "pp 3": {"pp_size": 3, "assigned_layers": "1,2,1"},
 }

@@ -102,12 +102,12 @@ def test_adapters(kernels: str, llama: str, tmp_path: Path) -> None:
     def load(worker: ModelWorker) -> None:
         worker.load_adapter(1, adapter)
 
-    settings = {"enable_lora": True, "max_lora_rank": 8, "cpu_kernels": kernels}
+    settings: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8, "cpu_kernels": kernels}
     compare(llama, prepare=load, work=batches(adapter=1), **settings)
 
 
 def test_adapters_where_key_heads_are_repeated(tmp_path: Path) -> None:
-    shape = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    shape: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
     model = hf_models.make("LlamaForCausalLM", 6, **shape)
     path = hf_models.save(model, tmp_path / "model")
     adapter = make_adapter(model, tmp_path / "adapter", 3)

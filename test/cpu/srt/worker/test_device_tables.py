@@ -109,7 +109,7 @@ def test_a_replayed_step_sends_what_is_new(sent: list[int]) -> None:
     pools = [torch.zeros(1, 8, 16) for _ in range(2)]
     attention = TritonAttention(pools[:1], pools[1:], 1, (0,), 32)
     attention.processors = 132
-    frame = attention.frame(rows + 8, 1 << 22, 1 << 17)
+    frame: Any = attention.frame(rows + 8, 1 << 22, 1 << 17)
     graphs = Graphs.__new__(Graphs)
     graphs.padding, graphs.resident = pool, DeviceTables(frame.entries, pool)
     tables, totals = PageTables(pool, 1), []

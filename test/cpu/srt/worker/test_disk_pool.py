@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,6 @@ from sglang.srt.core.batch import PageMoves
 from sglang.srt.core.disk_jobs import DiskRead, DiskResult, DiskWrite
 from sglang.srt.core.ints import ints
 from sglang.srt.disk.disk_tier import keys_of
-from sglang.srt.files import slot_file
 from sglang.srt.worker.disk_pool import DiskPool, disk_pool
 from sglang.srt.worker.host_pool import HostPool
 from sglang.srt.worker.kv import KVPool
@@ -125,7 +125,7 @@ def test_the_nth_read_that_fails_ends_its_job(
         buffers[0][10] ^= 1
         return count
 
-    monkeypatch.setattr(slot_file.os, "preadv", preadv)
+    monkeypatch.setattr(os, "preadv", preadv)
     target = ints([0, 7, 4, 5])
     host.write_pages(target, np.zeros_like(before))
     disk.read(DiskRead(2, job.slots, target, [key.digest for key in job.keys]))
@@ -183,7 +183,7 @@ def test_a_second_process_reads_what_the_first_computed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_second_engine_on_a_directory_is_refused(tmp_path: Path) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "log_level": "error", "max_total_tokens": 500, "threads": 1, "hicache_storage_size": 0.01,
         "enable_hierarchical_cache": True, "hicache_storage_dir": str(tmp_path),
     }  # fmt: skip

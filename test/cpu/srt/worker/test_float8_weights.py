@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import hf_models, quantised
 from helpers.paged import Paged, Sequence
+from sglang.srt.config import Config
 from sglang.srt.layers import float8_product
 from sglang.srt.layers.float8_product import reference
 from sglang.srt.worker import storage
@@ -106,8 +107,8 @@ def test_weights_take_a_byte_each(made: Made, emulated: None) -> None:
         assert layer.float8.weight.values.element_size() == 1
     sizes = []
     for backend in ("torch", "none"):
-        settings = {"cpu_kernels": "torch", "dtype": "bfloat16", "device": "cpu"}
-        config = storage.Config.of(model_path=made.path, fp8_gemm_backend=backend, **settings)
+        settings: dict[str, Any] = {"cpu_kernels": "torch", "dtype": "bfloat16", "device": "cpu"}
+        config = Config.of(model_path=made.path, fp8_gemm_backend=backend, **settings)
         sizes.append(plan_of(config).storage.weight_bytes)
     held = sum(layer.float8.weight.values.numel() for layer in layers(paged))
     assert sizes[1] - sizes[0] == int(held * (2 - storage.FLOAT8_BYTES))

@@ -82,10 +82,10 @@ class Broken:
                 raise self.used.pop(name)
             if len(arguments[1]) > LATE and self.late.get(name):
                 raise self.late[name].pop(0)
-            return attend(*arguments)  # type: ignore[no-any-return]
+            return attend(*arguments)
 
         attention.attend = attending
-        return attention  # type: ignore[no-any-return]
+        return attention
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         self.graphs += 1
@@ -114,7 +114,7 @@ class Broken:
 
 
 @pytest.fixture
-def broken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Broken:  # type: ignore[no-untyped-def]
+def broken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Broken:
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
     monkeypatch.setattr(flashinfer_attention, "SCHEDULE", 1 << 10)
     path = write_config(tmp_path, head_dim=16, sliding_window=None)

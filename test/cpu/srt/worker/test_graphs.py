@@ -169,8 +169,8 @@ def test_logits_come_from_the_graph_where_they_are_small_enough(
         assert calls == want
     # Only the rows that sample are picked from the states if others do not.
     calls.clear()
-    rows = [worker.row(Sequence([4]), 1, sample=GREEDY), worker.row(Sequence([5]), 1)]
-    picked = worker.run(rows).rows
+    both = [worker.row(Sequence([4]), 1, sample=GREEDY), worker.row(Sequence([5]), 1)]
+    picked = worker.run(both).rows
     assert calls == [2, 1]
     assert (picked[0].token >= 0, picked[1].token) == (True, -1)
     assert recorder.replayed == 3
@@ -208,7 +208,7 @@ def test_rows_follow_tokens_and_are_scored(path: str) -> None:
         worker, recorder = paged(path, most)
         sequences = [Sequence([11, 12, 13]), Sequence([21, 22])]
         rows = [worker.row(s, len(s.tokens), sample=GREEDY) for s in sequences]
-        got = [[o.token for o in worker.run(rows).rows]]
+        got: list[Any] = [[o.token for o in worker.run(rows).rows]]
         for _ in range(5):
             rows = []
             for i, s in enumerate(sequences):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -76,7 +77,7 @@ def test_a_page_is_stored_before_another_is_loaded_over_it() -> None:
 CPU = torch.device("cpu")
 
 
-def pages_of(device: torch.device = CPU, pages: int = 100, **settings: float) -> int:
+def pages_of(device: torch.device = CPU, pages: int = 100, **settings: Any) -> int:
     memory = MemoryConfig(page_size=2, enable_hierarchical_cache=True, **settings)
     return host_pages(memory, pages, 1000, device)
 
@@ -108,7 +109,7 @@ def test_free_memory_is_the_containers_less_the_kv_cache(monkeypatch: pytest.Mon
 def test_answers_are_those_without_host_memory(kv: str, tmp_path: Path) -> None:
     """Three prompts in turn on a device for one and a half of them."""
 
-    def answers(**more: object) -> list[tuple[str, int, list[object]]]:
+    def answers(**more: Any) -> list[tuple[str, int, list[object]]]:
         found = []
         with sgl.Engine(
             log_level="warning", max_total_tokens=600, kv_cache_dtype=kv, threads=1, **more
@@ -138,6 +139,6 @@ def test_what_arrives_late_does_not_overwrite_what_was_read() -> None:
     late, read = (torch.full((1, host.page_bytes), n, dtype=torch.uint8) for n in (1, 2))
     event = SimpleNamespace(synchronize=lambda: None)
     parts = list(late.split([part.shape[1] for part in host._host], 1))
-    host._arriving = Arriving(event, parts, torch.tensor([3]))
+    host._arriving = Arriving(event, parts, torch.tensor([3]))  # type: ignore[arg-type]
     host.write_pages(ints([3]), read.numpy())
     assert np.array_equal(host.read_pages(ints([3])), read.numpy())

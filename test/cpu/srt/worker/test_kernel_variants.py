@@ -104,7 +104,8 @@ def test_samples_of_any_number_share_variants(vocab: int) -> None:
 
 
 def test_experts_of_any_number_of_tokens_share_variants() -> None:
-    r, floats = random.Random(0), {"dtype": torch.bfloat16}
+    r = random.Random(0)
+    floats: dict[str, Any] = {"dtype": torch.bfloat16}
     gate_up, down = torch.zeros(8, 128, 64, **floats), torch.zeros(8, 64, 64, **floats)
     with sm90() as device:
         for _ in range(300):

@@ -26,7 +26,7 @@ from sglang.srt.worker.scratch import scratch_bytes
 CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
 
 
-def pages(use: MemoryUse, device: torch.device = CPU, **settings) -> int:  # type: ignore[no-untyped-def]
+def pages(use: MemoryUse, device: torch.device = CPU, **settings) -> int:
     return pool_pages(MemoryConfig(**settings), 10, use, 100, device)
 
 
@@ -81,21 +81,21 @@ def test_weights_are_measured_once_the_cache_is_empty(monkeypatch: pytest.Monkey
     assert measured(use, CPU) == use
 
 
-def spec_of(tmp_path) -> ModelSpec:  # type: ignore[no-untyped-def]
+def spec_of(tmp_path) -> ModelSpec:
     path = write_config(tmp_path)
     return plan_of(Config.of(model_path=path, device="cpu", load_format="dummy")).spec
 
 
 def test_scratch_grows_with_rows_chunks_and_the_workspace(
     tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     spec, half = spec_of(tmp_path), BFLOAT16
     chosen = SimpleNamespace(name="triton")
     monkeypatch.setattr(scratch, "choose", lambda *_: chosen)
     monkeypatch.setattr(scratch, "workspace", lambda name, *_: 1000 * (name == "flashinfer"))
 
     def size(**settings: object) -> int:
-        config = Config.of(**settings)  # type: ignore[arg-type]
+        config = Config.of(**settings)
         return scratch_bytes(config, spec, half, half, GPU)
 
     least = size(disable_cuda_graph=True)
@@ -109,7 +109,7 @@ def test_scratch_grows_with_rows_chunks_and_the_workspace(
 
 def test_a_worker_makes_its_gpu_current_in_every_thread(
     tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     """A CPU's worker says that it is on the second GPU; what it then makes current is noted."""
     import threading
 
@@ -121,7 +121,7 @@ def test_a_worker_makes_its_gpu_current_in_every_thread(
     )  # fmt: skip
     executor = Threaded(worker)
     for device in (GPU, CPU):
-        worker.device = device
+        worker.device = device  # type: ignore[assignment]  # a stand-in
         executor.submit(Batch(1, [Row(0, 0, ints([1, 2]), ints([0, 1]))]))
         executor.result()
     executor.close()
@@ -130,10 +130,10 @@ def test_a_worker_makes_its_gpu_current_in_every_thread(
 
 def test_a_worker_loads_with_its_gpu_current_and_measures(
     tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     """The order of a start: current device, estimate, weights, measurement, pool."""
     happened: list[str] = []
-    real = model_worker.load_model
+    real = model_loading.load_model
 
     def load(*arguments: object) -> object:
         happened.append("weights")
@@ -157,7 +157,7 @@ def test_a_worker_loads_with_its_gpu_current_and_measures(
 
 def test_weights_that_do_not_fit_are_a_clear_error(
     tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     def load(*_: object) -> object:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
 
@@ -172,13 +172,13 @@ def test_a_gpu_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(model_loading, "gpu_driver", lambda: True)
     monkeypatch.setattr(
-        model_loading.torch, "empty",
+        torch, "empty",
         lambda size, device: SimpleNamespace(device=GPU) if "cuda" in device else empty(size),
     )  # fmt: skip
     assert model_loading.device_of("auto") == model_loading.device_of("cuda") == str(GPU)
     asked: list[str] = []
     monkeypatch.setattr(
-        model_loading.torch,
+        torch,
         "empty",
         lambda size, device: asked.append(device) or SimpleNamespace(device=GPU),
     )

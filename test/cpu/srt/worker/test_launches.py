@@ -64,7 +64,7 @@ def decoded(paged: Paged, found: Launches) -> Counter[str]:
     texts = [Text([5] * 900), Text([6] * 900)]
     rows = [(paged.row(text, 899), paged.row(text, 1))[1] for text in texts]
     with torch.inference_mode():
-        paged.worker.model.rotary.table  # noqa: B018  made once, before the first pass
+        paged.worker.model.rotary.table  # type: ignore[attr-defined]  # noqa: B018  made once, before the first pass
         found.clear()
         paged.logits(rows)
     return found.count()

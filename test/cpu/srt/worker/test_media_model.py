@@ -97,7 +97,7 @@ def test_retraction_and_eviction(engine: sgl.Engine, model: str) -> None:
         engine.generate(ask, sampling(1), image_data=image)["meta_info"]["prompt_tokens"]
         for ask, image in zip(asks, images)
     )
-    options = {**OPTIONS, "max_total_tokens": room + 30}
+    options: dict[str, Any] = {**OPTIONS, "max_total_tokens": room + 30}
     with sgl.Engine(model_path=model, **options) as small:
         found = small.generate(asks, sampling(30), image_data=images)
         assert [one["output_ids"] for one in found] == wanted
@@ -112,7 +112,11 @@ def test_branches_streams_and_scores(engine: sgl.Engine) -> None:
     assert [one["output_ids"] for one in several] == [wanted] * 3
     streamed = list(engine.generate(ASK, sampling(), stream=True, **MEDIA))
     assert streamed[-1]["output_ids"] == wanted
-    options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
+    options: dict[str, Any] = {
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 1,
+    }
     whole = engine.generate(ASK, sampling(2), **MEDIA, **options)["meta_info"]
     assert len(whole["input_token_logprobs"]) == whole["prompt_tokens"]
     tail = engine.generate(
@@ -174,7 +178,7 @@ def test_an_image_that_cannot_be_encoded(engine: sgl.Engine, monkeypatch: Any) -
     def fail(media: MediaSpan) -> torch.Tensor:
         if media.size == (40, 30) and media.key == bad[0]:
             raise RuntimeError("out of memory")
-        return encode(media)  # type: ignore[no-any-return]
+        return encode(media)
 
     seen: list[bytes] = []
     monkeypatch.setattr(runner.features, "_encode", lambda m: (seen.append(m.key), encode(m))[1])

@@ -110,7 +110,8 @@ def generated(tokens: int, page_size: int, depth: int, fail_at: int = 0) -> tupl
     executor: Executor = Threaded(worker) if depth == 2 else Inline(worker)
     engine = EngineCore(executor, info, config.schedule, [b"x"] * info.vocab_size)
     engine.planner.reserve = Reserve(share=0.0, low=0.0, step_up=0.0)
-    r, texts = random.Random(5), {}
+    r = random.Random(5)
+    texts: dict[int, Any] = {}
     for number in range(12):
         prompt = ints([300 + number // 4, *(r.randrange(300, 800) for _ in range(9))])
         sampling = SamplingParams(

@@ -56,7 +56,7 @@ def test_every_output_is_the_model_s_own(
     texts = [text(seed, length) for seed, length in ((1, 9), (2, 5), (3, 12), (4, 1), (5, 7))]
     biased = SamplingParams(temperature=0.0, logit_bias={11: 100.0}, repetition_penalty=1.5)
     targets = ints([*texts[2][3:], 7])
-    wanted = [
+    wanted: list[dict[str, Any]] = [
         {"sample": Sample(GREEDY, top=2)},
         {"sample": Sample(biased, prompt=ints(texts[1]), top=0), "probe": (5, 0, 5)},
         {"score": RowScore(2, targets, top=3, probe=(1, 2))},
@@ -71,7 +71,8 @@ def test_every_output_is_the_model_s_own(
 
     def top(at: torch.Tensor, n: int) -> list[tuple[int, float]]:
         values, ids = at.topk(n)
-        return [(i, pytest.approx(v, abs=1e-4)) for i, v in zip(ids.tolist(), values.tolist())]
+        near: Any = pytest.approx
+        return [(i, near(v, abs=1e-4)) for i, v in zip(ids.tolist(), values.tolist())]
 
     best = int(truth[0][-1].argmax())
     assert out[0].token == best
@@ -150,7 +151,8 @@ def test_rows_follow_the_tokens_of_the_batch_before(path: str) -> None:
     want = Paged(path, 1, 0).greedy(prompts, 8)
     paged = Paged(path, 1, 0)
     sequences = [Sequence(list(p)) for p in prompts]
-    sample, order, got = Sample(GREEDY), [0, 1, 2], [[] for _ in prompts]
+    sample, order = Sample(GREEDY), [0, 1, 2]
+    got: list[list[int]] = [[] for _ in prompts]
     rows = [paged.row(s, 6, sample=sample) for s in sequences]
     for step in range(8):
         for i, output in zip(order, paged.run(rows).rows):
@@ -185,15 +187,14 @@ def test_a_broken_row_fails_alone(path: str) -> None:
     with torch.inference_mode():
         pool.values[0][bad.pages[1]] = math.nan
     again = Row(0, 3, ints(good.tokens[3:]), good.pages, sample=Sample(GREEDY, top=1))
-    wanted = [
+    wanted: list[dict[str, Any]] = [
         {"sample": Sample(GREEDY)},
         {"sample": Sample(SamplingParams(), top=3)},
         {"tip_top": 2},
         {"score": RowScore(0, ints([5]))},
     ]
     for want in wanted:
-        broken = Row(1, 3, ints(bad.tokens[3:]), [*bad.pages, paged.free[-1]], **want)
-        broken.pages = ints(broken.pages)
+        broken = Row(1, 3, ints(bad.tokens[3:]), ints([*bad.pages, paged.free[-1]]), **want)
         outputs = paged.run([broken, again]).rows
         assert outputs[0].error == NOT_FINITE
         assert (outputs[0].token, outputs[0].top) == (-1, [])
@@ -213,7 +214,7 @@ def test_what_cannot_be_served_is_said_in_the_row(path: str) -> None:
     assert "lie outside" in outputs[2].error
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tokens": ints([1, VOCAB])}, "token id outside"),
     ({"tokens": ints([-1, 1])}, "token id outside"),
     ({"tokens": ints()}, "has no tokens"),

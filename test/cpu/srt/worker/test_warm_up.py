@@ -80,7 +80,7 @@ def worker_of(path: str, page_size: int, graphs: bool) -> ModelWorker:
             model, attention, Again(), pool, LIMITS["cuda_graph_max_bs"],
             runner.reader.context_length,
         )  # fmt: skip
-    runner.forward.draw = draw
+    runner.forward.draw = draw  # type: ignore[method-assign]
     worker.compilations = compilations()
     return worker
 
@@ -207,7 +207,7 @@ def test_a_device_without_memory_is_an_error_with_a_fix(tmp_path: Path) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return launch(batch)
 
-    worker.runner.launch = full
+    worker.runner.launch = full  # type: ignore[method-assign, assignment]
     with pytest.raises(MemoryError, match="no memory left for a pass of a prompt of 128 tokens"):
         warm_up(worker.runner, WarmUpLimits(4, 512, generates=True))
 

@@ -46,7 +46,7 @@ def test_chat(client: ollama.Client) -> None:
 def test_generate(client: ollama.Client) -> None:
     assert client.generate(MODEL, QUESTION, options=GREEDY).response == "42"
     parts = client.generate(MODEL, QUESTION, options=GREEDY, stream=True)
-    assert "".join(part.response for part in parts) == "42"
+    assert "".join(part.response or "" for part in parts) == "42"
 
 
 def test_schema(client: ollama.Client) -> None:

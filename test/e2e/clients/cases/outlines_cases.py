@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 import outlines
@@ -30,16 +30,16 @@ def client(url: str, key: str) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="module", params=["from_sglang", "from_vllm"])
-def model(client: openai.OpenAI, request: pytest.FixtureRequest) -> object:
+def model(client: openai.OpenAI, request: pytest.FixtureRequest) -> Any:
     return getattr(outlines, request.param)(client, "m")
 
 
-def test_text(model: object) -> None:
+def test_text(model: Any) -> None:
     assert model("What is 17 + 25?", temperature=0) == "42"
     assert "".join(model.stream("What is 17 + 25?", temperature=0)) == "42"
 
 
-def test_types(model: object) -> None:
+def test_types(model: Any) -> None:
     lamp = model("The blue lamp is lit.", Lamp, temperature=0)
     assert Lamp.model_validate_json(lamp)
     found = json.loads(model("Is it lit?", JsonSchema(SCHEMA), temperature=0))
@@ -49,7 +49,7 @@ def test_types(model: object) -> None:
     assert int(model("17 + 25 =", int, temperature=0, max_tokens=8)) is not None
 
 
-def test_a_grammar(model: object) -> None:
+def test_a_grammar(model: Any) -> None:
     if type(model).__name__ == "SGLang":
         with pytest.warns(UserWarning, match="EBNF"):
             found = model("Is it lit?", CFG('root ::= "yes" | "no"'), temperature=0)

@@ -157,8 +157,8 @@ def check(attention: Attention, pools: list[Any], layout: Layout, heads: Heads) 
     )
     exact = [pool.double().cpu() for pool in pools]
     got = attention.attend(heads, q, k, v).double().cpu()
-    inputs = (x.double().cpu() for x in (q, k, v))
-    want = reference_attention.attend(heads, layout, *inputs, *exact, page_size=1)
+    q, k, v = (x.double().cpu() for x in (q, k, v))
+    want = reference_attention.attend(heads, layout, q, k, v, exact[0], exact[1], page_size=1)
     error = (got - want).norm() / want.norm()
     assert error < (1e-2 if ON_GPU else 1e-5)
     torch.testing.assert_close(got, want, **TOLERANCE)
@@ -198,8 +198,8 @@ def test_a_frame_equals_a_plan(backend: str) -> None:
         q, k, v = (torch.randn(size, n, dim, dtype=DTYPE, device=DEVICE) for n in (4, 2, 2))
         exact = [pool.double().cpu() for pool in pools]
         got = frames[size].attend(heads, q, k, v)[: len(lengths)].double().cpu()
-        inputs = (x[: len(lengths)].double().cpu() for x in (q, k, v))
-        want = reference_attention.attend(heads, layout, *inputs, *exact, page_size=1)
+        q, k, v = (x[: len(lengths)].double().cpu() for x in (q, k, v))
+        want = reference_attention.attend(heads, layout, q, k, v, exact[0], exact[1], page_size=1)
         torch.testing.assert_close(got, want, **TOLERANCE)
         for pool, expected in zip(pools, exact):
             assert torch.equal(pool[:-1].double().cpu(), expected[:-1])

@@ -13,7 +13,7 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import NONE_ALLOWED, Sample
 from sglang.srt.core.ints import ints
 from sglang.srt.logits import sampler
-from sglang.srt.logits.drawing import NOT_FINITE
+from sglang.srt.logits.drawing import NOT_FINITE, mask_bytes
 
 gpu_device.needs_device()
 gpu_device.needs("triton")
@@ -31,7 +31,7 @@ def drawn(logits: torch.Tensor, samples: list[Sample]) -> tuple[torch.Tensor, li
 
 
 def random_sample(r: random.Random) -> Sample:
-    bits = bytes(r.randrange(1, 256) for _ in range(sampler.mask_bytes(VOCAB)))
+    bits = bytes(r.randrange(1, 256) for _ in range(mask_bytes(VOCAB)))
     params = SamplingParams(
         temperature=r.choice([0.0, 0.7, 1.0]),
         top_p=r.choice([1.0, 0.8]),
@@ -82,7 +82,7 @@ def test_a_broken_row_fails_alone() -> None:
     logits[:, 3] = 5.0
     logits[0, 9], logits[1, 9], logits[2] = float("nan"), float("inf"), float("-inf")
     warm = SamplingParams(seed=1)
-    none = bytes(sampler.mask_bytes(40))
+    none = bytes(mask_bytes(40))
     samples = [
         Sample(GREEDY), Sample(warm), Sample(warm), Sample(warm, mask=none),
         Sample(GREEDY, mask=b"\xff"), Sample(warm, uniform=0.5),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sglang as sgl
@@ -22,7 +23,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sgl.Engine]:
     directory = tmp_path_factory.mktemp("model")
     byte_level(directory)
     write_config(Path(directory), vocab_size=512)
-    settings = {"load_format": "dummy", "dtype": "float32", "device": "cpu", "threads": 1}
+    settings: dict[str, Any] = {
+        "load_format": "dummy",
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": 1,
+    }
     with sgl.Engine(
         model_path=str(directory), max_total_tokens=20000, context_length=512,
         log_level="warning", **settings,

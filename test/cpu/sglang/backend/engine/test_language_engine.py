@@ -86,7 +86,8 @@ GOES_ON: dict[str, dict[str, Any]] = {
 def test_a_text_goes_on_behind_output_ids(case: str, engine: sgl.Engine) -> None:
     """Text, tokens, reason and log-probabilities are those of the whole, from each token on."""
     settings = {"max_new_tokens": 24, "sampling_seed": 5, **GOES_ON[case]}
-    for scored in ({}, {"return_logprob": True, "top_logprobs_num": 2}):
+    ways: list[dict[str, Any]] = [{}, {"return_logprob": True, "top_logprobs_num": 2}]
+    for scored in ways:
         whole = engine.generate("The fox", settings, **scored)
         ids = whole["output_ids"]
         assert len(ids) > 3
@@ -109,7 +110,11 @@ def numbers(tops: list[list[Any]]) -> list[float]:
 
 def constrained(engine: sgl.Engine, **more: Any) -> dict[str, Any]:
     """Log-probabilities under a constraint that allows three letters, then two."""
-    fields = {"return_logprob": True, "top_logprobs_num": 5, "token_ids_logprob": letters(engine)}
+    fields: dict[str, Any] = {
+        "return_logprob": True,
+        "top_logprobs_num": 5,
+        "token_ids_logprob": letters(engine),
+    }
     parameters = {"regex": "[abc][de]", "temperature": 0, "max_new_tokens": 2}
     found: dict[str, Any] = engine.generate("The", parameters, **{**fields, **more})["meta_info"]
     return found
@@ -162,7 +167,7 @@ def test_a_forced_token_has_log_probability_0_among_allowed_ones(engine: sgl.Eng
 
 
 def test_log_probabilities_without_a_constraint_are_never_masked(engine: sgl.Engine) -> None:
-    fields = {"return_logprob": True, "top_logprobs_num": 3}
+    fields: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 3}
     parameters = {"temperature": 0, "max_new_tokens": 3}
     both = [engine.generate("The", parameters, **fields, masked_logprobs=m) for m in (False, True)]
     raw, masked = (one["meta_info"]["output_top_logprobs"] for one in both)

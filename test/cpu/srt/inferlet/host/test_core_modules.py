@@ -281,7 +281,7 @@ def test_the_newest_run_gives_way_where_memory_is_short(tmp_path: Path) -> None:
     bench.close()
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[bytes | bytearray, str]] = {
     "nothing": (b"", "begins with nothing"),
     "an image": (b"\x89PNG\r\n\x1a\n" + bytes(64), "WebAssembly begins with"),
     "a script": (b"#!/bin/sh\nreboot", "WebAssembly begins with"),

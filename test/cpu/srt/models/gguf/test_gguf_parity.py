@@ -13,6 +13,7 @@ from helpers import hf_models
 from helpers.gguf_files import Q, write_model
 from helpers.paged import Paged, Sequence
 from sglang.srt.files.gguf import KINDS
+from sglang.srt.layers.quantised import Quantised
 from sglang.srt.models.checkpoint_format import open_checkpoint
 from sglang.srt.models.gguf.integers import INTEGERS
 from sglang.srt.models.gguf.quants import FORMATS, dequantise
@@ -201,7 +202,7 @@ def test_packed_weights_are_the_file_s(name: str, tmp_path: Path) -> None:
         for weight in ("model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"):
             exact = checkpoint.read(weight)
             found = checkpoint.quantised(weight)
-            assert found is not None
+            assert isinstance(found, Quantised)
             assert found.bits == checkpoint.bits(weight) == INTEGERS[name][0]
             assert np.abs(found.dense() - exact).max() <= 1e-6 * np.abs(exact).max()
         assert any(f.startswith(f"w{INTEGERS[name][0]}") for f in formats), formats

@@ -101,7 +101,7 @@ def pictures_of(
     same."""
     values = dict(vision.KINDS[case.architecture].files["preprocessor_config.json"])
     theirs = THEIRS[case.architecture](**{k: v for k, v in values.items() if "type" not in k})
-    asked = [pictures] if case.architecture == ONEVISION else pictures
+    asked: Any = [pictures] if case.architecture == ONEVISION else pictures
     found = dict(theirs(asked, return_tensors="pt"))
     mean, std = settings(case.architecture)
     ours = [vision.normalised(p, mean, std) for p in prepared]

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 pytest.importorskip("torch")
 
-SETTINGS = {"device": "cpu", "threads": 1, "log_level": "warning"}
+SETTINGS: dict[str, Any] = {"device": "cpu", "threads": 1, "log_level": "warning"}
 
 
 @pytest.fixture(scope="module", params=["embedded", "random"])
