@@ -75,7 +75,7 @@ def containers(objects: dict[str, Any]) -> list[dict[str, Any]]:
     return [container for [container] in found]
 
 
-CASES = [(IMAGE,), (ALL,), (IMAGE, GROUPS), (ALL, GROUPS)]
+CASES: list[tuple[dict[str, Any], ...]] = [(IMAGE,), (ALL,), (IMAGE, GROUPS), (ALL, GROUPS)]
 
 
 def test_one_node_is_a_deployment_several_a_leader_worker_set() -> None:

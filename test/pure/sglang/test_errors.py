@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sglang as sgl
@@ -261,7 +262,7 @@ def test_a_backend_names_what_it_lacks() -> None:
         program.run(backend=Backend())
 
 
-def with_argument(name: str) -> object:
+def with_argument(name: str) -> sgl.SglFunction:
     names: dict[str, Callable[..., None]] = {}
     exec(f"def program(s, {name}): s += str({name})", names)
     return sgl.function(names["program"])
@@ -272,8 +273,9 @@ def test_an_argument_named_as_an_option_is_told_apart(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = with_argument(name)
+    both: dict[str, Any] = {"backend": sgl.Mock(), name: "x"}
     with pytest.raises(TypeError, match=f"'{name}' is an argument of program and an option of run"):
-        program.run(**{"backend": sgl.Mock(), name: "x"})
+        program.run(**both)
     monkeypatch.setattr(sgl.global_config, "default_backend", sgl.Mock())
     assert program.run("x").text() == program.bind(**{name: "x"}).run().text() == "x"
 
@@ -283,8 +285,8 @@ def test_an_argument_named_as_an_option_is_told_apart(
     [
         (lambda s: s.fork("a"), "fork size is 'a'; give a whole number"),
         (lambda s: s.fork(2.0), "fork size is 2.0; give a whole number"),
-        (lambda s: sgl.RuntimeEndpoint(31999), "the runtime is 31999; give its URL"),
-        (lambda s: sgl.function(lambda s: None).run_batch(None), "batch are None; give a list of"),
+        (lambda s: sgl.RuntimeEndpoint(31999), "the runtime is 31999; give its URL"),  # type: ignore[arg-type]
+        (lambda s: sgl.function(lambda s: None).run_batch(None), "batch are None; give a list of"),  # type: ignore[call-overload]
         (lambda s: sgl.image(""), "the image is ''; give a path"),
         (lambda s: sgl.function(lambda self, s: None), "a method is no program: write a function"),
     ],
@@ -312,8 +314,9 @@ def test_what_is_of_the_wrong_kind_is_named(wrong: Callable[..., None], complain
     ],
 )
 def test_choices_stand_beside_no_constraint_n_or_tools(name: str, value: object) -> None:
+    beside: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=f"{name} is .*, beside choices.*one_of="):
-        sgl.gen("x", choices=["a", "b"], **{name: value})
+        sgl.gen("x", choices=["a", "b"], **beside)
 
 
 def test_choices_take_what_changes_no_score() -> None:

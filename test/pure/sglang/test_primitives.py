@@ -66,7 +66,9 @@ def test_the_wire_has_the_native_names() -> None:
     params = GenParams(
         seed=3, stop="a", dtype=int, logit_bias={5: 1.0}, return_logprob=True, top_p=0.5
     )
-    body = to_wire(constraint_of(params).resolve(params))
+    constraint = constraint_of(params)
+    assert constraint is not None
+    body = to_wire(constraint.resolve(params))
     assert body == {
         "return_logprob": True,
         "sampling_params": {
@@ -365,6 +367,7 @@ def test_a_parameter_of_the_program_wins() -> None:
     state = vote.run("Q", n=3, temperature=0.7, top_p=0.5, max_new_tokens=9, backend=mock)
     assert state["all"] == [3, 3, 0.7]
     sent = mock.calls[-1].params
+    assert sent is not None
     assert (sent.n, sent.max_new_tokens, sent.temperature, sent.top_p) == (2, 3, 1.0, 0.5)
     assert vote.run("Q", max_tokens=1, backend=mock)["all"] == [5, 1, 0.0]
     assert vote.run("Q", max_tokens=1, backend=mock)["votes"] == ["a", "e"]

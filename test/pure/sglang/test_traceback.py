@@ -55,6 +55,7 @@ def test_it_ends_at_the_programs_line(program: sgl.SglFunction, read: bool) -> N
     assert Path(place.split('"')[1]) == Path(__file__)
     assert statement.endswith("# refused")
     if program is not its_own:
+        assert isinstance(caught.value, sgl.ProgramError)
         assert message.endswith(f":{caught.value.line}")
         assert f"line {caught.value.line}, " in place
 
@@ -62,4 +63,6 @@ def test_it_ends_at_the_programs_line(program: sgl.SglFunction, read: bool) -> N
 def test_it_is_the_same_however_often_it_is_read() -> None:
     state = in_a_fork.run_batch([(False,)], backend=Counted(), return_errors=True)[0]
     first, second = state.error(), state.error()
+    assert first is not None
+    assert second is not None
     assert shown(first) == shown(second)

@@ -251,7 +251,10 @@ def chat(s, question_1, question_2):
 
 
 def run() -> sgl.ProgramState:
-    arguments = {"question_1": "What is the capital of France?", "question_2": "Two sights?"}
+    arguments: dict[str, Any] = {
+        "question_1": "What is the capital of France?",
+        "question_2": "Two sights?",
+    }
     backend = sgl.Mock(["It is Paris.", "The tower and the museum."])
     return chat.run(**arguments, temperature=0.1, stream=True, backend=backend)
 
@@ -276,7 +279,8 @@ def test_a_variable_goes_by_both_names(name: str) -> None:
     assert list(state.value_iter(**{name: "answer_2"}))[-1] == "The tower and the museum."
 
     async def both() -> list[Any]:
-        text = [piece async for piece in state.text_async_iter(**{name: "answer_1"})]
+        names: dict[str, Any] = {name: "answer_1"}
+        text = [piece async for piece in state.text_async_iter(**names)]
         return [*text, *[v async for v in state.value_async_iter(**{name: "answer_1"})]]
 
     assert asyncio.run(both()) == ["It is Paris."] * 2
@@ -294,9 +298,9 @@ def test_a_prefix_goes_by_both_names(name: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda: sgl.image(expr=b"x", path=b"x"), "expr and path are one parameter; give expr"),
-        (lambda: run().text_iter(var_name="a", var="b"), "var_name and var are one parameter"),
-        (lambda: run().text_iter(name="a"), "unexpected keyword argument 'name'"),
+        (lambda: sgl.image(expr=b"x", path=b"x"), "expr and path are one parameter; give expr"),  # type: ignore[call-arg]
+        (lambda: run().text_iter(var_name="a", var="b"), "var_name and var are one parameter"),  # type: ignore[call-arg]
+        (lambda: run().text_iter(name="a"), "unexpected keyword argument 'name'"),  # type: ignore[call-arg]
     ],
 )
 def test_both_names_at_once_are_refused(call: Callable[[], Any], complaint: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,8 +29,7 @@ def planned(
     """Run parts a, b, ...; return those that failed, the records, and the time of the end."""
     clock, told = Clock(), list[dict[str, Any]]()
     parts = [
-        Part("abcdefgh"[i], weight, lambda until, work=work: work(clock, until))
-        for i, (weight, work) in enumerate(works)
+        Part("abcdefgh"[i], weight, partial(work, clock)) for i, (weight, work) in enumerate(works)
     ]
     failed = Plan(parts, seconds, told.append, lambda line: None, clock).run()
     return failed, told, clock.now

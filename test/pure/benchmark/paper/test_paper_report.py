@@ -243,7 +243,10 @@ def test_bars_have_whiskers_a_base_and_a_mark_if_not_measured(
     pytest.importorskip("matplotlib").use("Agg")
     kept: list[Any] = []
     monkeypatch.setattr(plot, "save", lambda canvas, axis, path: kept.append(axis))
-    series = {"a": [Middle(2, 1.5, 4), None], "b": [Middle(0.5, 0.5, 0.5), Middle(8, 8, 8)]}
+    series: dict[str, list[Middle | None]] = {
+        "a": [Middle(2, 1.5, 4), None],
+        "b": [Middle(0.5, 0.5, 0.5), Middle(8, 8, 8)],
+    }
     assert plot._bars(["x", "y"], series, "it", tmp_path, base="ours", log=True) == "It"
     (axis,) = kept
     bars = [(p.get_y(), p.get_height()) for p in axis.patches if p.get_height() == p.get_height()]

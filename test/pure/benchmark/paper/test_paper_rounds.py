@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ class Fake:
 
     def __init__(self, name: str, each: float, fails: int = -1) -> None:
         self.name, self._each, self._fails = name, each, fails
-        self.versions: dict[str, str] = {}
+        self.versions: Mapping[str, str] = {}
         self.asked: list[int] = []
         self.seen_items: list[Item] = []
         self.awake = False
@@ -52,7 +52,7 @@ class Fake:
         pass
 
 
-def raced(sides: list[Fake], seconds: float, mode: str = "throughput") -> tuple[str, list[Any]]:
+def raced(sides: Sequence[Fake], seconds: float, mode: str = "throughput") -> tuple[str, list[Any]]:
     told: list[Any] = []
     desk = Desk("S", 0, Path(), Path(), told.append, lambda line: None)
     claim = claims.claim("few_shot")

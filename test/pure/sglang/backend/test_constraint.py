@@ -130,7 +130,8 @@ EXCLUSIVE = {
 
 @pytest.mark.parametrize("name", ["ebnf", "structural_tag"])
 def test_what_only_a_backend_can_enforce(name: str) -> None:
-    given = GenParams(stop="!", **{name: EXCLUSIVE[name]})
+    exclusive: dict[str, Any] = {name: EXCLUSIVE[name]}
+    given = GenParams(stop="!", **exclusive)
     constraint = constraint_of(given)
     assert constraint is not None
     assert (constraint.kind, constraint.parse("x")) == (name, "x")
@@ -140,7 +141,7 @@ def test_what_only_a_backend_can_enforce(name: str) -> None:
 
     @sgl.function
     def program(s):
-        s += sgl.gen("x", **{name: EXCLUSIVE[name]})
+        s += sgl.gen("x", **exclusive)
 
     with pytest.raises(sgl.ProgramError, match=f"{name} needs a backend that enforces it: use Eng"):
         program.run(backend=sgl.Mock(["a"], constraints=["regex", "json_schema"]))["x"]
@@ -380,6 +381,6 @@ def test_what_is_none_of_the_texts() -> None:
     assert constraint.extract("b, I think", continues=True) == "b"
     for wrong, error in (("ab", TypeError), ([1], TypeError), ([], ValueError), ([""], ValueError)):
         with pytest.raises(error, match="one_of is"):
-            constraint_of(GenParams(one_of=wrong))
+            constraint_of(GenParams(one_of=wrong))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="exclude one another"):
         constraint_of(GenParams(one_of=["a"], regex="a"))

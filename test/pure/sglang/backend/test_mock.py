@@ -30,7 +30,9 @@ def test_it_enforces_what_it_is_said_to(constraints: tuple, sent: str | None) ->
 
     mock = sgl.Mock(["5"], constraints=constraints)
     program.run(backend=mock)
-    assert mock.calls[0].params.regex == sent
+    params = mock.calls[0].params
+    assert params is not None
+    assert params.regex == sent
 
 
 def test_a_completion_that_runs_on_is_cut_and_reused() -> None:
@@ -41,9 +43,9 @@ def test_a_completion_that_runs_on_is_cut_and_reused() -> None:
     mock = sgl.Mock([" Ada\nJob: poet\nAge: 36\nBorn: here", " poet\n"], speculates="text")
     state = program.run(backend=mock, max_new_tokens=4)
     assert (state["name"], state["job"]) == (" Ada", " poet")
-    assert [(call.params.max_new_tokens, strings(call.params.stop)) for call in mock.calls] == [
-        (5, ("<|im_end|>",))
-    ]
+    (call,) = mock.calls
+    assert call.params is not None
+    assert (call.params.max_new_tokens, strings(call.params.stop)) == (5, ("<|im_end|>",))
     assert state.speculation.saved_calls == 1
 
 

@@ -110,7 +110,7 @@ def test_leaving_aborts_what_is_in_flight(leave: str) -> None:
             [("fine ",), *[("endless ",)] * 20], backend=backend, concurrency=4
         )
         await anext(states)
-        reading = asyncio.create_task(anext(states))
+        reading = asyncio.ensure_future(anext(states))
         while backend.running < 4:
             await asyncio.sleep(0)
         reading.cancel()

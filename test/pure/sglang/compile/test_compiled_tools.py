@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sglang as sgl
@@ -38,7 +40,7 @@ def program(s, question):
     return s["result"], s["at"]
 
 
-TOOLS = {"calc": calc, "shout": shout, "stamp": stamp}
+TOOLS: dict[str, Callable[..., Any]] = {"calc": calc, "shout": shout, "stamp": stamp}
 
 
 def backend() -> sgl.Mock:

@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sglang as sgl
@@ -42,13 +43,14 @@ def test_it_runs_as_a_function_runs() -> None:
 
 def test_arguments_are_checked_as_pythons() -> None:
     program = compile(ask, sgl.Mock(), style="short")
-    for arguments, complaint in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({}, "missing a required argument: 'question'"),
         ({"question": "q", "colour": 1}, "unexpected keyword argument 'colour'"),
         ({"question": "q", "style": "x"}, "unexpected keyword argument 'style'"),
         ({"question": None}, r"'question' is None.*compile\(question=None\)"),
         ({"question": 5}, "cannot append int 5"),
-    ]:
+    ]
+    for arguments, complaint in cases:
         with pytest.raises(TypeError, match=complaint):
             program.run(**arguments)
 
@@ -303,6 +305,7 @@ def test_graph_carries_schema_of_a_type() -> None:
     mock = sgl.Mock(lambda prompt, params: '{"text": "sleep", "stars": 5}')
     assert program.run(backend=mock).value("tip") == Tip("sleep", 5)
     read = Graph.from_json(program.graph.to_json())
+    step: Any
     (step,) = read.streams[0]
     assert step.node.params.schema["properties"].keys() == {"text", "stars"}
     assert CompiledProgram(read, mock).run().value("tip") == {"text": "sleep", "stars": 5}

@@ -241,7 +241,7 @@ def test_answers_that_do_not_fit_are_refused(answers: dict, message: str) -> Non
     with pytest.raises(SglangError, match=message):
         program.explain(backend=sgl.Mock(), answers=answers)
     with pytest.raises(TypeError, match="the answer for 'n' is"):
-        program.explain(backend=sgl.Mock(), answers={"n": [5]})
+        program.explain(backend=sgl.Mock(), answers={"n": [5]})  # type: ignore[list-item]
     assert len(program.explain(backend=sgl.Mock(), answers={"n": "5"}).requests) == 2
 
 

@@ -32,7 +32,8 @@ prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size
 
 @given(prompts)
 def test_the_tree_against_brute_force(rows: list[list[int]]) -> None:
-    cache, seen, lengths = Cache(), [], {tuple[int, ...]()}
+    cache, lengths = Cache(), {tuple[int, ...]()}
+    seen: list[list[int]] = []
     for row in rows:
         most = max((prefix(row, other) for other in seen), default=0)
         assert cache.read(Need(units(row), len(row))) == most
@@ -193,7 +194,7 @@ def quiz(s: Any, question: str) -> None:
     s += sgl.gen("answer", max_tokens=4) + " Because" + sgl.gen("why", max_tokens=8, stop=".")
 
 
-BATCH = [{"question": "What is red?"}, {"question": "What is wet?"}]
+BATCH: list[dict[str, Any]] = [{"question": "What is red?"}, {"question": "What is wet?"}]
 
 
 def test_a_plan_in_numbers() -> None:
@@ -304,6 +305,7 @@ def test_prices_and_estimates() -> None:
     assert "estimated: a token every 4 bytes" in str(plan)
     cheaper = long.plan(BATCH, backend=backend, prices={**prices, "cached": 0.5})
     assert cheaper.cached_tokens == 1920, "whole steps of 128"
+    assert plan.cost is not None
     assert cheaper.cost == pytest.approx(plan.cost - 1920 * 1.5 / 1e6)
     assert "a hope" in cheaper.warning
 

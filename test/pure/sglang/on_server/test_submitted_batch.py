@@ -62,7 +62,7 @@ def test_states_are_those_of_a_plain_batch(server: FakeProgramServer) -> None:
 
 
 def test_generators_event_loops_and_compiled_programs(server: FakeProgramServer) -> None:
-    options = {"backend": server, "on": "server"}
+    options: dict[str, Any] = {"backend": server, "on": "server"}
     same(list(write.run_batch(ITEMS, generator_style=True, num_threads=2, **options)), plain())
 
     async def run() -> list[sgl.ProgramState]:
@@ -132,7 +132,7 @@ def test_leaving_a_generator_cancels_on_the_server(server: FakeProgramServer) ->
 
 def test_results_are_kept_in_a_file(server: FakeProgramServer, tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
-    options = {"backend": server, "on": "server", "results_file": file}
+    options: dict[str, Any] = {"backend": server, "on": "server", "results_file": file}
     write.run_batch(ITEMS[:5], **options)
     same(list(write.run_batch(ITEMS, **options)), plain())
     assert len(server.submissions) == len(ITEMS)

@@ -131,7 +131,7 @@ def test_what_was_streamed_before_a_failure_is_shown() -> None:
 
     state = program.run(backend=Cut(), stream=True)
     state.sync()
-    pieces = []
+    pieces: list[str] = []
     with pytest.raises(sgl.ProgramError, match="gone"):
         pieces.extend(state.text_iter("x"))
     assert pieces == ["half a "]
@@ -176,15 +176,15 @@ def test_a_streamed_program_can_be_cancelled_and_awaited() -> None:
     ("make", "complaint"),
     [
         (lambda: sgl.gen("x", -1), "max_tokens is -1; it must be a whole number of at least 0"),
-        (lambda: sgl.gen("x", 2.5), "max_tokens is 2.5"),
-        (lambda: sgl.gen("x", temperature="hot"), "temperature is 'hot'"),
+        (lambda: sgl.gen("x", 2.5), "max_tokens is 2.5"),  # type: ignore[arg-type]
+        (lambda: sgl.gen("x", temperature="hot"), "temperature is 'hot'"),  # type: ignore[arg-type]
         (lambda: sgl.gen("x", top_p=2), "top_p is 2; it must be a number above 0 and at most 1"),
         (lambda: sgl.gen("x", top_k=0), "top_k is 0"),
         (lambda: sgl.gen("x", n=0), "n is 0"),
-        (lambda: sgl.gen("x", stop=3), "stop is 3; give a text"),
-        (lambda: sgl.gen("x", stop_token_ids=5), "stop_token_ids is 5"),
+        (lambda: sgl.gen("x", stop=3), "stop is 3; give a text"),  # type: ignore[arg-type]
+        (lambda: sgl.gen("x", stop_token_ids=5), "stop_token_ids is 5"),  # type: ignore[arg-type]
         (lambda: sgl.gen("x", max_retries=-1), "max_retries is -1"),
-        (lambda: sgl.function(lambda s: None, num_api_spec_tokens="64"), "'64'"),
+        (lambda: sgl.function(lambda s: None, num_api_spec_tokens="64"), "'64'"),  # type: ignore[call-overload]
         (lambda: sgl.function(lambda s: None).run(temperature=-1, backend=sgl.Mock()), "is -1"),
         (lambda: f"A: {sgl.gen('a')}", "append it: s"),
         (lambda: str(sgl.gen("a")), "append it: s"),

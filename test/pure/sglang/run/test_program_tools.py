@@ -273,7 +273,7 @@ def test_an_interrupt_of_the_main_thread_stays_one() -> None:
 
 
 def test_a_cancelled_task_with_a_tool_stays_cancelled() -> None:
-    ended = []
+    ended: list[bool] = []
 
     async def waits() -> None:
         begun.set()
@@ -332,7 +332,7 @@ def test_a_tool_is_refused_where_it_is_written() -> None:
 
     refused: list[tuple[Any, type[Exception], str]] = [
         (lambda: sgl.tool("", calc), TypeError, "name is ''"),
-        (lambda: sgl.tool("x", "calc"), TypeError, "a tool is a function, not 'calc'"),
+        (lambda: sgl.tool("x", "calc"), TypeError, "a tool is a function, not 'calc'"),  # type: ignore[arg-type]
         (lambda: sgl.tool("x", yields), TypeError, "'yields' yields"),
         (lambda: sgl.tool("x", calc), TypeError, "'calc' is called with no argument"),
         (lambda: sgl.tool("x", raising, of="y"), TypeError, "'raising' is called with one text"),
@@ -341,8 +341,8 @@ def test_a_tool_is_refused_where_it_is_written() -> None:
         (lambda: sgl.tool("x", raising, timeout=float("nan")), ValueError, "timeout is nan; give"),
         (lambda: sgl.tool("x", raising, timeout=10**400), ValueError, "timeout is 1000"),
         (lambda: sgl.tool("x", raising, timeout=10**5000), ValueError, "is a number that is too"),
-        (lambda: sgl.tool("x", calc, of="y", expected_seconds="a"), ValueError, "expected_seconds"),
-        (lambda: sgl.tool("x", calc, of=3), TypeError, "cannot append int 3"),
+        (lambda: sgl.tool("x", calc, of="y", expected_seconds="a"), ValueError, "expected_seconds"),  # type: ignore[arg-type]
+        (lambda: sgl.tool("x", calc, of=3), TypeError, "cannot append int 3"),  # type: ignore[arg-type]
     ]
     for make, kind, said in refused:
         with pytest.raises(kind, match=said.replace("(", r"\(")):

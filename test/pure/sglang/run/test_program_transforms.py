@@ -120,9 +120,9 @@ def test_words_refuse_what_makes_no_sense():
         with pytest.raises(sgl.transforms.TransformError):
             wrong()
     with pytest.raises(TypeError, match="give the name of a variable"):
-        sgl.transforms.strip().of(3)
+        sgl.transforms.strip().of(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        sgl.transforms.strip() | "x"
+        sgl.transforms.strip() | "x"  # type: ignore[operator]
     with pytest.raises(TypeError, match="a transform makes a variable"):
         "x" + sgl.transforms.strip().of("x")
     chain = sgl.transforms.strip()

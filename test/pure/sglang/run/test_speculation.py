@@ -31,7 +31,8 @@ class Letters(Backend):
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         self.prompts.append(prompt)
-        text, reason = "", {"type": "length"}
+        text = ""
+        reason: dict[str, str | None] = {"type": "length"}
         for _ in range(min(params.max_new_tokens or 0, self.most)):
             number = zlib.crc32((prompt.text + text).encode(), self.seed)
             text += self.alphabet[number % len(self.alphabet)]

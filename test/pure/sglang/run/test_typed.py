@@ -36,10 +36,11 @@ def refused(state: sgl.ProgramState) -> sgl.InvalidOutput:
 
 @pytest.mark.parametrize("given", [{"max_tokens": 3}, {}])
 def test_a_cut_text_names_the_limit_and_the_line(given: dict[str, Any]) -> None:
-    state = sheet.run(backend=mock(), **({} if given else {"max_new_tokens": 3}), **given)
+    state = sheet.run(backend=mock(), **(given or {"max_new_tokens": 3}))
     error = refused(state)
     assert str(error).startswith("stopped at max_tokens=3: not JSON: EOF")
     assert str(error).endswith(f"; raise max_tokens at {__file__}:{LINE}")
+    assert isinstance(error, sgl.ProgramError)
     assert (error.line, error.text) == (LINE, state["sheet"])
     assert error.text == '{"name": "Nora Hill'
 

@@ -176,7 +176,8 @@ DOCUMENTS = st.recursive(
 @given(DOCUMENTS, st.booleans())
 def test_no_beginning_of_a_document_raises(document: Any, ascii: bool) -> None:
     text = json.dumps(document, ensure_ascii=ascii)
-    for schema in ({}, Order, list[Item], dict[int, Color], Names, Place, int | str):
+    schemas: list[Any] = [{}, Order, list[Item], dict[int, Color], Names, Place, int | str]
+    for schema in schemas:
         for end in range(len(text)):
             parse_partial(schema, text[:end])
     assert parse_partial({}, text) == document

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +33,7 @@ PATTERNS = FLAGGED.map("".join)
 TEXTS = st.text(st.sampled_from("abAB1é .\n\t\v\f{}\\x[]-_"), max_size=12)
 
 
-def _found(pattern: object, text: str) -> object:
+def _found(pattern: Any, text: str) -> object:
     found = pattern.search(text)
     return None if found is None else (found.span(), found.groups())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from sglang.srt.cli import main
 from sglang.srt.commands import pull_command
@@ -22,8 +23,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").symlink_to(home / "blobs" / "b")
     (home / "refs" / "main").write_text("abc")
-    scan = pull_command.huggingface_hub.scan_cache_dir
-    monkeypatch.setattr(pull_command.huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path))
+    scan = huggingface_hub.scan_cache_dir
+    monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path))
     return tmp_path
 
 

@@ -18,10 +18,11 @@ from helpers.paths import ROOT
 from sglang.backend.engine.launched_runtime import _flags
 from sglang.srt.config import Config, add_arguments, from_arguments
 from sglang.srt.config.command_line import ELSEWHERE, Parser
-from sglang.srt.config.translation import FLAGS, MEANS, add_upstream_arguments, option
+from sglang.srt.config.translation import FLAGS, add_upstream_arguments, option
 from sglang.srt.config.upstream import (
     ABSENT,
     ABSENT_VALUES,
+    MEANS,
     SPELLINGS,
     VALUES,
     WITHOUT_EFFECT,
@@ -427,7 +428,8 @@ def table(heading: str) -> list[tuple[str, str]]:
     lines = DOCS.read_text(encoding="utf-8").splitlines()
     rows = lines[lines.index(heading) + 2 :]
     end = rows.index("")
-    return [tuple(row.strip("| ").split(" | ")) for row in rows[:end]]
+    cells = (row.strip("| ").split(" | ") for row in rows[:end])
+    return [(first, second) for first, second in cells]
 
 
 def rows_of(rows: Iterable[FlagRow]) -> list[tuple[str, str]]:

@@ -124,10 +124,14 @@ def test_greedy() -> None:
     assert not SamplingParams(temperature=1e-6).greedy
 
 
+def sampling(**fields: Any) -> SamplingParams:
+    return SamplingParams(**fields)
+
+
 def test_penalised() -> None:
     assert not SamplingParams().penalised
     for name in ("frequency_penalty", "presence_penalty", "repetition_penalty"):
-        assert SamplingParams(**{name: 1.1}).penalised
+        assert sampling(**{name: 1.1}).penalised
 
 
 def test_a_copy_with_changes_keeps_the_rest() -> None:
@@ -146,7 +150,7 @@ def documented() -> dict[str, str]:
     """Defaults in the table of docs/language.md, by parameter of ``gen``."""
     page = (parameters.PAGE.parent / "language.md").read_text(encoding="utf-8")
     table = page[page.index("| parameter | default | |") :].split("\n\n")[0]
-    found = {}
+    found: dict[str, str] = {}
     for line in table.splitlines()[2:]:
         first, second = line.split("|")[1:3]
         names, defaults = re.findall(r"`(\w+)`", first), second.strip().split(", ")
@@ -194,7 +198,7 @@ def test_roles_group_the_parameters() -> None:
     one = {"frequency_penalty": 1.0, "min_p": 0.5, "logit_bias": {1: 2.0}}
     for name in (*names_of(CHOICE), *names_of(LOGITS)):
         allowed = name in ("temperature", "seed")
-        params = SamplingParams(**{name: one.get(name, 2 if name != "top_p" else 0.5)})
+        params = sampling(**{name: one.get(name, 2 if name != "top_p" else 0.5)})
         if allowed:
             verify_whole(params)
             continue

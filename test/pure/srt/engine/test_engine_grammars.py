@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from helpers.desk import Desk, generate
@@ -125,7 +126,7 @@ class Shop:
         return future
 
 
-def ask(desk: Desk, number: int, name: str, **changes: object) -> None:
+def ask(desk: Desk, number: int, name: str, **changes: Any) -> None:
     goal = generate(constraint=Constraint("regex", name) if name else None, **changes)
     desk.send(Open(number, ints([7, 8, number]).tobytes()), Advance(number, number, goal))
 

@@ -48,7 +48,7 @@ def test_requests_of_one_pass_share_what_any_of_them_computes(chunk: int, passes
 
 def decided(monkeypatch: pytest.MonkeyPatch, *first: PassDecision) -> None:
     """The next plans decide this; those after them are made as always."""
-    decisions, usual = list(first), planner.plan
+    decisions, usual = list(first), planner.plan  # type: ignore[attr-defined]  # a name that it imports
 
     def plan(view: View, policy: str, most: int) -> PassDecision:
         return decisions.pop(0) if decisions else usual(view, policy, most)

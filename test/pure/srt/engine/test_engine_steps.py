@@ -243,7 +243,7 @@ def test_forks_cost_what_was_appended_too() -> None:
     old = desk.open([1] * 3000)
     costs = VerbCosts(desk.engine.store.contexts)
     piece = ints([2] * 500).tobytes()
-    verbs = [
+    verbs: list[Verb] = [
         Append(old, piece),
         ForkContext(old, 90),
         Append(90, piece),
@@ -299,7 +299,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def emit(self, events: list[object]) -> None: ...
 
-    serve(desk.engine, Channel())
+    serve(desk.engine, Channel())  # type: ignore[arg-type]
     assert most == [50]
     assert len(desk.engine.store.contexts) == 1999
 
@@ -322,7 +322,7 @@ def test_the_loop_obeys_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
         def emit(self, events: list[object]) -> None:
             done.extend(event.request for event in events if isinstance(event, Done))
 
-    serve(desk.engine, Channel())
+    serve(desk.engine, Channel())  # type: ignore[arg-type]
     assert [verb for verbs in handled for verb in verbs] == expected
 
 

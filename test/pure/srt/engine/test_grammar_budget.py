@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import pytest
@@ -99,7 +100,7 @@ class Run:
         self.desk.engine.planner.new_budget = lambda: GrammarBudget(budget * UNIT, self.meter)
         self.steps: list[float] = []  # work of each
 
-    def ask(self, number: int, text: str, adapter: str = "", **changes: object) -> None:
+    def ask(self, number: int, text: str, adapter: str = "", **changes: Any) -> None:
         goal = generate(constraint=Constraint("regex", text) if text else None, **changes)
         before = self.meter.now
         tokens = ints([7, 8, number]).tobytes()
@@ -188,7 +189,7 @@ def test_every_costly_request_has_its_turn() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"temperature": 1.0, "seed": 5}, {"score_from": 0}])
-def test_texts_are_those_without_a_budget(changes: dict[str, object]) -> None:
+def test_texts_are_those_without_a_budget(changes: dict[str, Any]) -> None:
     one, other = Run(), Run(float("inf"))
     for run in (one, other):
         for number in range(1, 13):
@@ -256,7 +257,8 @@ def test_plain_rows_pay_for_nothing_they_do_not_use(monkeypatch: pytest.MonkeyPa
     count("by_cost", planner)
     count("_reported", run.desk.engine.planner)
     for number in range(1, 9):
-        run.ask(number, "", most=20, **({"score_from": 0} if number == 1 else {}))
+        scored: dict[str, Any] = {"score_from": 0} if number == 1 else {}
+        run.ask(number, "", most=20, **scored)
     run.step()
     assert calls == ["_reported"] * 8
     run.run()
@@ -288,7 +290,7 @@ def test_the_place_of_the_loop_names_who_it_works_for() -> None:
 
     future: Future[CompiledGrammar] = Future()
     future.set_result(Watching(clock, 1))
-    engine._compiling._grammars.submit = lambda constraint: future  # type: ignore[union-attr]
+    engine._compiling._grammars.submit = lambda constraint: future  # type: ignore[union-attr, method-assign]
     run.ask(1, "1", most=2)
     assert progress.read() == (0, MESSAGES, 0)
     run.ask(2, "", most=2, stop=("none",))

@@ -204,7 +204,12 @@ def test_events_of_a_space_go_to_its_listener() -> None:
         for space in (1, 2, 3):
             client.listen(space, heard.append)
         client.unlisten(2)
-        events = [SpaceReply(1, 5, 2), SpaceReply(2, 5), SpaceReply(9, 5), SpaceEnded(1, "a", "b")]
+        events: list[Any] = [
+            SpaceReply(1, 5, 2),
+            SpaceReply(2, 5),
+            SpaceReply(9, 5),
+            SpaceEnded(1, "a", "b"),
+        ]
         client.deliver(events)
         client.deliver([SpaceReply(1, 6)])  # behind the end
         assert heard == [events[0], events[3]]

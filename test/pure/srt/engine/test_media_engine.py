@@ -259,7 +259,8 @@ def test_any_history_gives_the_texts_computed_alone(seed: int) -> None:
     for _ in range(14):
         parts: list[list[int] | int] = []
         for _ in range(r.randint(1, 4)):
-            parts.append(r.choice([3, 4, 8, 9, 0, [1], [1, 2], [PLACE, PLACE]]))
+            some: list[list[int] | int] = [3, 4, 8, 9, 0, [1], [1, 2], [PLACE, PLACE]]
+            parts.append(r.choice(some))
         shown, drawn = prompt(*parts)[2], r.randint(1, 6)
         goal = generate(drawn, speculation=r.choice(["off", "ngram"]))
         wanted[ask(d, *parts, goal=goal)] = text(shown, drawn)

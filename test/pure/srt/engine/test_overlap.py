@@ -27,13 +27,18 @@ from sglang.srt.core.messages import (
     Close,
     Control,
     Distribution,
+    Done,
     Embed,
     Failed,
     Fill,
     ForkContext,
     Generate,
+    Goal,
     Open,
+    PromptChunk,
+    PromptProgress,
     Score,
+    Tokens,
 )
 from sglang.srt.core.request import Request
 from sglang.srt.core.workers import NO_MASKS, Masks
@@ -194,7 +199,7 @@ def test_aborts_and_forks_with_passes_under_way(steps: int, page_size: int) -> N
 def test_the_pass_after_a_failed_one_counts_for_nothing(failing: int, depth: int) -> None:
     """A request with a row only in the second pass starts over, with the scores and sums it had."""
     desk = Desk(worker=FakeWorker(1, fail_at={failing}), depth=depth, chunked_prefill_size=5)
-    goals = [Score(0), Embed("mean"), generate(4, top=1, score_from=0), generate(9)]
+    goals: list[Goal] = [Score(0), Embed("mean"), generate(4, top=1, score_from=0), generate(9)]
     prompts = [[n] * 9 for n in range(len(goals))]
     requests = [desk.ask(prompt, goal) for prompt, goal in zip(prompts, goals)]
     desk.run()
@@ -262,10 +267,11 @@ def test_a_thread_of_its_own(threaded: Threaded) -> None:
         prompt = [r.randrange(VOCAB) for _ in range(r.randint(1, 8))]
         goal = generate(r.randint(1, 9), frequency_penalty=r.choice([0.0, 0.5]), ignore_eos=False)
         asked[number] = prompt, goal
-        verbs = [Open(number, ints(prompt).tobytes()), Advance(number, number, goal, close=True)]
-        assert not engine.handle(verbs)
+        opening = Open(number, ints(prompt).tobytes())
+        assert not engine.handle([opening, Advance(number, number, goal, close=True)])
     while engine.busy:
         for event in engine.step():
+            assert isinstance(event, (Tokens, PromptChunk, PromptProgress, Done, Failed)), event
             texts.setdefault(event.request, []).extend(getattr(event, "tokens", ()))
             if isinstance(event, Failed):
                 failed.add(event.request)

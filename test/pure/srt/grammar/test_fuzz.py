@@ -147,7 +147,9 @@ def keywords(inner: SearchStrategy[Any]) -> SearchStrategy[Any]:
     return st.one_of(few, few, few, wrong, right)
 
 
-schemas = st.recursive(st.one_of(st.booleans(), st.just({})), keywords, max_leaves=10)
+schemas: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(st.booleans(), st.just({})), keywords, max_leaves=10
+)
 
 LARK = ["start", "a", "B", ":", "|", "(", ")", "[", "]", "*", "+", "?", '"x"', '"日"', "/[a-z]+/",
         "/(a|b)*/", "\n", "~3", "{2,4}", "%json {}", "%ignore B", "<|im_end|>", "->", "::=", "root",

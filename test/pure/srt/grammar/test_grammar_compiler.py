@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from helpers.compiling import BYTES, PlanGrammar, answer, odd_compiler
 from helpers.waiting import until
 from sglang.ir.constraint import Constraint
 from sglang.srt.config import GrammarConfig
-from sglang.srt.grammar import grammar_cache as caches
 from sglang.srt.grammar import grammar_compiler as module
 from sglang.srt.grammar.compile_plan import CompilePlan
 from sglang.srt.grammar.grammar_cache import FailureCache, GrammarCache
@@ -254,7 +254,7 @@ def test_a_grammar_cache_is_bounded_by_bytes() -> None:
 
 def test_failures_are_bounded_by_count_and_time(monkeypatch: Any) -> None:
     now = [100.0]
-    monkeypatch.setattr(caches.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     failures = FailureCache(count=2, seconds=10.0)
     keys = [Constraint("regex", text) for text in "abc"]
     for key in keys:

@@ -329,7 +329,7 @@ def test_braces_that_re2_takes_literally(text: str) -> None:
 @pytest.mark.slow
 def test_random_patterns_are_mostly_usable() -> None:
     """Otherwise the test above would test nothing."""
-    seen = Counter()
+    seen: Counter[str] = Counter()
 
     @settings(max_examples=300, deadline=None, derandomize=True, database=None)
     @given(text=re2_patterns)

@@ -60,7 +60,8 @@ def test_text_and_data_are_read_alike() -> None:
     text = call_reading.read_text(msgspec.json.encode(TURN))
     data = [call_reading.read({**one, "blob": b"\0\1"} if "blob" in one else one) for one in TURN]
     assert text == data
-    assert [calls.name_of(call) for call in data] == [one["call"] for one in TURN]
+    read = [call for call in data if not isinstance(call, call_reading.BadCall)]
+    assert [calls.name_of(call) for call in read] == [one["call"] for one in TURN]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from sglang.srt.inferlet.controller import Controller
 from sglang.srt.inferlet.driver import CallAnswer
 from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
 from sglang.srt.inferlet.served import RunFollower, Served
-from sglang.srt.requests.media_input import fetch
 
 ANY = Rights(hosts=("*",))
 METHODS = ("GET", "POST")
@@ -90,8 +89,8 @@ class Network:
             made.connect(("127.0.0.1", self.server.server_port))
             return made
 
-        monkeypatch.setattr(fetch.socket, "getaddrinfo", lookup)
-        monkeypatch.setattr(fetch.socket, "create_connection", reach)
+        monkeypatch.setattr(socket, "getaddrinfo", lookup)
+        monkeypatch.setattr(socket, "create_connection", reach)
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
 
@@ -110,7 +109,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     def reach(address: tuple[str, int], *_: Any) -> socket.socket:
         raise AssertionError(f"{address} was reached")
 
-    monkeypatch.setattr(fetch.socket, "create_connection", reach)
+    monkeypatch.setattr(socket, "create_connection", reach)
     with socket.create_server(("127.0.0.1", 0)) as made:
         made.setblocking(False)
         yield made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from helpers.silent_link import SilentLink, opened, settled
@@ -10,7 +11,7 @@ from sglang.srt.core.space_messages import SpaceEnded
 from sglang.srt.inferlet import calls as c
 from sglang.srt.inferlet.driver import CallAnswer
 
-ROW = {"params": {"temperature": 0}, "iemb": [0], "okv": [0]}
+ROW: dict[str, Any] = {"params": {"temperature": 0}, "iemb": [0], "okv": [0]}
 PENDING = {
     "answered by the engine": c.ListExportsCall(id=9),
     "a forward": c.ForwardWithSamplingCall(id=9, queue=0, **ROW),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -262,8 +263,9 @@ def test_a_tenant_waits_for_others_a_round_each(counts: list[int], quantum: floa
         for program in running:
             replied(gate, program, 10, now)
         running = []
-        for program in gate.admit(now):
-            assert isinstance(program, int)
+        for admitted in gate.admit(now):
+            assert isinstance(admitted, int)
+            program = admitted
             seen.add(tenants[program])
             running.append(program)
         gate.check()
@@ -316,7 +318,8 @@ def served(programs: int, gate: ProgramGate | None) -> int:
             _, program = heapq.heappop(due)
             if gate is None or asked(gate, program, 1, now):
                 queue.append(program)
-        queue += gate.admit(now) if gate is not None else []
+        admitted: list[Any] = list(gate.admit(now)) if gate is not None else []
+        queue += admitted
         if not queue:
             now = due[0][0] if due else 200.0
             continue

@@ -22,7 +22,7 @@ from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.tree_retelling import retell
 
 
-def endpoints(directory: Any) -> dict[str, str]:
+def endpoints(directory: Any) -> dict[str, Any]:
     return {
         "endpoint": f"ipc://{directory}/events", "replay_endpoint": f"ipc://{directory}/replay",
     }  # fmt: skip

@@ -95,7 +95,8 @@ def test_a_palette_with_a_transparent_colour() -> None:
 def test_sixteen_bits_of_grey() -> None:
     image = Image.fromarray(np.array([[0, 255, 256, 40000, 65535]], dtype=np.uint16))
     found = picture(encoded(image, "PNG"), MOST)
-    assert [found.getpixel((i, 0))[0] for i in range(5)] == [0, 0, 1, 156, 255]
+    pixels: list[Any] = [found.getpixel((i, 0)) for i in range(5)]
+    assert [pixel[0] for pixel in pixels] == [0, 0, 1, 156, 255]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "CMYK"])

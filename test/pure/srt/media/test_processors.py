@@ -103,7 +103,7 @@ def test_newer_checkpoints_have_one_file(tmp_path: Path) -> None:
 
 
 def test_a_video_has_settings_of_its_own(tmp_path: Path) -> None:
-    files = {
+    files: dict[str, Any] = {
         "preprocessor_config": {"max_pixels": 56 * 56},
         "video_preprocessor_config": {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28}},
     }

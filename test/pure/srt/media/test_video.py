@@ -106,13 +106,14 @@ def test_playlists_fetch_nothing(tmp_path: Path) -> None:
     """Formats that name other files and addresses are not opened, even if a server listens
     there."""
     (tmp_path / "secret.mp4").write_bytes(CLIP)
-    asked = []
+    asked: list[None] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
 
         def listen() -> None:
             with contextlib.suppress(OSError):
-                asked.append(server.accept()[0].close())
+                server.accept()[0].close()
+            asked.append(None)
 
         listener = threading.Thread(target=listen)
         listener.start()

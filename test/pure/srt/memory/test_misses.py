@@ -7,7 +7,7 @@ import random
 import pytest
 from helpers.mutation import Mutation, become, drop, mutate
 from sglang.srt.core.ints import ints
-from sglang.srt.core.namespace import Namespace
+from sglang.srt.core.namespace import BASE, Namespace
 from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.memory.lost import MAX_TOKENS, Lost
 from sglang.srt.memory.radix import RadixTree
@@ -158,10 +158,10 @@ def test_the_histories_catch(monkeypatch: pytest.MonkeyPatch, mutation: Mutation
 def test_what_is_remembered_is_bounded() -> None:
     lost = Lost()
     for i in range(5000):
-        lost.note(("", 0, 0, i), i, ints([i] * 1000), "evicted")
+        lost.note((BASE, 0, 0, i), i, ints([i] * 1000), "evicted")
     assert lost._tokens <= MAX_TOKENS
     assert len(lost._edges) * 1000 == lost._tokens
-    lost.note(("", 0, 0, -1), -1, ints(range(MAX_TOKENS + 1)), "evicted")
+    lost.note((BASE, 0, 0, -1), -1, ints(range(MAX_TOKENS + 1)), "evicted")
     assert lost._tokens <= MAX_TOKENS
-    assert lost.follow("", ints([4999] * 7), 7, 0, 0)[0] == 7
-    assert lost.follow("", ints([1] * 7), 7, 0, 0)[0] == 0  # too long ago
+    assert lost.follow(BASE, ints([4999] * 7), 7, 0, 0)[0] == 7
+    assert lost.follow(BASE, ints([1] * 7), 7, 0, 0)[0] == 0  # too long ago

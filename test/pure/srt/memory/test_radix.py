@@ -9,6 +9,7 @@ import pytest
 from helpers.lru import evicts_least_recently_used
 from helpers.mutation import Mutation, become, constant, drop, mutate
 from sglang.srt.core.ints import common_prefix, ints
+from sglang.srt.core.namespace import BASE, Namespace
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.radix_node import RadixNode
@@ -113,7 +114,7 @@ class Machine:
 
     def match(self, space: str, tokens: list[int], limit: int) -> None:
         before = self.tree.version
-        found, pins, path = self.tree.match(ints(tokens), limit, space)
+        found, pins, path = self.tree.match(ints(tokens), limit, Namespace(space))
         want = self.model.path(space, tokens, limit)
         assert found == len(want) * self.size
         assert pins == sum(not page.locks for page in want)
@@ -121,7 +122,7 @@ class Machine:
         assert self.tree.version == before
 
     def lock(self, space: str, tokens: list[int], limit: int) -> None:
-        node, pages = self.tree.lock(ints(tokens), limit, space)
+        node, pages = self.tree.lock(ints(tokens), limit, Namespace(space))
         want = self.model.path(space, tokens, limit)
         clock = self.model.tick()
         for page in want:
@@ -258,7 +259,7 @@ def test_the_model_catches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def cache(tree: RadixTree, tokens: list[int], space: str = "") -> None:
     """Compute and release a sequence of whole pages."""
     keys = ints(tokens)
-    node, pages = tree.lock(keys, len(keys), space)
+    node, pages = tree.lock(keys, len(keys), Namespace(space))
     count = len(keys) // tree.page_size - len(pages)
     start = len(pages) * tree.page_size
     tree.unlock(tree.publish(node, keys, start, tree.pool.take(count))[0])
@@ -267,15 +268,15 @@ def cache(tree: RadixTree, tokens: list[int], space: str = "") -> None:
 def test_a_namespace_meets_only_its_own() -> None:
     tree = RadixTree(PagePool(8), 1)
     cache(tree, [1, 2, 3], "a")
-    assert tree.match(ints([1, 2, 3]), 3, "a")[0] == 3
-    assert tree.match(ints([1, 2, 3]), 3, "b")[0] == 0
-    assert tree.lock(ints([1, 2, 3]), 3, "b")[1] == ints()
+    assert tree.match(ints([1, 2, 3]), 3, Namespace("a"))[0] == 3
+    assert tree.match(ints([1, 2, 3]), 3, Namespace("b"))[0] == 0
+    assert tree.lock(ints([1, 2, 3]), 3, Namespace("b"))[1] == ints()
 
 
 def test_an_empty_namespace_is_forgotten() -> None:
     tree = RadixTree(PagePool(8), 1)
     for number in range(1000):
-        tree.unlock(tree.lock(ints([1]), 1, f"user {number}")[0])
+        tree.unlock(tree.lock(ints([1]), 1, Namespace(f"user {number}"))[0])
         cache(tree, [1], f"user {number}")
         tree.clear()
     assert not tree._roots
@@ -289,7 +290,7 @@ def test_a_long_leaf_loses_only_its_tail() -> None:
     tree = RadixTree(PagePool(10), 2)
     cache(tree, list(range(20)))
     assert tree.evict(3) == 3
-    assert tree.match(ints(range(20)), 20, "")[0] == 14
+    assert tree.match(ints(range(20)), 20, BASE)[0] == 14
 
 
 def test_the_eviction_heap_stays_small() -> None:
@@ -297,7 +298,7 @@ def test_the_eviction_heap_stays_small() -> None:
     tree = RadixTree(PagePool(16), 1)
     cache(tree, [1, 2, 3, 4])
     for _ in range(5000):
-        tree.unlock(tree.lock(ints([1, 2, 3, 4]), 4, "")[0])
+        tree.unlock(tree.lock(ints([1, 2, 3, 4]), 4, BASE)[0])
     assert len(tree._heap) < 200
     assert tree.evict(16) == 4
 
@@ -340,11 +341,11 @@ def test_compaction_keeps_every_leaf() -> None:
     tree = RadixTree(pool, 1)
     keys = [ints([number, number]) for number in range(10)]
     for key in keys:
-        node, _ = tree.lock(key, 2, "")
+        node, _ = tree.lock(key, 2, BASE)
         tree.unlock(tree.publish(node, key, 0, pool.take(2))[0])
     longest = 0
     for turn in range(1000):
-        tree.unlock(tree.lock(keys[turn % 10], 2, "")[0])
+        tree.unlock(tree.lock(keys[turn % 10], 2, BASE)[0])
         longest = max(longest, len(tree._heap))
         tree.check()
     assert tree.heap_spare + tree.heap_share * 20 == longest < 1000

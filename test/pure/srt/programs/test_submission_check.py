@@ -114,7 +114,7 @@ def test_values_are_no_deeper_than_their_bound() -> None:
 
 
 def test_arguments_are_bounded_in_number() -> None:
-    body = {"streams": [{"stream": 0, "steps": []}]}
+    body: dict[str, Any] = {"streams": [{"stream": 0, "steps": []}]}
     arguments = {f"a{i}": 1 for i in range(MAX_ARGUMENTS)}
     assert msgspec.convert({**body, "arguments": arguments}, Submission).arguments == arguments
     with pytest.raises(msgspec.ValidationError, match=f"{MAX_ARGUMENTS} - at `\\$.arguments`"):

@@ -41,6 +41,7 @@ from sglang.srt.core.space_messages import (
     ForwardTokens,
     ListExports,
     OpenSpace,
+    SpaceEnded,
     SpaceReply,
 )
 from sglang.srt.remote.front_numbers import OWN
@@ -121,7 +122,7 @@ class Bench:
         raise AssertionError("no end")
 
     def text(self, identity: bytes, request: int) -> list[int]:
-        events = [e for e in self.events[identity] if not isinstance(e, Reply)]
+        events = [e for e in self.events[identity] if not isinstance(e, (Reply, SpaceEnded))]
         mine = [e for e in events if e.request == request]
         assert isinstance(mine[-1], Done)
         return [token for e in mine if isinstance(e, Tokens) for token in e.tokens]
@@ -364,7 +365,7 @@ def test_random_fronts_leave_nothing_and_read_their_own_texts(data: st.DataObjec
             wanted[identity, bench.epochs[identity], number + 1] = expected_text(prompt, count)
         elif action == "f" and here:
             number = numbers[identity] = numbers[identity] + 2
-            more = [
+            more: list[Verb] = [
                 Append(number, b"\2\0\0\0"),
                 Truncate(number, 1),
                 ForkContext(number, number + 1),
@@ -390,7 +391,7 @@ def test_random_fronts_leave_nothing_and_read_their_own_texts(data: st.DataObjec
     stats = bench.engine.stats
     assert not bench.engine.store.contexts
     assert stats.received == stats.finished + stats.aborted
-    assert not bench.engine.store.check()
+    bench.engine.store.check()
     bench.close()
 
 

@@ -65,11 +65,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 120))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 120))
 
 
 @asynccontextmanager
-async def front(address: str, keys: FrontKeys | None = None, **options: Any):  # type: ignore[no-untyped-def]
+async def front(address: str, keys: FrontKeys | None = None, **options: Any):
     engine = RemoteEngine(address, keys, heartbeat=HEARTBEAT, **options)
     try:
         await engine.ready(30)
@@ -203,7 +203,7 @@ def test_a_cut_connection_ends_the_session_on_both_sides() -> None:
                 again = engine.again()
                 await again.ready(30)  # the same engine, another session
                 assert again.facts == first
-                assert again._session._order.epoch != engine._session._order.epoch  # type: ignore[union-attr]
+                assert again._session._order.epoch != engine._session._order.epoch
                 assert await generate(again.client, [4], 8) == expected_text([4], 8)
                 assert again.counts == LinkCounts(sessions=2, reconnections=1)
                 await again.stop()
@@ -253,7 +253,7 @@ def test_a_pass_longer_than_the_heartbeat_ends_nothing() -> None:
     run(test)
 
 
-def mangled(kinds: tuple[Kind, ...], change: Callable[[list[bytes]], list[bytes]], at: int = 3):  # type: ignore[no-untyped-def]
+def mangled(kinds: tuple[Kind, ...], change: Callable[[list[bytes]], list[bytes]], at: int = 3):
     """Collect two frames of these kinds, from the ``at``-th on, and pass them on changed, once."""
     held: list[bytes] = []
     seen = [0]
@@ -369,7 +369,7 @@ def test_a_front_finds_an_engine_that_was_started_again() -> None:
             assert same == address
             await waiting
             assert Expected.like(again.facts) == Expected.like(facts)
-            assert again._session._order.epoch != engine._session._order.epoch  # type: ignore[union-attr]
+            assert again._session._order.epoch != engine._session._order.epoch
             assert await generate(again.client, [4], 8) == expected_text([4], 8)
             assert again.counts.reconnections == 1
             await again.stop()
@@ -409,7 +409,7 @@ def test_an_engine_that_dies_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     monkeypatch.setattr(engine_server, "run_to_end", die)
-    monkeypatch.setattr(engine_server.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     run(test)
 
 
@@ -462,7 +462,7 @@ def test_wall_clock_jumps_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> Non
 
 # -- refusals --------------------------------------------------------------------------------------
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "model": ({"model": "other"}, "its model is toy .*and not other"),
     "vocabulary": ({"vocabulary": "other"}, "its vocabulary is .* give both one tokenizer"),
     "purpose": ({"purpose": "embed"}, "its purpose is generate"),

@@ -71,7 +71,12 @@ class Untouched(list[int]):
 def test_values_without_bounds_are_not_read() -> None:
     [generate] = [body for body in BODIES if body.__name__ == "GenerateRequest"]
     assert declarations(generate)["input_ids"].complaint(Untouched([1])) == ""
-    anything = {"choices": None, "temperature": float("nan"), "stop": [], "regex": "a"}
+    anything: dict[str, Any] = {
+        "choices": None,
+        "temperature": float("nan"),
+        "stop": [],
+        "regex": "a",
+    }
     for value in (anything, [anything, {}]):
         assert taken(generate, "sampling_params", value) is None
 

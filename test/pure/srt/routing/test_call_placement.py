@@ -101,7 +101,8 @@ class Transcript:
 def random_calls(r: random.Random) -> list[QueuedCall]:
     calls = []
     for number in range(r.randint(0, 12)):
-        path, prefixes = (), []
+        path: tuple[int, ...] = ()
+        prefixes: list[PrefixHash] = []
         for depth in range(r.randint(0, 3)):
             path = (*path, r.randint(0, 1))
             prefixes.append(PrefixHash(hash(path), 100 * (depth + 1)))

@@ -162,7 +162,7 @@ def test_long_prompts_have_coarse_blocks() -> None:
         (lambda: fleet().remove("gone"), "there is no engine 'gone'"),
     ],
 )
-def test_bad_input_is_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_bad_input_is_named(call, message: str) -> None:
     with pytest.raises((ValueError, KeyError), match=message):
         call()
 
@@ -210,7 +210,10 @@ class Routing(RuleBasedStateMachine):
         if self.router.engines.get(name) is not None:
             number = self.sequences[name] = self.sequences.get(name, 0) + step
             path = path_of(words(identity, 4))
-            events = [PrefixStored(path), PrefixEvicted(path, kept * FINE)]
+            events: list[PrefixStored | PrefixEvicted] = [
+                PrefixStored(path),
+                PrefixEvicted(path, kept * FINE),
+            ]
             if not self.router.report(name, number, events):
                 assert self.router.snapshot(name, number, [path])
 

@@ -28,7 +28,7 @@ from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.server_state import ServerState
 
-FACTS = {"lora": True, "max_loras_per_batch": 4, "max_loaded_loras": 3}
+FACTS: dict[str, Any] = {"lora": True, "max_loras_per_batch": 4, "max_loaded_loras": 3}
 PROMPT = "the quick brown fox"
 
 
@@ -198,7 +198,7 @@ def test_programs_name_adapters(http: Client, loading: Loading, served: Served) 
     number = next(iter(loading.paths))
 
     @sgl.function
-    def program(s):  # type: ignore[no-untyped-def]
+    def program(s):
         s += "It is " + sgl.gen("a", max_tokens=2)
         s += sgl.select("b", [" red", " blue"])
         for fork in s.fork(2):
@@ -208,7 +208,7 @@ def test_programs_name_adapters(http: Client, loading: Loading, served: Served) 
     assert set(loading.rows) == {number}
 
     @sgl.function
-    def mixed(s):  # type: ignore[no-untyped-def]
+    def mixed(s):
         s += "It is" + sgl.gen("a", max_tokens=1) + sgl.gen("b", max_tokens=1, lora_path="poet")
 
     loading.rows.clear()

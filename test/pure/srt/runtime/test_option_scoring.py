@@ -80,8 +80,7 @@ def test_entries_name_their_tokens(http: httpx.Client) -> None:
     assert [[entry[2] for entry in row] for row in meta["option_logprobs"]] == [
         [None] * len(row) for row in meta["option_logprobs"]
     ]
-    body["return_text_in_logprobs"] = True
-    answer = http.post("/generate", json=body).json()
+    answer = http.post("/generate", json={**body, "return_text_in_logprobs": True}).json()
     rows = answer["meta_info"]["option_logprobs"]
     assert ["".join(entry[2] for entry in row) for row in rows] == [" brown", " fox"]
     assert (answer["text"], answer["output_ids"]) == ("", [])

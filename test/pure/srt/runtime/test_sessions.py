@@ -297,7 +297,8 @@ def test_removing_siblings_compares_none_of_them(
 def test_finish_of_no_output_says_that_the_engine_is_lost() -> None:
     class Empty:
         async def follow(self, turn: Any, run: Any) -> AsyncGenerator[tuple[int, Output], None]:
-            for item in ():
+            nothing: tuple[tuple[int, Output], ...] = ()
+            for item in nothing:
                 yield item
 
     class Idle:

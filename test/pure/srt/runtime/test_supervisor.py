@@ -71,7 +71,7 @@ def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[subprocess
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 250))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 250))
 
 
 async def golden(completion: Completer, count: int = 8, text: str = "the lazy dog") -> Output:
@@ -320,7 +320,7 @@ def test_an_answer_that_waits_to_be_read_is_an_answer(
             pings[0] += 1
             time.sleep(0.7)  # this process does nothing meanwhile, as one that was stopped
 
-        client._transmit = suspended  # type: ignore[method-assign]
+        client._transmit = suspended
         await reached(lambda: pings[0] == 3)
         assert supervisor.restarts == 0
         assert completion.lost is None
@@ -357,7 +357,7 @@ def test_restarts_long_ago_do_not_count(
 ) -> None:
     supervisor = Supervisor(Config.of(max_engine_restarts=2), tokenizer)
     now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     answers = []
     for now[0] in (0.0, 1.0, 2.0, module.WINDOW + 0.5, module.WINDOW + 0.6, module.WINDOW + 1.5):
         answers.append(supervisor._another())
@@ -424,7 +424,7 @@ def test_the_end_in_the_middle_of_a_restart_leaves_nothing(
         await supervisor.stop()
         assert time.monotonic() - begun < 30  # loading would take twice that
         assert children[1].poll() is not None
-        assert not list(Path(tempfile.tempdir).iterdir())
+        assert not list(Path(tempfile.gettempdir()).iterdir())
 
     run(test)
 
@@ -440,7 +440,7 @@ def test_the_second_signal_kills_an_engine_that_is_loading(
         assert children[0].poll() is not None
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
-        assert not list(Path(tempfile.tempdir).iterdir())
+        assert not list(Path(tempfile.gettempdir()).iterdir())
 
     run(test)
 
@@ -453,7 +453,7 @@ def counts() -> dict[str, int]:
         "threads": running_threads(),
         "tasks": len(asyncio.all_tasks()),
         "children": len(own.children(recursive=True)),
-        "directories": len(list(Path(tempfile.tempdir).iterdir())),
+        "directories": len(list(Path(tempfile.gettempdir()).iterdir())),
     }
 
 

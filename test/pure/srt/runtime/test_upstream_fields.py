@@ -182,7 +182,7 @@ def test_extra_key_and_cache_salt_both_isolate(http: httpx.Client) -> None:
 
 
 def test_extra_key_isolates_on_every_route(http: httpx.Client) -> None:
-    routes = [
+    routes: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", {"prompt": "a prompt of this test", "max_tokens": 1}),
         ("/v1/chat/completions",
          {"messages": [{"role": "user", "content": "a chat of this test"}], "max_tokens": 1}),

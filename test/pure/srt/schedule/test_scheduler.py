@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -39,7 +39,7 @@ def view(
     return base._replace(**changes)  # type: ignore[arg-type]
 
 
-def new(number: int, work: int = 10, growth: int = 0, **more: int) -> Item:
+def new(number: int, work: int = 10, growth: int = 0, **more: Any) -> Item:
     """A waiting request; it arrives by its number."""
     return Item(number, number, work, growth, **more)
 

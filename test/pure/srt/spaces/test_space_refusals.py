@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from sglang.srt.spaces.mask_runs import MOST_BITS
 
 def _forward(program: Program, **changes: Any) -> ForwardTokens:
     fields = {"tokens": [1], "visible": [0, 1], "written": [8], **changes}
-    packed = {k: data(v) if isinstance(v, list) else v for k, v in fields.items()}
+    packed: dict[str, Any] = {k: data(v) if isinstance(v, list) else v for k, v in fields.items()}
     return ForwardTokens(program.space, **{"request": 40, **packed})
 
 
@@ -170,7 +171,7 @@ def test_other_programs_pages_cannot_be_named() -> None:
         FreePages(other.space, data([0])),
         CopyTokens(other.space, data([0]), data([1])),
     ):
-        assert "is not in use" in refused(other, lambda verb=verb: other.send(verb))
+        assert "is not in use" in refused(other, partial(other.send, verb))
     program.forward([7], list(range(8)), top=1)
     desk.run()
     finish(desk)
@@ -190,7 +191,7 @@ def test_the_step_of_a_loop_is_held_against_the_same_rules() -> None:
     }
     for text, more in wrong.items():
         verb = _forward(program, visible=view, **more)
-        assert text in refused(program, lambda verb=verb: program.send(verb))
+        assert text in refused(program, partial(program.send, verb))
     program.forward([7], view, [8], sample=GREEDY)
     program.forward([7], [*view, 8], [9], sample=GREEDY)
     desk.run()
@@ -252,7 +253,7 @@ def test_pages_of_several_tokens_are_filled_in_their_order(page_size: int) -> No
         ({"visible": slots[:6], "written": []}, "KV that is kept nowhere"),
         ({"visible": slots[:4], "tokens": [1, 2], "written": [8, 9], "mask": b"\x01\x02"}, "masks"),
     ):
-        assert text in refused(program, lambda more=more: program.send(_forward(program, **more)))
+        assert text in refused(program, partial(program.send, _forward(program, **more)))
         assert "--page-size 1" in program.failed[-1].message
     finish(desk)
 
@@ -266,9 +267,7 @@ def test_windows_refuse_views_with_holes() -> None:
     program.copy([8], [9])
     program.forward([7], [*range(8), 9], top=1)
     for more in ({"visible": [0, 2]}, {"visible": [0, 1], "positions": [5]}):
-        text = refused(
-            program, lambda more=more: program.send(_forward(program, written=[], **more))
-        )
+        text = refused(program, partial(program.send, _forward(program, written=[], **more)))
         assert "the view has a hole between positions" in text
     mask = np.packbits([[1, 0, 1]], axis=1, bitorder="little").tobytes()
     text = refused(program, lambda: program.send(_forward(program, written=[], mask=mask)))
@@ -288,7 +287,7 @@ def test_one_owner_leaves_names_of_exports_to_others(monkeypatch: pytest.MonkeyP
         program.export(f"name {number}", number)
     desk.run()
     for program in (ann, more):
-        assert "this tenant have 3 exports" in refused(program, lambda p=program: p.export("x", 3))
+        assert "this tenant have 3 exports" in refused(program, partial(program.export, "x", 3))
     assert not bob.failed
     bob.export("name 0", 0)
     bob.export("name 1", 1)

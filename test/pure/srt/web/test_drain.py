@@ -122,7 +122,7 @@ def test_what_outlasts_the_drain_ends_with_its_error(tmp_path: Path, path: str) 
 
 
 def test_a_full_queue_is_not_ready(tmp_path: Path) -> None:
-    options = {"running": 1, "queued": 1}
+    options: dict[str, Any] = {"running": 1, "queued": 1}
     with serve_text(tmp_path, seconds=PASS, **options) as served:
         assert statuses(served.client) == [200, 200, 200]
         with concurrent.futures.ThreadPoolExecutor() as pool:

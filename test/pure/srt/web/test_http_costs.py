@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import subprocess
 import tempfile
 import threading
 import time
@@ -19,6 +20,7 @@ from helpers.http_server import Served, is_error, serve_text
 from helpers.toy_tokenizer import byte_level
 from sglang.srt.config import Config
 from sglang.srt.core.ints import ints
+from sglang.srt.core.namespace import Namespace
 from sglang.srt.engine import process
 from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.memory.pages import PagePool
@@ -29,7 +31,7 @@ from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime import generated as native
 from sglang.srt.runtime.conversations import conversation
-from sglang.srt.runtime.conversations.chat_request import ChatCall
+from sglang.srt.runtime.conversations.chat_request import ChatCall, ChatRequest
 from sglang.srt.tokenizer import LONG, Tokenizer
 from sglang.srt.web.anthropic.messages import routes as messages
 from sglang.srt.web.exchange import json_body as body
@@ -203,14 +205,14 @@ def test_forgetting_a_namespace_does_not_look_at_the_others() -> None:
         def _no(self) -> Any:
             raise AssertionError("all roots were visited")
 
-        items = values = __iter__ = _no  # type: ignore[assignment]
+        items = values = __iter__ = _no
 
     tree = RadixTree(PagePool(8), 1)
-    tree._roots = Roots()
+    tree._roots = Roots()  # type: ignore[assignment]
     for name in "abc":
-        node, _ = tree.lock(ints([1, 2]), 0, name)
+        node, _ = tree.lock(ints([1, 2]), 0, Namespace(name))
         tree.unlock(node)
-        assert tree.root(name) is None
+        assert tree.root(Namespace(name)) is None
     assert not tree._namespaces
 
 
@@ -261,8 +263,8 @@ def test_a_choice_that_ends_while_a_chunk_is_sent_ends_once() -> None:
         found = []
         talk = ChatCall(CompletionRequest(ints([1])), None)
         stream = chat._events(
-            Racing(),
-            chat.ChatRequest(messages=[]),
+            Racing(),  # type: ignore[arg-type]
+            ChatRequest(messages=[]),
             ReplyHead("id", "model", 0),
             talk,
         )
@@ -305,7 +307,7 @@ def test_an_engine_that_cannot_be_started_leaves_nothing(
         seen.extend(path.read_bytes() for path in Path(arguments[3]).iterdir())
         raise OSError("no more processes")
 
-    monkeypatch.setattr(process.subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     keys = {"api_key": "a-secret-key", "admin_api_key": "a-secret-key-too"}
     config = Config.of(**keys, ssl_keyfile_password="a-secret-password")

@@ -16,6 +16,7 @@ from sglang.ir.sampling import PARAMETERS
 from sglang.srt.config import Config
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.classification import ClassifyRequest
+from sglang.srt.runtime.conversations.chat_request import ChatRequest
 from sglang.srt.runtime.generate_request import GenerateRequest
 from sglang.srt.runtime.scoring import RerankRequest, ScoreRequest
 from sglang.srt.runtime.sessions import CloseSession, OpenSession
@@ -23,7 +24,6 @@ from sglang.srt.runtime.vectors import EncodeRequest
 from sglang.srt.web.admin.routes import AbortBody
 from sglang.srt.web.connection.guard import PROBES
 from sglang.srt.web.native.token_routes import DetokenizeBody, TemplateBody, TokenizeBody
-from sglang.srt.web.openai.chat.routes import ChatRequest
 from sglang.srt.web.openai.completions import CompletionBody
 from sglang.srt.web.openai.embeddings import EmbeddingBody
 
@@ -138,7 +138,7 @@ def sampling(**params: Any) -> dict[str, Any]:
     return {"text": "a", "sampling_params": params}
 
 
-VALUES: list[tuple[str, dict[str, Any], str]] = [
+VALUES: list[tuple[str, dict[str, Any], str | None]] = [
     ("/generate", {}, "text"),
     ("/generate", {"text": ""}, "prompt"),
     ("/generate", {"text": []}, "text"),
@@ -505,7 +505,8 @@ KEYS = ["secret", "ключ-密钥", "clé"]
 def test_the_key_guards_every_route(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
     config = Config.of(api_key=key)
     with serve_text(tmp_path_factory.mktemp("tokenizer"), config) as server:
-        paths = {route.path.replace("{name:path}", "x") for route in server.app.routes} - PROBES
+        routes: list[Any] = server.app.routes
+        paths = {route.path.replace("{name:path}", "x") for route in routes} - PROBES
         assert {"/health", "/metrics", "/openapi.json", "/generate"} <= paths
         wrong: list[dict[str, bytes]] = [
             {},

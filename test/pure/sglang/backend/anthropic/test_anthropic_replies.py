@@ -176,7 +176,7 @@ def test_a_refused_call(
 
 def test_what_succeeds_after_retries(do: Way) -> None:
     soon = {"retry-after-ms": "1"}
-    replies = [Broken(), Refuse(429, headers=soon), Refuse(529, headers=soon), "there"]
+    replies: list[Any] = [Broken(), Refuse(429, headers=soon), Refuse(529, headers=soon), "there"]
     with FakeAnthropic(*replies) as service:
         assert do(backend(service, max_retries=3), gen())[0].text == "there"
     assert len(service.bodies) == 4
@@ -245,7 +245,7 @@ def test_samples_are_calls_of_their_own(do: Way) -> None:
 
 
 def test_one_sample_that_fails_fails_all(do: Way) -> None:
-    replies = ["a", Refuse(400, "not this one"), "c"]
+    replies: list[Any] = ["a", Refuse(400, "not this one"), "c"]
     with FakeAnthropic(*replies, gather=3) as service, pytest.raises(errors.BadRequest):
         do(backend(service), gen(n=3))
 
@@ -270,7 +270,7 @@ def test_a_stream_that_is_left_gives_its_slot_back() -> None:
     async def left(model: Anthropic) -> None:
         growing = model.astream(HI, DEFAULTS)
         await anext(growing)
-        await growing.aclose()  # type: ignore[attr-defined]
+        await growing.aclose()
 
     with FakeAnthropic("a b c") as service:
         model = backend(service, max_concurrency=1)

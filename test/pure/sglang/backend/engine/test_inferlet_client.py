@@ -61,7 +61,7 @@ class Fake:
 
     def __init__(self) -> None:
         self.http: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.replies, self.http.asked, self.http.missing = {}, [], 0
+        vars(self.http).update(replies={}, asked=[], missing=0)
         self.address = f"127.0.0.1:{self.http.server_port}"
         self.client = InferletClient(f"http://{self.address}/v1/", "key")
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import sglang as sgl
@@ -230,7 +231,8 @@ def test_an_event_loop_that_ends_closes_its_connections() -> None:
 
 def test_a_task_that_is_cancelled_sends_no_more() -> None:
     """A cancelled connection does not wait either until the server has read the rest."""
-    size, received, begun, cancelled = 1 << 25, [], threading.Event(), threading.Event()
+    received: list[Any] = []
+    size, begun, cancelled = 1 << 25, threading.Event(), threading.Event()
 
     def serve() -> None:
         connection, _ = listener.accept()
@@ -273,7 +275,8 @@ def test_a_cancelled_run_asks_for_nothing() -> None:
 
 def test_no_abort_comes_after_its_call() -> None:
     """A late abort would cut a connection that belongs to another call by then."""
-    run, inside, leave, left = Cancellation(), threading.Event(), threading.Event(), []
+    left: list[Any] = []
+    run, inside, leave = Cancellation(), threading.Event(), threading.Event()
 
     def abort() -> None:
         leave.set()

@@ -22,8 +22,8 @@ TURNS = ({"role": "system", "content": "Be brief."}, {"role": "user", "content":
 CHAT = Prompt("SYSTEM:Be brief.\nUSER:Hello?\nASSISTANT:", TURNS)
 OPEN = Prompt(CHAT.text + "Name:", (*TURNS, {"role": "assistant", "content": "Name:"}))
 CAT, DOG = Media("image", b"cat", "image/png"), Media("image", url="https://x.test/dog.jpg")
-OFFICIAL = {"api_key": "k"}
-LOCAL = {"base_url": "http://localhost:1/v1"}
+OFFICIAL: dict[str, Any] = {"api_key": "k"}
+LOCAL: dict[str, Any] = {"base_url": "http://localhost:1/v1"}
 
 
 def body(model: str, prompt: Prompt, where: dict[str, Any], **params: Any) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def test_completion_models_continue_the_text(model: str) -> None:
 
 
 def test_responses() -> None:
-    where = {**OFFICIAL, "api": "responses"}
+    where: dict[str, Any] = {**OFFICIAL, "api": "responses"}
     expected = {"model": "gpt-4o", "input": list(TURNS), "store": False, "max_output_tokens": 128}
     assert body("gpt-4o", CHAT, where, stop="\n") == expected
     assert body("o3-pro", CHAT, OFFICIAL) == {**expected, "model": "o3-pro"}
@@ -104,7 +104,7 @@ def test_the_kind_of_model_can_be_said() -> None:
     assert "prompt" in OpenAI("qwen", False, **LOCAL).request(Complete(PLAIN, DEFAULTS))
     assert "messages" in OpenAI("davinci-002", True, **LOCAL).request(Complete(PLAIN, DEFAULTS))
     chat, text = OpenAI("gpt-4o", **OFFICIAL), OpenAI("davinci-002", **OFFICIAL)
-    assert (chat.speculates, chat.constraints) == ("chat", {"json_schema"})
+    assert (chat.speculates, chat.constraints) == ("chat", frozenset({"json_schema"}))
     assert (text.speculates, text.constraints) == ("text", frozenset())
     with pytest.raises(ValueError, match="api is 'x'; use one of"):
         OpenAI("gpt-4o", api="x", **OFFICIAL)
@@ -115,7 +115,7 @@ def test_the_kind_of_model_can_be_said() -> None:
 def test_the_begun_turn_is_the_last_message() -> None:
     assert body("gpt-4o", OPEN, OFFICIAL)["messages"] == list(OPEN.messages)
     going_on = {"continue_final_message": True, "add_generation_prompt": False}
-    where = {**LOCAL, "continue_final_message": True}
+    where: dict[str, Any] = {**LOCAL, "continue_final_message": True}
     assert going_on.items() <= body("qwen", OPEN, where).items()
     assert not going_on.keys() & body("qwen", CHAT, where).keys()
 
@@ -154,7 +154,7 @@ def test_a_schema_is_made_strict_where_that_only_narrows_it() -> None:
     sent = body("gpt-4o", CHAT, OFFICIAL, json_schema=schema)["response_format"]
     whole = {"name": "A_b", "schema": strict, "strict": True}
     assert sent == {"type": "json_schema", "json_schema": whole}
-    where = {**OFFICIAL, "api": "responses"}
+    where: dict[str, Any] = {**OFFICIAL, "api": "responses"}
     sent = body("gpt-4o", CHAT, where, json_schema=schema)["text"]
     assert sent == {"format": {"type": "json_schema", **whole}}
     free = {"type": "object", "additionalProperties": {"type": "integer"}}
@@ -231,7 +231,7 @@ def test_what_is_no_object_is_wrapped_in_one() -> None:
 
 
 def test_the_request_is_the_body_that_is_sent() -> None:
-    calls = [
+    calls: list[Any] = [
         Complete(CHAT, DEFAULTS),
         StreamCall(CHAT, DEFAULTS, lambda _: None),
         Choose(CHAT, ("ok",), token_length_normalized),
@@ -251,7 +251,10 @@ def test_the_request_is_the_body_that_is_sent() -> None:
 
 def test_azure_names_the_deployment_in_the_path() -> None:
     with FakeOpenAI("yes") as service:
-        where = {"azure_endpoint": service.url.removesuffix("/v1"), "api_version": "2024-10-21"}
+        where: dict[str, Any] = {
+            "azure_endpoint": service.url.removesuffix("/v1"),
+            "api_version": "2024-10-21",
+        }
         backend = OpenAI("gpt-4o", is_azure=True, api_key="k", **where)
         assert backend.complete(CHAT, DEFAULTS)[0].text == "yes"
         backend.shutdown()

@@ -83,7 +83,7 @@ def test_a_text_is_begun_and_ended_by_quotes() -> None:
 def test_a_text_whose_server_takes_no_stop() -> None:
     with FakeOpenAI() as service:
         reply = {"text": 'Paris",\n "population": "2 million"', "index": 0, "finish_reason": "stop"}
-        service._choice = lambda *_: reply  # type: ignore[method-assign, assignment]
+        service._choice = lambda *_: reply  # type: ignore[method-assign]
         service._counted = lambda *_: {}  # type: ignore[method-assign]
         assert answered(service, str).value("x") == "Paris"
 

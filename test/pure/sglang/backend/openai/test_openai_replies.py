@@ -21,11 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang import errors
 from sglang.backend.base import Completion, Prompt
-from sglang.backend.openai.api_exchange import held, without
+from sglang.backend.openai.api_exchange import without
 from sglang.backend.openai.openai_backend import OpenAI
 from sglang.backend.openai.strict_schema import unwrapped
 from sglang.backend.service_backend import Slots
 from sglang.ir.params import DEFAULTS, GenParams
+from sglang.ir.stops import held
 
 APIS = ("chat", "completions", "responses")
 PROMPT = Prompt("Tell me", ({"role": "user", "content": "Tell me"},))
@@ -105,7 +106,7 @@ def test_what_a_server_says_it_stopped_at_is_kept() -> None:
         return {"choices": [{"text": "a", "finish_reason": "stop", "stop_reason": "END"}]}
 
     with FakeOpenAI() as service, model(service, api="completions") as backend:
-        service._whole = lambda path, body, text: reply(body)  # type: ignore[method-assign]
+        service._whole = lambda path, body, text: reply(body)  # type: ignore[method-assign, assignment]
         (completion,) = asked(backend, "complete")
     assert completion.meta["finish_reason"] == {"type": "stop", "matched": "END"}
     assert "prompt_tokens" not in completion.meta
@@ -208,7 +209,12 @@ ONLY_STREAMED = [
     + [(way, *case) for way in WAYS[2:] for case in ONLY_STREAMED],
 )
 def test_every_failure_is_an_error_of_its_kind(
-    way: str, reply: Any, kind: type[Exception], status: int | None, message: str, api: str
+    way: str,
+    reply: Any,
+    kind: type[errors.BackendError],
+    status: int | None,
+    message: str,
+    api: str,
 ) -> None:
     timeout = 0.05 if isinstance(reply, Late) else 60
     options = {"api": api, "timeout": timeout, "max_concurrency": 1}
@@ -299,7 +305,7 @@ def test_no_log_probabilities_though_asked_for() -> None:
 @pytest.mark.parametrize("way", ["complete", "astream"])
 def test_the_client_tries_again_when_it_is_told_to(way: str) -> None:
     soon = {"retry-after-ms": "1", "retry-after": "0.001"}
-    replies = [Refuse(429, headers=soon), Refuse(503, headers=soon), "third"]
+    replies: list[Any] = [Refuse(429, headers=soon), Refuse(503, headers=soon), "third"]
     with FakeOpenAI(replies) as service, model(service, max_retries=2) as backend:
         assert asked(backend, way)[-1].text == "third"
         assert len(service.bodies) == 3
@@ -325,9 +331,9 @@ def test_max_concurrency_limits_threads_and_tasks_together() -> None:
 
 
 def test_abandoned_streams_and_cancelled_tasks_free_their_slots() -> None:
-    replies = [Late(9, "a b c"), Late(9, "a b c"), "fine"]
+    replies: list[Any] = [Late(9, "a b c"), Late(9, "a b c"), "fine"]
     with FakeOpenAI(replies) as service, model(service, max_concurrency=1) as backend:
-        stream = backend.stream(PROMPT, DEFAULTS)
+        stream: Any = backend.stream(PROMPT, DEFAULTS)
         next(stream)
         stream.close()
 

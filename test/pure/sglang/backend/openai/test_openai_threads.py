@@ -27,7 +27,7 @@ from sglang.ir.choices import token_length_normalized
 from sglang.ir.params import DEFAULTS
 
 PROMPT = Prompt("Hi", ({"role": "user", "content": "Hi"},))
-CALLS = [
+CALLS: list[Any] = [
     Complete(PROMPT, DEFAULTS),
     StreamCall(PROMPT, DEFAULTS, lambda _: None),
     Choose(PROMPT, ("a", "b"), token_length_normalized),
@@ -118,7 +118,7 @@ def test_a_call_interrupted_as_it_begins_is_aborted(
 def test_a_call_that_cannot_begin() -> None:
     loops = LoopThread()
     with pytest.raises(TypeError, match="positional"):
-        loops.run(name, 1)  # type: ignore[arg-type]
+        loops.run(name, 1)
     loops.close()
 
 

@@ -284,7 +284,7 @@ def test_a_replay_needs_no_threads(tmp_path: Path) -> None:
         seen.append(running_threads())
         return original(prompt, params)
 
-    replay.complete = counted
+    replay.complete = counted  # type: ignore[method-assign]
     state = asyncio.run(wide.arun(backend=replay))
     assert state["x"] == expected["x"]
     assert state["y"] == expected["y"]

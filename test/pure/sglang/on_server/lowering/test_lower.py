@@ -71,6 +71,7 @@ def test_gen_has_the_body_of_a_run():
     graph = program.compile().graph
     found = lower(graph, {}, backend, dataclasses.replace(DEFAULTS, temperature=0.5))
     (gen,) = [s for s in found.submission["streams"][0]["steps"] if s["op"] == "gen"]
+    assert call.params is not None
     assert gen["body"] == to_wire(call.params)
     assert gen["body"]["sampling_params"]["stop"] == ["x", "<|im_end|>"]
     assert gen["body"]["sampling_params"]["sampling_seed"] == 1
@@ -166,7 +167,7 @@ def test_tools_say_where_they_run():
 def test_what_only_a_run_can_do_is_refused_with_the_line():
     @sgl.function
     def method(s):
-        s += "q" + sgl.select("x", ["a", "b"], choices_method=ChoicesMethod("mine", max))
+        s += "q" + sgl.select("x", ["a", "b"], choices_method=ChoicesMethod("mine", max))  # type: ignore[arg-type]
 
     @sgl.function
     def constraint(s):

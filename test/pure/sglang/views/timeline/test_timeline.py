@@ -84,6 +84,8 @@ def test_a_run_with_forks() -> None:
     assert (first.parent, first.index) == (main.number, 0)
     assert (second.parent, second.index) == (main.number, 1)
     assert first.code == "forks = s.fork(2)"
+    assert main.begin is not None
+    assert first.begin is not None
     assert main.begin <= first.begin
     found = nodes(trace)[0]
     assert (found.lane, found.kind, found.name) == (main.number, "gen", "plan")

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -192,9 +193,9 @@ def test_the_servers_spans_are_children_of_the_requests(tmp_path: Path) -> None:
             program.run("x", backend=backend, ignore_eos=True)
         program.run("x", backend=backend, ignore_eos=True)  # not recorded, so without a parent
         backend.shutdown()
-    spans = {span.context.span_id: span for span in ours.get_finished_spans()}
+    spans: dict[int, Any] = {span.context.span_id: span for span in ours.get_finished_spans()}
     requests = {n for n, span in spans.items() if span.name.startswith("text_completion")}
-    made = [span for span in theirs.get_finished_spans() if span.parent is not None]
+    made: list[Any] = [span for span in theirs.get_finished_spans() if span.parent is not None]
     assert {span.parent.span_id for span in made} == requests
     assert len(made) == len(requests) == 4  # a select is one
     assert {span.context.trace_id for span in made} == {int(trace.trace_id, 16)}
@@ -336,12 +337,12 @@ def test_what_cannot_be_done_is_said(
     assert "Traceback" not in errors
 
 
-WRONG = (None, -1, 1e300, "x", [], [1], {}, {"a": 1})
+WRONG: tuple[Any, ...] = (None, -1, 1e300, "x", [], [1], {}, {"a": 1})
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Paths of all values in plain data; of a list, those in its last item."""
-    inside = value.items() if isinstance(value, dict) else ()
+    inside: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
     if isinstance(value, list) and value:
         inside = ((len(value) - 1, value[-1]),)
     return [path, *(place for key, item in inside for place in places(item, (*path, key)))]

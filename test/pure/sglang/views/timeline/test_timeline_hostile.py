@@ -186,7 +186,7 @@ def test_a_programs_error_outranks_an_unwritable_trace(
     def fails(s: Any) -> None:
         raise LookupError("as asked")
 
-    monkeypatch.setattr(timeline_page, "page_of", lambda trace: {}["lane"])
+    monkeypatch.setattr(timeline_page, "page_of", lambda trace: dict[str, str]()["lane"])
     with (
         pytest.warns(RuntimeWarning, match="was not written: KeyError: 'lane'"),
         pytest.raises(LookupError, match="as asked"),

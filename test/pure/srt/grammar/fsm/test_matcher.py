@@ -124,8 +124,8 @@ def test_texts_in_random_tokens_are_accepted_as_re_does() -> None:
                 text = text[:at] + generator.choice("ab é🙂\n") + text[at + 1 :]
             matcher, data, at = grammar.matcher(), text.encode(), 0
             while at < len(data):
-                ends = range(at + 1, min(at + 8, len(data)) + 1)
-                ends = [end for end in ends if data[at:end] in numbers]
+                near = range(at + 1, min(at + 8, len(data)) + 1)
+                ends = [end for end in near if data[at:end] in numbers]
                 end = generator.choice(ends)
                 if not matcher.advance(numbers[data[at:end]][0]):
                     break
@@ -197,7 +197,8 @@ class History(RuleBasedStateMachine):
     def look_ahead(self, draw: random.Random, limit: int) -> None:
         at = self.pick(draw)
         forced, draft = self.matchers[at].forced(limit), self.matchers[at].draft(limit)
-        probe, expected = self.new(self.tokens[at]), []
+        probe = self.new(self.tokens[at])
+        expected: list[int] = []
         while len(expected) < limit:
             ids = ids_of(probe.mask())
             if len(ids) != 1 or ids[0] in self.vocabulary.eos:

@@ -126,7 +126,8 @@ def test_a_mask_depends_on_the_tokens_alone(
     grammar = GuidanceGrammar(GRAMMARS[name], known)
     dice = random.Random(f"alone {name} {vocabulary}")
     for _ in range(WALKS):
-        matcher, taken = grammar.matcher(), []
+        matcher = grammar.matcher()
+        taken: list[int] = []
         for _ in range(dice.randint(1, 12)):
             act = dice.randrange(7)
             if act == 0:
@@ -382,7 +383,7 @@ def test_an_error_of_the_library_is_not_the_end(vocabularies: dict[str, Vocabula
     expected = matcher.mask()
     matcher._inner.consume_token(vocabularies["toy"].size + 7)
     assert matcher._inner.is_error()
-    assert matcher.rollback(0) is None
+    matcher.rollback(0)
     matcher._runs[-1] = None
     assert matcher_module.NO_RUN == ([], 0)
     assert matcher.mask() == expected

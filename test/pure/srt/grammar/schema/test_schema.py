@@ -47,7 +47,9 @@ UNWRITTEN = {"const": 4, "enum": 4, "format": 18, "type": 1, "vocabulary": 1}
 @cache
 def outcome(name: str) -> tuple[list[str], list[str], list[str]]:
     """Groups refused, valid values not accepted, invalid values accepted."""
-    refused, missed, wrong = [], [], []
+    refused: list[str] = []
+    missed: list[str] = []
+    wrong: list[str] = []
     for group in json.loads((SUITE / f"{name}.json").read_text()):
         try:
             grammar = compiled(group["schema"])

@@ -80,6 +80,7 @@ def test_the_best_is_taken_or_one_is_drawn_by_its_score(tokenizer: Tokenizer) ->
     assert best.choice_logprobs == pytest.approx(want)
     assert best.text == CHOICES[want.index(max(want))]
     assert best.tokens == list(tokenizer.encode(best.text, False))
+    assert best.finish is not None
     assert (best.finish.reason, best.finish.matched) == ("stop", None)
     assert best.completion_tokens == best.released == len(best.tokens)
     assert best.stats.forward_passes >= 2  # the prompt's, and the choice's own
@@ -97,6 +98,7 @@ def test_log_probabilities_of_the_choice(tokenizer: Tokenizer) -> None:
     assert math.fsum(output.logprobs) == pytest.approx(max(output.choice_logprobs))
     assert [len(output.tops), len(output.probes), len(output.logprobs)] == [count] * 3
     assert [len(top) for top in output.tops] == [2] * count
+    assert output.prompt_logprobs is not None
     assert len(output.prompt_logprobs.logprobs) == len(PROMPT) - 5
 
 
@@ -107,6 +109,7 @@ def test_what_has_no_room(tokenizer: Tokenizer) -> None:
         outputs(tokenizer, request(top_p=0.5))
     assert caught.value.param == "top_p"
     ((nothing,),), _ = outputs(tokenizer, request(max_new_tokens=0))
+    assert nothing.finish is not None
     assert (nothing.text, nothing.finish.reason) == ("", "length")
 
 
@@ -144,4 +147,4 @@ def test_an_abort_in_the_middle(tokenizer: Tokenizer, slow: Any) -> None:
         return found
 
     found = asyncio.run(main())
-    assert [output.finish.reason for output in found] == ["abort", "abort"]
+    assert [o.finish and o.finish.reason for o in found] == ["abort", "abort"]

@@ -355,7 +355,8 @@ def test_abort_by_name_leaves_others(play: Any) -> None:
             await asyncio.sleep(0)
         assert completion.abort("b") == 2
         permits.release(1000)
-        reasons = [(await task)[0].finish.reason for task in tasks]
+        ends = [(await task)[0].finish for task in tasks]
+        reasons = [end and end.reason for end in ends]
         assert reasons == ["length", "abort", "abort"]
         assert completion.abort("a") == completion.abort() == 0
 
@@ -408,7 +409,7 @@ def test_sampling_from_a_dict() -> None:
     assert params == SamplingParams(
         stop=("x",), seed=3, max_new_tokens=5, logit_bias={7: 1.0}, stop_token_ids=(1,)
     )
-    bad = [
+    bad: list[tuple[Any, str]] = [
         ({"temprature": 1}, "temperature"),
         ({"regex": "a+", "ebnf": "x"}, "regex and ebnf exclude one another"),
         ({"top_p": "high"}, "top_p"),

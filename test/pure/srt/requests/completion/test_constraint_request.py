@@ -130,7 +130,7 @@ def test_the_deepest_schema() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=("Cs",))),
+    | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: st.lists(inner) | st.dictionaries(st.text("ab\"é::="), inner),
     max_leaves=12,
 )  # fmt: skip
@@ -273,7 +273,8 @@ def test_what_wholes_cannot_honour() -> None:
     verify_whole(SamplingParams(seed=3, temperature=0.5, stop=("x",), n=2))
     verify_whole(SamplingParams(top_k=1))
     for name, value in {"top_p": 0.5, "min_p": 0.1, "logit_bias": {1: 1.0}, "top_k": 5}.items():
-        params = SamplingParams(**{name: value})
+        fields: dict[str, Any] = {name: value}
+        params = SamplingParams(**fields)
         with pytest.raises(ValueError, match=f"{name} works on tokens"):
             verify_whole(params)
 

@@ -28,7 +28,7 @@ from sglang.srt.tokenizer import Tokenizer
 
 PROMPT = ints(range(40, 60))
 SECONDS = 0.002  # a pass
-LONG = {"max_new_tokens": 60, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_new_tokens": 60, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

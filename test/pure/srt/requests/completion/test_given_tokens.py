@@ -20,7 +20,7 @@ from sglang.srt.tokenizer import Tokenizer
 
 PROMPT = ints(range(40, 60))
 Complete = Callable[[CompletionRequest], Output]
-LONG = {"max_new_tokens": 24, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,8 @@ def test_stops_and_end_tokens_among_the_given(trim: bool, complete: Complete) ->
     begin = next(i for i in range(8, 200) if whole.text[i : i + 6].isascii())
     stops = {"stop": (whole.text[begin : begin + 6],), "stop_token_ids": (whole.tokens[11],)}
     for name, value in stops.items():
-        sampling = replace(free.sampling, **{name: value}, no_stop_trim=not trim)
+        changes: dict[str, Any] = {name: value, "no_stop_trim": not trim}
+        sampling = replace(free.sampling, **changes)
         request = replace(free, sampling=sampling)
         want = complete(request)
         assert want.finish is not None

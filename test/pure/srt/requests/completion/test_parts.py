@@ -46,8 +46,10 @@ def test_items_are_tokenized_alone_and_begin_once(tokenizer: Tokenizer) -> None:
         return list(tokenizer.encode(text, False))
 
     begin = tokenizer.before
-    items = [begin + ids("hello"), [ids(" one"), ids(" world")], ids(" two"), [ids("a"), ids("b")],
-             [ids("c"), ids("d"), ids("e")], ids("end")]  # fmt: skip
+    items: list[Any] = [
+        begin + ids("hello"), [ids(" one"), ids(" world")], ids(" two"), [ids("a"), ids("b")],
+        [ids("c"), ids("d"), ids("e")], ids("end"),
+    ]  # fmt: skip
     parts = ["hello", [" one", " world"], " two", ["a", "b"], ["c", "d", "e"], "end"]
     assert read(tokenizer, parts) == (tokens_of(items), segments_of(items))
     items = [begin, *items[1:]]
@@ -64,7 +66,9 @@ def test_texts_alone_are_a_plain_prompt(tokenizer: Tokenizer) -> None:
 
 def test_a_beginning_that_is_there_is_not_repeated(tmp_path: Path) -> None:
     tokenizer = Tokenizer(sentencepiece(tmp_path))
-    assert read(tokenizer, ["<s>hello", "x"])[0].count(tokenizer.bos_id) == 1
+    bos = tokenizer.bos_id
+    assert bos is not None
+    assert read(tokenizer, ["<s>hello", "x"])[0].count(bos) == 1
 
 
 def test_the_last_token_counts_as_what_follows_if_nothing_does(tmp_path: Path) -> None:
@@ -166,10 +170,10 @@ def test_parts_with_n_a_stream_and_no_token(http: httpx.Client) -> None:
 
 
 def test_log_probabilities_of_the_tail(served: Served, http: httpx.Client) -> None:
-    tail = len(read(served.tokenizer, PARTS)[0]) - len(served.tokenizer.encode(PARTS[2]))
+    tail = len(read(served.tokenizer, PARTS)[0]) - len(served.tokenizer.encode(str(PARTS[2])))
     found = generate(http, parts=PARTS, return_logprob=True, logprob_start_len=tail)["meta_info"]
     given = [token for _, token, _ in found["input_token_logprobs"]]
-    assert given == list(served.tokenizer.encode(PARTS[2]))
+    assert given == list(served.tokenizer.encode(str(PARTS[2])))
     assert found["input_token_logprobs"][0][0] is None
     assert all(value is not None for value, *_ in found["input_token_logprobs"][1:])
     assert len(found["output_token_logprobs"]) == 6

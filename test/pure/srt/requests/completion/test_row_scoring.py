@@ -80,6 +80,7 @@ def test_rows_are_scored_as_trees(tokenizer: Tokenizer, behind: int) -> None:
     assert output.row_logprobs == [pytest.approx(row) for row in values(tokenizer, behind, ROWS)]
     beginnings = {tuple(row[:end]) for row in ROWS for end in range(1, len(row))}
     assert output.row_tokens == len(beginnings) + (behind > 0)
+    assert output.finish is not None
     assert output.finish.reason == "length"
     assert stats["received"] <= 3  # the prompt, and its pages for the space
 
@@ -113,6 +114,7 @@ def test_an_abort_ends_the_scoring(tokenizer: Tokenizer) -> None:
         tokenizer, request(rows=rows, rid="mine"), abort=True, seconds=0.02, capacity=8192,
         context=4096,
     )  # fmt: skip
+    assert output.finish is not None
     assert output.finish.reason == "abort"
 
 

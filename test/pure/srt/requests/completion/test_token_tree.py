@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,7 +42,7 @@ def test_rows_have_the_values_of_rows_alone(
     depth, visible = len(prompt), max(len(prompt) - 1, 0)
     root = prompt[-1] if prompt else -1
     forwards = tree_forwards(rows, root, depth, most)
-    found = {number: [] for number in range(len(rows))}
+    found: dict[int, list[Any]] = {number: [] for number in range(len(rows))}
     for forward in forwards:
         assert len(forward.tokens) <= most
         paths = set()

@@ -575,8 +575,8 @@ class Site:
             made.connect(("127.0.0.1", self.port))
             return made
 
-        monkeypatch.setattr(remote.socket, "getaddrinfo", lookup)
-        monkeypatch.setattr(remote.socket, "create_connection", connect)
+        monkeypatch.setattr(socket, "getaddrinfo", lookup)
+        monkeypatch.setattr(socket, "create_connection", connect)
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -660,7 +660,7 @@ class Drip:
         connect = socket.create_connection
         monkeypatch.setattr(remote, "resolved", lambda *_: "93.184.216.34")
         monkeypatch.setattr(
-            remote.socket, "create_connection", lambda _, left: connect(("127.0.0.1", port), left)
+            socket, "create_connection", lambda _, left: connect(("127.0.0.1", port), left)
         )
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -703,7 +703,7 @@ def test_26_a_name_that_is_not_found_in_time(
     looks: Callable[..., Looks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = threading.Event()
-    monkeypatch.setattr(remote.socket, "getaddrinfo", lambda *_, **__: end.wait(60) and [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: end.wait(60) and [])
     made = looks(allow_remote_media=True, media_fetch_timeout=0.2)
 
     async def timed() -> float:

@@ -42,7 +42,7 @@ def function(**fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **fields}}
 
 
-KEYS = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | KEYS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
@@ -90,7 +90,8 @@ def test_choices_of_tools() -> None:
             names, required, many,
         )  # fmt: skip
         assert [tool.name for tool in use.shown] == ["get_weather", "add"]
-    for nothing in (None, []):
+    empty: list[Any] = [None, []]
+    for nothing in empty:
         assert read_tools(nothing, None, None) is None
     assert read_tools(given, "none", None) is None
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.batches import answer_log, batch_runner
+from sglang.srt.runtime.batches import batch_runner
 from sglang.srt.runtime.batches.answer_log import AnswerLog
 from sglang.srt.runtime.batches.batch_input import InputLimits
 from sglang.srt.runtime.batches.batch_records import BatchRecord, Order
@@ -192,7 +192,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(handle, data, at)
 
-    monkeypatch.setattr(answer_log.os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "pwrite", pwrite)
 
     async def main() -> None:
         world = World(tmp_path, most=1)

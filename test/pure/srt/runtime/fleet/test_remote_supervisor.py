@@ -44,7 +44,7 @@ def members_of(*addresses: str) -> Members:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 30))
 
 
 def free_address() -> str:

@@ -144,11 +144,12 @@ def test_one_key_gets_one_answer(served: Served) -> None:
     first = answer(served, **body)
     assert answer(served, **body) == first
     assert answer(served, resume=handle_of(first))["output_ids"], "the answer's handle is one"
-    for other, told in [
+    conflicts: list[tuple[dict[str, Any], str]] = [
         ({**body, "idempotency_key": "l"}, "was resumed already"),
         ({"resume": handle}, "was resumed already"),
         ({**body, "text": " dog"}, "with another body"),
-    ]:
+    ]
+    for other, told in conflicts:
         found = error(served, 409, **other)
         assert found["code"] == "conflict"
         assert told in found["message"]

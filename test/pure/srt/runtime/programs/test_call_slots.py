@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+from typing import Any
 
 import pytest
 from sglang.srt.runtime.programs.call_slots import CallSlots
@@ -64,7 +65,7 @@ def test_a_cancel_does_not_walk_the_line(monkeypatch: pytest.MonkeyPatch) -> Non
     walked: list[int] = []
     plain = heapq.heapify
 
-    def heapify(line: list[object]) -> None:
+    def heapify(line: list[Any]) -> None:
         walked.append(len(line))
         plain(line)
 

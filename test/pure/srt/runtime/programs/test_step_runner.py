@@ -141,7 +141,7 @@ def test_a_value_that_refers_to_itself_many_times_is_refused() -> None:
     """2^30 entries by 30 steps: refused by its size before it is made."""
 
     async def use(c: Clients) -> None:
-        steps = [{"op": "set", "name": "s", "value": ["aaaa"]}]
+        steps: list[dict[str, Any]] = [{"op": "set", "name": "s", "value": ["aaaa"]}]
         for i in range(30):
             ref = {"step": i, "name": "s"}
             steps.append({"op": "set", "name": "s", "value": [ref, ref]})

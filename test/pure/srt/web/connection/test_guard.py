@@ -337,9 +337,8 @@ def test_cors(tmp_path: Path) -> None:
             assert reply.headers["access-control-allow-origin"] == origin
             assert "x-stainless-os" in reply.headers["access-control-allow-headers"]
             assert "POST" in reply.headers["access-control-allow-methods"]
-            reply = httpx.post(
-                generate, json=GOLDEN, headers={"Origin": origin, **bearer("k")}, timeout=60
-            )  # type: ignore[dict-item]
+            headers: Any = {"Origin": origin, **bearer("k")}
+            reply = httpx.post(generate, json=GOLDEN, headers=headers, timeout=60)
             assert reply.status_code == 200
             assert reply.headers["access-control-allow-origin"] == origin
             assert "x-request-id" in reply.headers["access-control-expose-headers"]

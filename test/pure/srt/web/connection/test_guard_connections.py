@@ -49,7 +49,7 @@ def soon(http: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Protocol.connection_made
 
     def connection_made(self: Protocol, transport: Any) -> None:
-        self.limits = limits  # type: ignore[misc]
+        self.limits = limits
         self.timeout_keep_alive = SOON  # type: ignore[assignment]
         original(self, transport)
 
@@ -135,7 +135,7 @@ def error_of(answer: bytes) -> dict[str, Any]:
     assert b"x-request-id: " in head.lower()
     error = json.loads(text)["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    return error  # type: ignore[no-any-return]
+    return error
 
 
 # -- heads ----------------------------------------------------------------------------------------

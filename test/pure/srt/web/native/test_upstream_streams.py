@@ -105,7 +105,7 @@ def test_a_completion_without_a_token_has_null_logprobs(http: httpx.Client) -> N
     body = {"prompt": PROMPT, **GREEDY, "max_tokens": 6, "logprobs": 1}
     (whole,) = http.post("/v1/completions", json=body).json()["choices"]
     found = [event["choices"][0] for event in events(http, "/v1/completions", **body)]
-    tokens = []
+    tokens: list[str] = []
     for choice in found:
         assert choice["logprobs"] is None or choice["logprobs"]["tokens"]
         assert choice["logprobs"] is not None or choice["finish_reason"]

@@ -92,7 +92,8 @@ def test_a_chat_streams_lines_of_json(served: tuple[str, Paced], client: ollama.
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_of_tools_come_whole(client: ollama.Client, model: Paced, stream: bool) -> None:
     model.text = f"Let me see. {CALL}\n{CALL}"
-    found = client.chat(MODEL, [HI], tools=[WEATHER], stream=stream)
+    chat: Any = client.chat  # the overloads take only a literal `stream`
+    found = chat(MODEL, [HI], tools=[WEATHER], stream=stream)
     parts: list[Any] = list(found) if stream else [found]
     calls = [call for part in parts for call in part.message.tool_calls or ()]
     assert [(call.function.name, call.function.arguments) for call in calls] == [
@@ -182,7 +183,7 @@ def test_a_prompt_is_a_chat_unless_it_is_raw(client: ollama.Client, model: Paced
     assert model.prompts[-1].endswith("assistant\n")
     parts = list(client.generate(MODEL, "Hi", raw=True, stream=True))
     assert model.prompts[-1] == "Hi"
-    assert "".join(part.response for part in parts) == "Hello there."
+    assert "".join(part.response or "" for part in parts) == "Hello there."
     assert parts[-1].done_reason == "stop"
 
 
@@ -202,7 +203,7 @@ def test_thoughts_are_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert (reply.message.thinking, reply.message.content) == ("hm", "42")
         parts = list(client.generate(MODEL, "Hi", think="high", stream=True))
         assert "".join(part.thinking or "" for part in parts) == "hm"
-        assert "".join(part.response for part in parts) == "42"
+        assert "".join(part.response or "" for part in parts) == "42"
 
 
 # -- models ---------------------------------------------------------------------------------------

@@ -35,9 +35,8 @@ def told(served: Served) -> dict[str, Any]:
 
 
 def test_every_route_is_told(served: Served, told: dict[str, Any]) -> None:
-    paths = {
-        route.path.replace(":path", "") for route in served.app.routes if "docs" not in route.path
-    }
+    routes: list[Any] = served.app.routes
+    paths = {route.path.replace(":path", "") for route in routes if "docs" not in route.path}
     assert set(told["paths"]) == paths - {"/openapi.json"}
     operations = [operation for path in told["paths"].values() for operation in path.values()]
     names = [operation["operationId"] for operation in operations]
@@ -145,7 +144,7 @@ def test_limits_of_sampling_are_those_that_are_enforced() -> None:
         told = jsonschema.Draft202012Validator(fields[name]).is_valid(value)
         given = {int(k): v for k, v in value.items()} if isinstance(value, dict) else value
         given = tuple(given) if isinstance(given, list) else given
-        most = {"max_new_tokens": 2**63} if name == "min_new_tokens" else {}
+        most: dict[str, Any] = {"max_new_tokens": 2**63} if name == "min_new_tokens" else {}
         try:
             SamplingParams(**{name: given, **most}).verify(vocab_size=10)
             taken = True

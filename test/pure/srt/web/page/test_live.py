@@ -134,7 +134,8 @@ def test_the_page_is_whole_and_needs_nothing_from_elsewhere() -> None:
 
 
 def test_the_page_names_its_modules_so_that_none_waits() -> None:
-    found, left = set(), ["main.js"]
+    found: set[str] = set()
+    left = ["main.js"]
     while left:
         name = left.pop()
         text = (FOLDER / name).read_text(encoding="utf-8")

@@ -93,7 +93,7 @@ def test_a_chain_answers_what_generate_does(served: Served) -> None:
         }  # fmt: skip
         prompt += theirs["text"]
     assert events[-1] == {"event": "end", "state": "done"}
-    assert "4" not in found
+    assert 4 not in found
 
 
 def test_seeds_logprobs_and_completions_are_those_of_generate(served: Served) -> None:

@@ -228,16 +228,20 @@ def test_the_dashboard_asks_for_what_there_is(served: Served) -> None:
     queries = list(expressions(json.loads(DASHBOARD.read_text())))
     assert len(queries) >= 15
     for query in queries:
-        names = re.findall(r"sglang:\w+", query)
-        assert names, query
-        assert not [name for name in names if name not in labels], query
+        read = re.findall(r"sglang:\w+", query)
+        assert read, query
+        assert not [name for name in read if name not in labels], query
         for group in re.findall(r"by \(([^)]*)\)", query):
             wanted = {label.strip() for label in group.split(",")}
-            assert wanted <= labels[names[0]], query
+            assert wanted <= labels[read[0]], query
 
 
 def test_what_failed_at_the_start_is_shown(tmp_path: Path) -> None:
-    facts = {"attention": "triton", "graph_rows": 64, "fallbacks": ("flashinfer failed", "less")}
+    facts: dict[str, Any] = {
+        "attention": "triton",
+        "graph_rows": 64,
+        "fallbacks": ("flashinfer failed", "less"),
+    }
     with serve_text(tmp_path, **facts) as served:
         values = read(served)
         info = served.client.get("/get_server_info").json()

@@ -115,7 +115,9 @@ def events_of(client: anthropic.Anthropic, **fields: Any) -> list[dict[str, Any]
     assert reply.headers["content-type"].startswith("text/event-stream")
     found = []
     for frame in reply.text.strip().split("\n\n"):
-        name, data = re.fullmatch(r"event: (\w+)\ndata: (.+)", frame).groups()
+        parts = re.fullmatch(r"event: (\w+)\ndata: (.+)", frame)
+        assert parts is not None, frame
+        name, data = parts.groups()
         event = json.loads(data)
         assert event["type"] == name
         if name == "error":
@@ -451,7 +453,8 @@ def test_structured_output(client: anthropic.Anthropic, model: Turns) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null"}}}
     create(client, output_format={"type": "json_schema", "schema": schema})
     create(client, regex="[ab]+")
-    assert [request.sampling.constraint.kind for request in model.requests[-2:]] == [
+    constraints = [request.sampling.constraint for request in model.requests[-2:]]
+    assert [constraint and constraint.kind for constraint in constraints] == [
         "json_schema",
         "regex",
     ]
@@ -537,7 +540,11 @@ def test_what_is_wrong_is_named(
     ],
 )
 def test_errors_of_the_engine(
-    client: anthropic.Anthropic, model: Turns, error: Any, kind: type[Exception], name: str
+    client: anthropic.Anthropic,
+    model: Turns,
+    error: Any,
+    kind: type[anthropic.APIStatusError],
+    name: str,
 ) -> None:
     model.refuse = error
     for stream in (False, True):

@@ -140,14 +140,14 @@ def test_what_is_not_to_be_told_is_left_out(parts: list[Any], cuts: list[int]) -
     ],
 )
 def test_arguments_that_are_cut_or_wrong(text: str, cut: bool, value: dict[str, Any]) -> None:
-    deltas = [Begin(0, "f"), *([Arguments(0, text)] if text else [])]
+    deltas: list[Any] = [Begin(0, "f"), *([Arguments(0, text)] if text else [])]
     (block,) = content_of(events_of(deltas), cut)
     assert block["input"] == value
 
 
 # -- bodies ---------------------------------------------------------------------------------------
 
-JUNK = st.sampled_from(
+JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, -1, 1.5, 10**30, "", "x", "\ue000", [], [[]], {}, {"type": "x"}]
 )
 BODY: dict[str, Any] = {
@@ -187,7 +187,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @pytest.mark.slow
 def test_no_body_breaks_the_server(tmp_path: Path) -> None:
     """Junk in every field of a body, and every field left out: an answer, or a 400."""
-    completion = Scripted(Tokenizer(byte_level(tmp_path)))
+    completion: Any = Scripted(Tokenizer(byte_level(tmp_path)))
     app = make_app(ServerState(Config.of(), completion))
     statuses = set()
 

@@ -60,7 +60,7 @@ def reply(client: anthropic.Anthropic, stream: bool, **body: Any) -> BetaMessage
     if not stream:
         return client.beta.messages.create(**{**BASE, **body})
     with client.beta.messages.stream(**{**BASE, **body}) as events:
-        return events.get_final_message()  # type: ignore[return-value]
+        return events.get_final_message()
 
 
 @pytest.mark.parametrize("stream", [False, True])

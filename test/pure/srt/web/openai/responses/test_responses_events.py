@@ -100,7 +100,8 @@ def test_any_deltas(parts: list[Any], cuts: list[int], status: str) -> None:
                 events += writer.write([delta])
                 continue
             for piece in pieces(delta.text, way):
-                events += writer.write([type(delta)(*delta_fields(delta), piece)])
+                kind: Any = type(delta)
+                events += writer.write([kind(*delta_fields(delta), piece)])
                 json.dumps(writer.items())
         events += writer.end(status)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))

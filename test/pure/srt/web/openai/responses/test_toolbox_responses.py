@@ -54,7 +54,7 @@ def shapes(response: Response) -> list[tuple[Any, ...]]:
             found.append((item.type, item.status, item.name, item.arguments, said))
         else:
             assert item.type == "message"
-            found.append((item.type, item.status, item.content[0].text))  # type: ignore[union-attr]
+            found.append((item.type, item.status, item.content[0].text))
     return found
 
 
@@ -62,13 +62,13 @@ def reply(client: openai.OpenAI, way: str, **body: Any) -> Response:
     """The response: whole, as the client puts its stream together, or of the background."""
     body = {**BASE, **body}
     if way == "whole":
-        return client.responses.create(**body)  # type: ignore[no-any-return]
+        return client.responses.create(**body)
     if way == "streamed":
         events = list(client.responses.create(**body, stream=True))
         for number, event in enumerate(events):
             EVENT.validate_python(event.to_dict())
             assert event.sequence_number == number
-        response: Response = events[-1].response  # type: ignore[union-attr]
+        response: Response = events[-1].response
         done = [event.item for event in events if event.type == "response.output_item.done"]
         assert sorted(done, key=lambda item: str(item.id)) == sorted(
             response.output, key=lambda item: str(item.id)
@@ -205,7 +205,7 @@ def test_an_error_in_a_later_turn_is_the_responses(
     assert response.status == "failed"
     assert response.error is not None
     assert response.error.message == "no more"
-    kinds = [(item.type, item.status) for item in response.output]  # type: ignore[union-attr]
+    kinds = [(item.type, item.status) for item in response.output]
     assert kinds == [("message", "completed"), ("mcp_call", "completed"), ("message", "incomplete")]
 
 
@@ -213,7 +213,7 @@ def test_an_error_in_a_later_turn_is_the_responses(
 def test_a_cut_call_is_not_run(client: openai.OpenAI, model: Turns, way: str) -> None:
     model.texts, model.finish = (SUM[:-20],), Finish("length")
     response = reply(client, way)
-    assert [(item.type, item.status) for item in response.output] == [  # type: ignore[union-attr]
+    assert [(item.type, item.status) for item in response.output] == [
         ("message", "completed"),
         ("function_call", "incomplete"),
     ]
@@ -225,7 +225,7 @@ def test_log_probabilities_are_those_of_the_words(client: openai.OpenAI, model: 
     model.real = True
     response = reply(client, "streamed", include=["message.output_text.logprobs"])
     for item in (response.output[0], response.output[-1]):
-        part: Any = item.content[0]  # type: ignore[union-attr]
+        part: Any = item.content[0]
         assert part.text.endswith("".join(entry.token for entry in part.logprobs).strip())
         assert part.logprobs
 
