@@ -117,7 +117,7 @@ histories: $(STAMP)  ## random histories of the engine (COUNT=10000 SEED=0): 30 
 
 CSRC := $(wildcard sgl-kernel/csrc/*.cpp sgl-kernel/csrc/*.h sgl-kernel/csrc/*.inl)
 
-lint: $(STAMP)  ## ruff, clang-format, mypy (strict), plain words, long lines and names
+lint: $(STAMP)  ## ruff, clang-format, mypy (tests and benchmarks too), plain words, long lines and names
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run -Werror $(CSRC)
