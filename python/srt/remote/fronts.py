@@ -213,7 +213,7 @@ class Fronts:
         """Name of a front that says HELLO, and why it is not served, "" where it is."""
         try:
             hello = msgspec.msgpack.decode(body_of(frame), type=FrontHello)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             hello = None
             reason = f"its HELLO cannot be read ({error}); use one version of sglang"
         if header.protocol != PROTOCOL or hello is None:

@@ -44,6 +44,7 @@ from sglang.srt.core.space_messages import (
     SpaceReply,
 )
 from sglang.srt.remote.front_numbers import OWN
+from sglang.srt.remote.front_session import FrontSession, Refused
 from sglang.srt.remote.fronts import FrontLimits, Fronts
 from sglang.srt.remote.handshake import EngineWelcome, Expected, FrontHello, messages_digest
 from sglang.srt.remote.remote_frames import (
@@ -338,6 +339,28 @@ def test_a_front_that_greets_anew_begins_anew(bench: Bench) -> None:
     assert bench.fronts.counts.front_sessions == 2
     assert bench.fronts.count == 1
     assert not bench.engine.store.contexts
+
+
+def test_a_hello_nested_deeply_is_refused_and_fronts_go_on(bench: Bench) -> None:
+    bench.join(A)
+    hello = FrontHello(name="test", expected=Expected(), messages=messages_digest())
+    fields = msgspec.to_builtins(hello)
+    body = msgspec.msgpack.encode({**fields, "later": 1})[:-1] + b"\x91" * 100_000 + b"\xc0"
+    bench.fronts.take(B, packed(Kind.HELLO, 78, 0, body), 0.0)
+    bench.flush()
+    assert "cannot be read" in bench.ended[B]
+    bench.send(A, *generate(1, 2, [4]))
+    bench.run()
+    assert bench.text(A, 2) == expected_text([4], 8)
+
+
+def test_a_welcome_nested_deeply_is_refused(bench: Bench) -> None:
+    session = FrontSession(Expected())
+    facts = msgspec.to_builtins(facts_of(bench.engine))
+    body = msgspec.msgpack.encode({"epoch": 5, "facts": facts, "later": 1})[:-1]
+    greeting = header_of(session.hello()).epoch
+    with pytest.raises(Refused, match="its facts cannot be read"):
+        session.take(packed(Kind.WELCOME, greeting, 0, body + b"\x91" * 100_000 + b"\xc0"))
 
 
 # -- histories -------------------------------------------------------------------------------------
