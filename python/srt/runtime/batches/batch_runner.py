@@ -240,7 +240,8 @@ class BatchRunner:
             self._seats.give(owner)
 
     async def _tried(self, line: BatchLine, owner: str) -> LineAnswer:
-        """The answer, once it is one that another try would not change."""
+        """The answer, once it is one that another try would not change. Between two tries the
+        request has no seat."""
         wait, losses = FIRST_WAIT, 0
         while True:
             try:
@@ -252,7 +253,7 @@ class BatchRunner:
             if answer.status not in AGAIN or losses >= MAX_LOSSES:
                 return answer
             self._counted["again"] += 1
-            await asyncio.sleep(wait)
+            await self._seats.again(owner, wait)
             wait = min(2 * wait, LAST_WAIT)
 
     def _expire(self, work: _BatchWork) -> None:

@@ -338,6 +338,58 @@ def test_owners_take_turns() -> None:
     asyncio.run(main())
 
 
+def test_requests_that_wait_to_be_tried_again_have_no_seat(tmp_path: Path) -> None:
+    """One key's tokens are used up, and another key's batch is answered meanwhile."""
+
+    async def main() -> None:
+        world, refused = World(tmp_path, most=2), Counter[str]()
+
+        async def answer(url: str, body: bytes, owner: str) -> LineAnswer:
+            refused[owner] += owner == "a"
+            code = "rate_limit_exceeded" if owner == "a" else ""
+            return LineAnswer(429, b"", "r", code) if code else await World.answer(
+                world, url, body, owner)  # fmt: skip
+
+        world.answer = answer  # type: ignore[method-assign]
+        service = world.service()
+        files = {owner: world.upload(service, lines_of(9), owner) for owner in "ab"}
+        first = await service.create(order(files["a"], "a"))
+        while refused["a"] < 2:
+            await asyncio.sleep(0)
+        second = await asyncio.wait_for(ended(await service.create(order(files["b"], "b"))), 30)
+        assert (second.status, second.completed) == ("completed", 9)
+        assert (first.status, first.completed) == ("in_progress", 0)
+        await service.close()
+        assert service.counts()["running"] == 0
+
+    asyncio.run(main())
+
+
+def test_an_owner_has_so_many_requests_that_have_begun() -> None:
+    async def main() -> None:
+        seats = LineSeats(2, lambda running: True)
+        await seats.take("a")
+        await seats.take("a")
+        resting = [asyncio.ensure_future(seats.again("a", 0.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        third = asyncio.ensure_future(seats.take("a"))
+        await asyncio.gather(*resting)
+        assert not third.done()
+        seats.give("a")
+        await third
+        resting = [asyncio.ensure_future(seats.again("a", 3600.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert seats.running == 0
+        for task in resting:
+            task.cancel()
+        await asyncio.gather(*resting, return_exceptions=True)
+        seats.give("a")
+        seats.give("a")
+        assert seats.running == 0
+
+    asyncio.run(main())
+
+
 # -- files ----------------------------------------------------------------------------------------
 
 
