@@ -490,6 +490,51 @@ def test_a_disk_without_room_refuses_an_upload(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("at", ["open", "pread"])
+def test_a_log_that_cannot_be_opened_holds_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """A batch tries to open its log again and again while the disk is full."""
+    made, calls, real = list[int](), 0, os.open
+
+    def opened(*args: Any) -> int:
+        if at == "open" and made:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        made.append(real(*args))
+        return made[-1]
+
+    def read(*args: Any) -> bytes:
+        nonlocal calls
+        calls += 1
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(answer_log.os, "open", opened)
+    monkeypatch.setattr(answer_log.os, "pread", read)
+    with pytest.raises(OSError):
+        AnswerLog(tmp_path / "output", tmp_path / "errors")
+    assert len(made) + calls == (1 if at == "open" else 3)
+    for handle in made:
+        with pytest.raises(OSError):
+            os.fstat(handle)
+
+
+def test_a_log_is_closed_where_the_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = AnswerLog(tmp_path / "output", tmp_path / "errors")
+    handles = [file._handle for file in log._files]
+
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(answer_log.os, "ftruncate", refuse)
+    with pytest.raises(OSError):
+        log.close()
+    for handle in handles:
+        with pytest.raises(OSError):
+            os.fstat(handle)
+
+
 def test_a_log_goes_on_behind_a_torn_line(tmp_path: Path) -> None:
     paths = tmp_path / "output", tmp_path / "errors"
     log = AnswerLog(*paths)
