@@ -6,6 +6,8 @@ import asyncio
 import errno
 import json
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.batches import answer_log, batch_runner
+from sglang.srt.runtime.batches import answer_log, batch_records, batch_runner
 from sglang.srt.runtime.batches.answer_log import AnswerLog
 from sglang.srt.runtime.batches.batch_input import InputLimits
 from sglang.srt.runtime.batches.batch_records import BatchRecord, Order
@@ -244,6 +246,48 @@ def test_a_cancelled_batch_keeps_its_answers(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="is cancelled; only one that has not ended"):
             await service.cancel(record)
         await service.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_batch_may_end_while_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """It is finalized while the disk takes, or refuses, that it is cancelled."""
+
+    async def main() -> None:
+        world = World(tmp_path)
+        world.held.clear()
+        service = world.service()
+        record = await service.create(order(world.upload(service, lines_of(1))))
+        while not world.running:
+            await asyncio.sleep(0)
+        real, begun = batch_records.save, threading.Event()
+
+        def save(path: Path, state: BatchRecord) -> None:
+            if state.status == "cancelling" and not begun.is_set():
+                begun.set()
+                while record.status != "finalizing":
+                    time.sleep(0.001)
+                if refused:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+            real(path, state)
+
+        monkeypatch.setattr(batch_records, "save", save)
+        cancelled = asyncio.ensure_future(service.cancel(record))
+        await asyncio.to_thread(begun.wait)
+        world.held.set()
+        if refused:
+            with pytest.raises(RequestError, match="took no more"):
+                await cancelled
+        else:
+            await cancelled
+        await asyncio.wait_for(ended(record), 20)
+        assert (record.status, record.completed) == ("completed", 1)
+        await service.close()
+        [kept] = world.service().records
+        assert kept.status == "completed"
 
     asyncio.run(main())
 
