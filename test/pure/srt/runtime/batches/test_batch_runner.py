@@ -183,6 +183,29 @@ def test_a_server_that_stops_while_finalizing_keeps_the_answers(tmp_path: Path) 
     asyncio.run(main())
 
 
+def test_answers_that_are_gone_end_their_batch(tmp_path: Path) -> None:
+    """A server stops between the move of the answers and its record; then they expire."""
+
+    async def main() -> None:
+        world = World(tmp_path)
+        service = world.service()
+        record = await service.create(order(world.upload(service, lines_of(2)), output_seconds=1))
+        await ended(record)
+        while service._runner._tasks:
+            await asyncio.sleep(0)
+        record.status = "finalizing"
+        service.records.save(record)
+        await service.close()
+        world.clock += 3600
+        service = world.service()
+        service.start()
+        again = service.records.find(record.id, "")
+        assert (await asyncio.wait_for(ended(again), 20)).status == "completed"
+        await service.close()
+
+    asyncio.run(main())
+
+
 def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_runner, "DISK_WAIT", 0.001)
     failures, write = [3], os.pwrite
