@@ -269,6 +269,18 @@ def test_contexts_beyond_the_limit_are_busy() -> None:
     bench.close()
 
 
+def test_a_context_that_is_closed_twice_makes_room_for_one() -> None:
+    bench = Bench(FrontLimits(contexts=4))
+    bench.join(A)
+    bench.send(A, *(Open(n, b"\1\0\0\0") for n in range(1, 5)))
+    bench.turn()
+    bench.send(A, *[Close(1)] * 3, *(Open(n, b"\1\0\0\0") for n in range(5, 8)))
+    bench.turn()
+    assert len(bench.engine.store.contexts) == 4
+    assert bench.fronts.counts.denied_contexts == 2
+    bench.close()
+
+
 def test_a_pause_ends_with_the_last_front_that_wants_it(bench: Bench) -> None:
     for identity in (A, B):
         bench.join(identity)
