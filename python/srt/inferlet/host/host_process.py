@@ -156,7 +156,7 @@ class HostProcess:
         self._orders: list[Order] = []  # sent together at the end of this step of the loop
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
-        self._lost = ""  # why no host is started any more
+        self._lost = ""  # the reason, once no host is started any more
         self.restarts, self.late_cpu = 0, 0.0
 
     @property

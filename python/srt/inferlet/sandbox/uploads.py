@@ -87,8 +87,8 @@ class Uploads:
         self._programs: dict[tuple[str, Language | None], UploadedProgram] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="sglang-inferlets-"))
         self._compiling = asyncio.Semaphore(1)
-        self._numbers = itertools.count(1)  # of files: a program may be sent anew while runs of
-        # the one that was removed go on
+        # A program may be sent anew while runs of the one that was removed go on.
+        self._numbers = itertools.count(1)  # names of files
 
     async def put(
         self, owner: str, data: bytes, name: str, language: Language | None

@@ -277,7 +277,7 @@ def test_a_cancelled_batch_keeps_its_answers(tmp_path: Path) -> None:
 def test_a_batch_may_end_while_it_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
-    """It is finalized while the disk takes, or refuses, that it is cancelled."""
+    """A batch is finalized while the disk takes, or refuses, its cancelled state."""
 
     async def main() -> None:
         world = World(tmp_path)

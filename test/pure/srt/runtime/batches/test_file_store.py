@@ -67,7 +67,7 @@ def test_a_record_that_is_not_written_leaves_nothing(
 
     def refuse(handle: int) -> None:
         handles.append(handle)
-        if len(handles) == 2:  # of the record, behind the file's
+        if len(handles) == 2:  # the record's; the first is the file's
             raise OSError(errno.ENOSPC, "No space left on device")
         real(handle)
 
