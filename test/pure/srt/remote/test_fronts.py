@@ -236,6 +236,20 @@ def test_arrivals_are_told_on_this_machines_clock(bench: Bench) -> None:
     assert found.arrived == pytest.approx(1050.0)
 
 
+def test_a_frame_that_is_read_late_arrived_when_it_was_sent(bench: Bench) -> None:
+    bench.join(A)
+    arrived = list[float]()
+    for first, late in ((1, 0.0), (3, 9.0)):  # the second waits for a forward pass of 9 s
+        _, advance = generate(first, first + 1, [4])
+        verb = msgspec.structs.replace(advance, arrived=1000.0)
+        frame = bench.frame(A, Kind.VERBS, encode([verb]))
+        bench.fronts.take(A, frame, header_of(frame).sent + 50.0 + late)
+        (found,) = bench.fronts.verbs()
+        assert isinstance(found, Advance)
+        arrived.append(found.arrived)
+    assert arrived == pytest.approx([1050.0, 1050.0])
+
+
 def test_programs_of_two_fronts_have_two_names(bench: Bench) -> None:
     for identity in (A, B):
         bench.join(identity)
