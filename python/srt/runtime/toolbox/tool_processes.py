@@ -103,9 +103,13 @@ class Toolbox:
                 await asyncio.wait({taken})
         except asyncio.CancelledError:
             taken.cancel()  # no effect on one that was taken, which is given back
-            taken.add_done_callback(lambda _: taken.cancelled() or self._slots.release())
+            taken.add_done_callback(self._give_back)
             raise
         return not taken.cancelled()
+
+    def _give_back(self, taken: asyncio.Future[bool]) -> None:
+        if not taken.cancelled():
+            self._slots.release()
 
     async def _in_child(self, name: str, arguments: str) -> ToolResult:
         child: _Child | None = None
