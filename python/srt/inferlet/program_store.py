@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MOST_BYTES = 64 << 20  # keys and values of one tenant
+ENTRY = 128  # bytes of an entry beside its key and value, about
 
 
 class ProgramStore:
@@ -18,7 +19,7 @@ class ProgramStore:
 
     def set(self, owner: str, key: str, value: bytes) -> None:
         """Raises ValueError where the tenant's values would be more than its bytes."""
-        used = self._used.get(owner, 0) - self._size(owner, key) + len(key.encode()) + len(value)
+        used = self._used.get(owner, 0) - self._size(owner, key) + _size(key, value)
         if used > self._most:
             raise ValueError(
                 f"the store would have {used} bytes; at most {self._most}: delete some"
@@ -37,4 +38,8 @@ class ProgramStore:
 
     def _size(self, owner: str, key: str) -> int:
         value = self.get(owner, key)
-        return 0 if value is None else len(key.encode()) + len(value)
+        return 0 if value is None else _size(key, value)
+
+
+def _size(key: str, value: bytes) -> int:
+    return ENTRY + len(key.encode()) + len(value)

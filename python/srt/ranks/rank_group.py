@@ -350,6 +350,7 @@ class RankGroup:
             self.lost = "the ranks were stopped"
             self.send_all(Stop(self.epoch))
             self._stop_nodes()
+            self.takes(Stop(self.epoch))  # ends what waits for an answer of the ranks
         deadline = time.monotonic() + STOP_SECONDS
         for child in self._children:
             with suppress(subprocess.TimeoutExpired):

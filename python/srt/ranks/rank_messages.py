@@ -189,5 +189,8 @@ def encode_message(message: RankMessage) -> bytes:
 
 def decode_message(frame: bytes | memoryview) -> RankMessage:
     """Raises msgspec.DecodeError, ValueError."""
-    message: RankMessage = _DECODER.decode(frame)
+    try:
+        message: RankMessage = _DECODER.decode(frame)
+    except RecursionError as error:
+        raise msgspec.DecodeError(str(error)) from error
     return message

@@ -107,7 +107,7 @@ class FrontSession:
             raise Refused(reason)
         try:
             welcome = msgspec.msgpack.decode(body_of(frame), type=EngineWelcome)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(f"its facts cannot be read ({error}); use one version") from error
         if reason := mismatch(PROTOCOL, welcome.facts.messages, welcome.facts.arithmetic.version):
             raise Refused(reason)

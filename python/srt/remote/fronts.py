@@ -213,7 +213,7 @@ class Fronts:
         """Name of a front that says HELLO, and why it is not served, "" where it is."""
         try:
             hello = msgspec.msgpack.decode(body_of(frame), type=FrontHello)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             hello = None
             reason = f"its HELLO cannot be read ({error}); use one version of sglang"
         if header.protocol != PROTOCOL or hello is None:
@@ -234,7 +234,7 @@ class Fronts:
         """Verbs for the engine's next step, which has handled all that were returned before."""
         found = self._closings()
         self._count_contexts()
-        costs, total = VerbCosts(self._contexts), 0
+        costs, total, closed = VerbCosts(self._contexts), 0, set[int]()
         while total < STEP_VERBS and any(front.queue for front in self._turns):
             front = self._turns[0]
             self._turns.rotate(-1)
@@ -243,7 +243,7 @@ class Fronts:
             while queue and queue.credit > 0 and total < STEP_VERBS:
                 try:
                     verb = queue.pop()
-                    allowed = verb is not None and self._may(front, verb)
+                    allowed = verb is not None and self._may(front, verb, closed)
                 except FrameError as error:
                     self._break(front, error)
                     break
@@ -267,15 +267,18 @@ class Fronts:
         self._over.clear()
         return found
 
-    def _may(self, front: Front, verb: Verb) -> bool:
-        """Whether the engine may have a verb; where it may not, it is answered."""
+    def _may(self, front: Front, verb: Verb, closed: set[int]) -> bool:
+        """Whether the engine may have a verb; where it may not, it is answered. ``closed``:
+        contexts that verbs of this step close."""
         if isinstance(verb, Open | ForkContext):
             return self._may_open(
                 front, verb.child if isinstance(verb, ForkContext) else verb.context
             )
         if isinstance(verb, Close):
             front.denied.discard(verb.context)
-            front.opened -= verb.context in self._contexts
+            if verb.context in self._contexts and verb.context not in closed:
+                front.opened -= 1
+                closed.add(verb.context)
         elif isinstance(verb, OpenSpace):
             front.spaces.add(verb.space)
         elif isinstance(verb, CloseSpace):

@@ -22,7 +22,8 @@ class VerbQueue:
 
     def __init__(self, session: int) -> None:
         self._session = session
-        self._frames: deque[tuple[bytes, float]] = deque()
+        self._frames: deque[bytes] = deque()
+        self._ahead = math.inf  # seconds that this machine's clock is ahead of the front's
         self._bytes = 0
         self._verbs: deque[Verb] = deque()
         self.credit = 0
@@ -30,27 +31,32 @@ class VerbQueue:
     def __bool__(self) -> bool:
         return bool(self._verbs or self._frames)
 
-    def put(self, body: bytes, offset: float) -> None:
-        """Take a frame's list of verbs. ``offset``: seconds that this machine's monotonic clock is
-        ahead of the front's. Raises FrameError."""
-        if not math.isfinite(offset):
+    def put(self, body: bytes, since: float) -> None:
+        """Take a frame's list of verbs. ``since``: seconds from its sending, by the front's
+        monotonic clock, to its reading, by this machine's. Raises FrameError.
+
+        A frame may wait for a long forward pass until it is read, so the least of these seconds
+        says best how far the clocks are apart.
+        """
+        if not math.isfinite(since):
             raise FrameError("a frame that was sent at no time")
+        self._ahead = min(self._ahead, since)
         self._bytes += len(body)
         if self._bytes > MAX_WAITING:
             raise FrameError(
                 f"{self._bytes} bytes of messages wait for the engine; {MAX_WAITING} may"
             )
-        self._frames.append((body, offset))
+        self._frames.append(body)
 
     def pop(self) -> Verb | None:
         """Return the next verb; None where there is none. Raises FrameError for a frame that is no
         list of verbs."""
         while not self._verbs and self._frames:
-            body, offset = self._frames.popleft()
+            body = self._frames.popleft()
             self._bytes -= len(body)
             try:
                 verbs = decode_verbs(body)
-                self._verbs.extend(engine_wide(verb, self._session, offset) for verb in verbs)
+                self._verbs.extend(engine_wide(verb, self._session, self._ahead) for verb in verbs)
             except (msgspec.DecodeError, ValueError) as error:
                 raise FrameError(
                     f"a frame of {len(body)} bytes is no list of verbs: {error}"

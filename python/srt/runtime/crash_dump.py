@@ -107,11 +107,16 @@ class CrashDump:
             return None
         path = self._new_file()
         server = {"error": lost.error, "requests_left_out": lost.left_out}
-        write_bundle(path, {
-            "work": {"requests": lost.bodies}, "settings": self._settings, "server": server,
-            "faults": [], "clients": 1, "seconds": 0.0, "failures": lost.failures,
-            "versions": versions(),
-        })  # fmt: skip
+        try:
+            write_bundle(path, {
+                "work": {"requests": lost.bodies}, "settings": self._settings, "server": server,
+                "faults": [], "clients": 1, "seconds": 0.0, "failures": lost.failures,
+                "versions": versions(),
+            })  # fmt: skip
+        except OSError:  # half a bundle would count, and be no file of a replay
+            with suppress(OSError):
+                path.unlink()
+            raise
         return path
 
     def _new_file(self) -> Path:

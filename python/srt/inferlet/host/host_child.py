@@ -152,13 +152,13 @@ class GuestHost:
             f"all {MOST_LANES} threads for programs that wait inside of their turns are taken, "
             "most of them by this tenant, and another needs one; begin with `async def main(ctx)`"
         )
-        self._end(resident, "wait", message)
+        self._end(*self._runs[resident.run], "wait", message)
         self._forget(resident.run)
         return True
 
-    def _end(self, resident: Residency, code: str, message: str) -> None:
+    def _end(self, lane: GuestLane, resident: Residency, code: str, message: str) -> None:
         """End a run by no fault of its turn."""
-        self._runs[resident.run][0].drop(resident)
+        lane.drop(resident)
         self._report(GuestOver(resident.run, code, message))
 
     def _lane(self, alone: bool = False) -> GuestLane:
@@ -210,12 +210,13 @@ class GuestHost:
         return [*self._shared, *(lane for lane, _ in tuple(self._alone.values()))]
 
     def _relieve(self) -> None:
-        """End a run, as the process uses more memory than it may."""
-        residents = [resident for _, resident in tuple(self._runs.values())]
-        found = newest_of_greediest(residents, lambda resident: resident.limits.memory)
-        if found is not None and found.run in self._runs:
+        """End a run, as the process uses more memory than it may. The main thread may forget it
+        at any moment."""
+        lanes = {resident: lane for lane, resident in tuple(self._runs.values())}
+        found = newest_of_greediest(list(lanes), lambda resident: resident.limits.memory)
+        if found is not None and not found.ended:
             message = f"the programs together use more than {self._memory} bytes of memory"
-            self._end(found, "host_memory", message)
+            self._end(lanes[found], found, "host_memory", message)
 
 
 def newest_of_greediest(

@@ -43,6 +43,7 @@ from sglang.srt.system.processes import socket_directory
 
 log = logging.getLogger("sglang.srt.inferlet")
 WATCH_SECONDS = 0.1
+RETRY_SECONDS = 1.0  # until a host that the system did not start is tried again
 START_SECONDS = 30.0
 MOST_STARTS = 5  # hosts that die one after the other without an answer
 SECRETS = ("SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY", "HF_TOKEN")  # variables a host does not get
@@ -155,6 +156,7 @@ class HostProcess:
         self._orders: list[Order] = []  # sent together at the end of this step of the loop
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
+        self._lost = ""  # the reason, once no host is started any more
         self.restarts, self.late_cpu = 0, 0.0
 
     @property
@@ -188,7 +190,10 @@ class HostProcess:
     def launch(self, guest: GuestImage, limits: GuestLimits, tenant: str = "") -> HostRun:
         """A new run; its first ``turn`` starts it. Tenants that share a thread take turns."""
         run = HostRun(next(self._numbers), guest, limits, self._send, tenant)
-        self._runs[run.number] = run
+        if self._lost:
+            run.fail("host_lost", self._lost)
+        else:
+            self._runs[run.number] = run
         return run
 
     def end(self, run: HostRun) -> None:
@@ -286,9 +291,10 @@ class HostProcess:
 
     async def _watch(self) -> None:
         """Replace the host when it has died."""
-        failures = 0
+        failures, pause = 0, WATCH_SECONDS
+        suspects = set[int]()
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(pause)
             assert self._child is not None
             assert self._wire is not None
             code = self._child.poll()
@@ -296,17 +302,32 @@ class HostProcess:
                 failures = 0 if self._ready else failures
                 continue
             self._wire.drain()
-            log.error("the host of inferlets has exited with code %d", code)
-            failures += 1
+            if pause == WATCH_SECONDS:
+                log.error("the host of inferlets has exited with code %d", code)
+                failures += 1
+                suspects = self._suspects()
             if failures > MOST_STARTS:
                 return self._give_up(code)
-            suspects = self.working()
             self._remove()
-            self._spawn()
+            try:
+                self._spawn()
+            except OSError as error:  # no descriptor, process or room on the disk now
+                log.error("no host of inferlets can be started: %s", error)
+                pause = RETRY_SECONDS
+                continue
+            pause = WATCH_SECONDS
             self.restarts += 1
             self._orders.clear()
             for run in tuple(self._runs.values()):
                 self._revive(run, run.number in suspects)
+
+    def _suspects(self) -> set[int]:
+        """Numbers of the runs that a host which has died worked on, none where that is lost."""
+        try:
+            return self.working()
+        except OSError as error:
+            log.error("what the host of inferlets worked on is not known: %s", error)
+            return set()
 
     def _revive(self, run: HostRun, suspected: bool) -> None:
         run.suspected += suspected
@@ -319,6 +340,7 @@ class HostProcess:
     def _give_up(self, code: int) -> None:
         if not self._first.done():
             self._first.set_exception(OSError(f"the host of inferlets exits with code {code}"))
+        self._lost = f"the host of inferlets does not start; it exits with {code}"
         for run in tuple(self._runs.values()):
             del self._runs[run.number]
-            run.fail("host_lost", f"the host of inferlets does not start; it exits with {code}")
+            run.fail("host_lost", self._lost)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from sglang.srt.inferlet.host.host_messages import LoggedTurn, digest
 
+TURN = 128  # bytes of a turn beside its answers, about
+
 
 class RunLog:
-    """Turns of a run in their order, of at most ``most`` bytes of answers.
+    """Turns of a run in their order, of at most ``most`` bytes, about: UTF-8 bytes of the answers,
+    and ``TURN`` for each.
 
     Attributes:
         complete: whether it has all turns; once it has outgrown ``most`` it has none.
@@ -24,7 +27,7 @@ class RunLog:
 
     def add(self, answers: str, calls: str) -> None:
         """A turn has ended."""
-        self._bytes += len(answers)
+        self._bytes += TURN + len(answers.encode())
         if self._bytes > self._most:
             self.complete = False
             self._turns.clear()

@@ -94,7 +94,13 @@ class ProgramSandbox:
             limits.wall, session.stop, f"wall: the run has taken its {limits.wall:g} s of time"
         )
         record.stop = session.stop
-        follower.end = lambda error: self._ended(record, session, run, wall, error)
+        order.program.runs += 1
+
+        def end(error: str) -> None:
+            order.program.run_ended()
+            self._ended(record, session, run, wall, error)
+
+        follower.end = end
         self._runs[record.id], self._sessions[record.id] = record, session
         self._counts["launched"] += 1
         record.emit("started", run=record.id, inferlet=record.program)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -36,6 +38,8 @@ class UploadedProgram:
         path: the precompiled file; "" of a text.
         names: name that each tenant gave it, by the tenant.
         created: seconds since the epoch.
+        runs: those of it that go on. They need the file: at their start, which may wait for other
+            programs, and again where their host dies.
     """
 
     id: str
@@ -45,6 +49,18 @@ class UploadedProgram:
     path: str = ""
     names: dict[str, str] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
+    runs: int = 0
+
+    def run_ended(self) -> None:
+        """A run of it has ended."""
+        self.runs -= 1
+        self.forget_file()
+
+    def forget_file(self) -> None:
+        """Remove the file, unless a tenant has the program or a run of it goes on."""
+        if self.path and not self.names and self.runs <= 0:
+            with suppress(OSError):
+                Path(self.path).unlink()
 
     @property
     def language(self) -> Language | None:
@@ -71,6 +87,8 @@ class Uploads:
         self._programs: dict[tuple[str, Language | None], UploadedProgram] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="sglang-inferlets-"))
         self._compiling = asyncio.Semaphore(1)
+        # A program may be sent anew while runs of the one that was removed go on.
+        self._numbers = itertools.count(1)  # names of files
 
     async def put(
         self, owner: str, data: bytes, name: str, language: Language | None
@@ -78,18 +96,23 @@ class Uploads:
         """Keep a program; ``language`` is None for WebAssembly. Raises RequestError where it is
         none, or the tenant has too many."""
         digest = hashlib.sha256(data).hexdigest()
-        found = self._programs.get((digest, language))
-        if found is None:
+        key, made = (digest, language), None
+        if language is not None:
+            made = UploadedProgram(digest, language, len(data), data.decode())
+        elif key not in self._programs:
             self._admit(owner, digest, language)
-            if language is None:
-                kind, path = await self._compiled(digest, data)
-                found = UploadedProgram(digest, kind, len(data), path=path)
-            else:
-                found = UploadedProgram(digest, language, len(data), data.decode())
-        elif owner not in found.names:
-            self._admit(owner, digest, language)
-        found = self._programs.setdefault((digest, language), found)
-        found.names[owner] = name
+            kind, path = await self._compiled(data)
+            made = UploadedProgram(digest, kind, len(data), path=path)
+        try:  # others may have sent programs while this one was compiled
+            found = self._programs.get(key) or made
+            assert found is not None
+            if owner not in found.names:
+                self._admit(owner, digest, language)
+            self._programs[key] = found
+            found.names[owner] = name
+        finally:
+            if made is not None:
+                made.forget_file()
         return found
 
     def get(self, owner: str, digest: str) -> UploadedProgram:
@@ -110,8 +133,7 @@ class Uploads:
         del found.names[owner]
         if not found.names:
             del self._programs[digest, found.language]
-            if found.path:
-                Path(found.path).unlink(missing_ok=True)
+            found.forget_file()
 
     def close(self) -> None:
         """Remove the files."""
@@ -131,8 +153,8 @@ class Uploads:
                 code="conflict",
             )
 
-    async def _compiled(self, digest: str, data: bytes) -> tuple[Kind, str]:
-        source = self._directory / f"{digest}.wasm"
+    async def _compiled(self, data: bytes) -> tuple[Kind, str]:
+        source = self._directory / f"{next(self._numbers)}.wasm"
         target = source.with_suffix(".cwasm")
         async with self._compiling:
             try:

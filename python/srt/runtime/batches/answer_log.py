@@ -29,8 +29,15 @@ class AnswerLog:
         """Open the files, or go on with those that are there. Raises OSError."""
         self.done: set[int] = set()
         self._lock, self._closed = threading.Lock(), False
-        self._files = _LineFile(output), _LineFile(errors)
-        self.completed, self.failed = (self._recover(file) for file in self._files)
+        self._files = list[_LineFile]()
+        try:
+            for path in (output, errors):
+                self._files.append(_LineFile(path))
+            self.completed, self.failed = (self._recover(file) for file in self._files)
+        except OSError:
+            for file in self._files:
+                file.drop()
+            raise
 
     def _recover(self, file: _LineFile) -> int:
         before = len(self.done)
@@ -55,8 +62,10 @@ class AnswerLog:
         """Raises OSError where the disk did not take all."""
         with self._lock:
             self._closed = True
-            for file in self._files:
-                file.close()
+            try:
+                self._files[0].close()
+            finally:
+                self._files[1].close()
 
 
 class _LineFile:
@@ -90,10 +99,14 @@ class _LineFile:
     def close(self) -> None:
         if self._handle < 0:
             return
-        if self._torn:
-            os.ftruncate(self._handle, self._end)
-        handle, self._handle = self._handle, -1
         try:
-            os.fsync(handle)
+            if self._torn:
+                os.ftruncate(self._handle, self._end)
+            os.fsync(self._handle)
         finally:
-            os.close(handle)
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the file as it is."""
+        handle, self._handle = self._handle, -1
+        os.close(handle)

@@ -131,8 +131,12 @@ class BatchRecords:
 
     def save(self, record: BatchRecord) -> None:
         """Raises OSError."""
-        save(self.path(record.id, "json"), record)
+        self.write(record)
         self._records[record.id] = record
+
+    def write(self, record: BatchRecord) -> None:
+        """Put a state of a batch on disk. Raises OSError."""
+        save(self.path(record.id, "json"), record)
 
     def sweep(self, now: float) -> None:
         """Forget batches that ended and whose answers have expired."""

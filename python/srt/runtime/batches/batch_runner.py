@@ -29,6 +29,7 @@ T = TypeVar("T")
 AGAIN = (429, 503)  # statuses of an answer that another try may change
 MAX_LOSSES = 3  # engines that one request may lose
 FIRST_WAIT, LAST_WAIT = 0.5, 30.0  # seconds between two tries of one request
+CANCELLED = ("validating", "in_progress")  # states in which a batch can be cancelled
 DISK_WAIT = 5.0  # seconds between two tries of the disk
 
 
@@ -115,16 +116,15 @@ class BatchRunner:
 
     async def cancel(self, record: BatchRecord) -> None:
         """End a batch with the answers that it has. Raises OSError, and it goes on."""
-        if record.status not in ("validating", "in_progress"):
+        if record.status not in CANCELLED:
             return
-        before = record.status
-        record.enter("cancelling", self._now())
-        try:
-            await self.save(record)
-        except OSError:
-            record.status = before
-            raise
-        if record.id in self._stops:
+        # The batch goes on until the disk has its new state, and may have ended by then.
+        changed = msgspec.structs.replace(record, moments=dict(record.moments))
+        changed.enter("cancelling", self._now())
+        async with self._saving:
+            await _in_thread(partial(self._records.write, changed))
+        if record.status in CANCELLED:
+            record.enter("cancelling", self._now())
             self._stops[record.id].set()
 
     async def close(self) -> None:
@@ -240,7 +240,8 @@ class BatchRunner:
             self._seats.give(owner)
 
     async def _tried(self, line: BatchLine, owner: str) -> LineAnswer:
-        """The answer, once it is one that another try would not change."""
+        """The answer, once it is one that another try would not change. Between two tries the
+        request has no seat."""
         wait, losses = FIRST_WAIT, 0
         while True:
             try:
@@ -252,7 +253,7 @@ class BatchRunner:
             if answer.status not in AGAIN or losses >= MAX_LOSSES:
                 return answer
             self._counted["again"] += 1
-            await asyncio.sleep(wait)
+            await self._seats.again(owner, wait)
             wait = min(2 * wait, LAST_WAIT)
 
     def _expire(self, work: _BatchWork) -> None:

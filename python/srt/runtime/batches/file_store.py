@@ -165,6 +165,8 @@ class FileStore:
             return
         with suppress(FileNotFoundError):  # moved already
             os.replace(working, self.path(id))
+        if not self.path(id).exists():  # deleted, or expired, before the server stopped
+            return
         record = self.add(id, owner, name, "batch_output", seconds)
         self._count(record.bytes)
 

@@ -3,6 +3,10 @@
 Requests of batches take what others leave: at most ``most`` run at once, and one begins only while
 ``room`` says that the engines have room that no other request waits for. The owner with the
 fewest running is next, and of one owner the batch that has waited longest.
+
+A request that is to be tried again later has no seat meanwhile, so that an owner whose requests are
+refused for long keeps no other owner waiting. An owner has at most ``most`` requests that have
+begun, with or without a seat.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 SECONDS = 0.05  # between two questions for room, while there is none
 
@@ -20,7 +25,8 @@ class LineSeats:
     def __init__(self, most: int, room: Callable[[int], bool]) -> None:
         self._most, self._room = most, room
         self._running: Counter[str] = Counter()
-        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._begun: Counter[str] = Counter()  # with a seat, or waiting to be tried again
+        self._waiting: deque[_Waiting] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -28,38 +34,61 @@ class LineSeats:
         return self._running.total()
 
     async def take(self, owner: str) -> None:
-        """Wait for a seat. Each is given back by ``give``."""
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((owner, future))
+        """Wait for a seat for a request, which ends with ``give``."""
+        await self._seat(owner, begins=True)
+
+    async def again(self, owner: str, seconds: float) -> None:
+        """Leave the seat of a request, and take one again after so many seconds. Where this is
+        cancelled the request is followed by ``give`` all the same."""
+        _less(self._running, owner)
         self._offer()
         try:
-            await future
+            await asyncio.sleep(seconds)
+            await self._seat(owner, begins=False)
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.give(owner)
+            self._running[owner] += 1
             raise
 
     def give(self, owner: str) -> None:
-        """Give a seat back."""
-        self._running[owner] -= 1
-        if not self._running[owner]:
-            del self._running[owner]
+        """A request has ended; another may have its seat."""
+        _less(self._running, owner)
+        _less(self._begun, owner)
         self._offer()
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
+    async def _seat(self, owner: str, begins: bool) -> None:
+        waiting = _Waiting(owner, begins, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._offer()
+        try:
+            await waiting.seat
+        except asyncio.CancelledError:
+            if waiting.seat.done() and not waiting.seat.cancelled():
+                _less(self._running, owner)
+                if begins:
+                    _less(self._begun, owner)
+                self._offer()
+            raise
+
     def _offer(self) -> None:
-        while self._waiting and self.running < self._most:
+        while self.running < self._most and (found := self._next()) is not None:
             if not self._room(self.running):
                 self._ask_later()
                 return
-            owner, future = min(self._waiting, key=lambda one: self._running[one[0]])
-            self._waiting.remove((owner, future))
-            if not future.done():
-                self._running[owner] += 1
-                future.set_result(None)
+            self._waiting.remove(found)
+            self._running[found.owner] += 1
+            self._begun[found.owner] += found.begins
+            found.seat.set_result(None)
+
+    def _next(self) -> _Waiting | None:
+        """The request that gets the next seat, None where none may have one."""
+        self._waiting = deque(one for one in self._waiting if not one.seat.done())
+        may = (one for one in self._waiting
+               if not one.begins or self._begun[one.owner] < self._most)  # fmt: skip
+        return min(may, key=lambda one: self._running[one.owner], default=None)
 
     def _ask_later(self) -> None:
         if self._timer is None:
@@ -68,3 +97,18 @@ class LineSeats:
     def _ask(self) -> None:
         self._timer = None
         self._offer()
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request that waits for a seat; ``begins``: it has had none."""
+
+    owner: str
+    begins: bool
+    seat: asyncio.Future[None]
+
+
+def _less(counts: Counter[str], owner: str) -> None:
+    counts[owner] -= 1
+    if not counts[owner]:
+        del counts[owner]

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,11 +36,16 @@ def private(path: str, flags: int) -> int:
 def save(path: Path, record: StoredRecord) -> None:
     """Write a record in place of the last one, whole or not at all. Raises OSError."""
     beside = path.with_suffix(".new")
-    with open(beside, "wb", opener=private) as file:
-        file.write(msgspec.json.encode(record))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "wb", opener=private) as file:
+            file.write(msgspec.json.encode(record))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise
 
 
 class RecordFiles:

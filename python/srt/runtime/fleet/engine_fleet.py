@@ -35,9 +35,10 @@ PATIENCE = 2.0  # seconds after which a silent engine is left out of the answer 
 class RoutedAssignment(Assignment):
     """A request on the engine that a router chose; the router learns what becomes of it."""
 
-    def __init__(self, fleet: Fleet, client: Client, ticket: Ticket) -> None:
+    def __init__(self, fleet: Fleet, client: Client, ticket: Ticket, number: int) -> None:
+        """``number``: as ``SlowEngines.sent`` gave it."""
         super().__init__(client)
-        self._fleet, self._ticket = fleet, ticket
+        self._fleet, self._ticket, self._number = fleet, ticket, number
         self._sent = fleet.clock.now()
         self._open, self._answered = True, False
 
@@ -46,7 +47,8 @@ class RoutedAssignment(Assignment):
             self._answered = True
             now = self._fleet.clock.now()
             self._fleet.router.first_token(self._ticket, now, stats.cached_tokens)
-            slow = self._fleet.slow.answered(self._ticket.engine, now - self._sent, now)
+            name, seconds = self._ticket.engine, now - self._sent
+            slow = self._fleet.slow.answered(name, seconds, now, self._number)
             if slow:
                 log.warning("%s", slow)
 
@@ -55,7 +57,7 @@ class RoutedAssignment(Assignment):
             self._open = False
             self._fleet.router.ended(self._ticket, self._fleet.clock.now(), generated)
             if not self._answered:
-                self._fleet.slow.ended(self._ticket.engine)
+                self._fleet.slow.ended(self._ticket.engine, self._number)
 
 
 class Fleet:
@@ -226,9 +228,9 @@ class Fleet:
             return Assignment(self.members.engines[names[0]].client)
         now = self.clock.now()
         ticket = self.router.choose(_prompt(request, self._home(request)), now, names)
-        self.slow.sent(ticket.engine, now)
+        number = self.slow.sent(ticket.engine, now)
         self.routed[ticket.engine] = self.routed.get(ticket.engine, 0) + 1
-        return RoutedAssignment(self, self.members.engines[ticket.engine].client, ticket)
+        return RoutedAssignment(self, self.members.engines[ticket.engine].client, ticket, number)
 
     def _home(self, request: CompletionRequest) -> str:
         """Name of the engine that holds the parked context of the request, "" for none."""

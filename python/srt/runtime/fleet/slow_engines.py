@@ -11,6 +11,7 @@ wrong with all requests, or with the measure, does not close the fleet.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -30,16 +31,18 @@ class _Record:
     Attributes:
         delays: seconds to the first token of its last requests.
         until: moment at which its exclusion ends; 0 while it takes requests.
-        strikes: exclusions since it was last well for long.
+        strikes: exclusions that followed one another.
+        well: moment at which the last exclusion was over.
         trials: requests still to be answered well, once the exclusion has ended.
-        trying: requests without a first token meanwhile.
+        trying: the requests without a first token by which it is tried.
     """
 
     delays: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     until: float = 0.0
     strikes: int = 0
+    well: float = 0.0
     trials: int = 0
-    trying: int = 0
+    trying: set[int] = field(default_factory=set)
 
 
 class SlowEngines:
@@ -49,6 +52,7 @@ class SlowEngines:
         """``factor``: 0 excludes none."""
         self._factor = factor
         self._records: dict[str, _Record] = {}
+        self._numbers = itertools.count(1)
         self.exclusions = 0
 
     def excluded(self, now: float) -> frozenset[str]:
@@ -59,25 +63,29 @@ class SlowEngines:
             if now < record.until or (record.trials and record.trying)
         )
 
-    def sent(self, name: str, now: float) -> None:
-        """Note a request to an engine."""
-        record = self._records.get(name)
+    def sent(self, name: str, now: float) -> int:
+        """Note a request to an engine; return its number, for ``answered`` and ``ended``."""
+        record, number = self._records.get(name), next(self._numbers)
         if record is not None and record.trials and now >= record.until:
-            record.trying += 1
+            record.trying.add(number)
+        return number
 
-    def answered(self, name: str, seconds: float, now: float) -> str:
+    def answered(self, name: str, seconds: float, now: float, number: int) -> str:
         """Note the first token of a request, ``seconds`` after it was sent. Return the reason that
-        the engine is excluded now; "" where it is not."""
+        the engine is excluded now; "" where it is not. Requests that the engine had when it was
+        excluded say nothing more of it."""
         record = self._records.get(name)
         if record is None:
             return ""
         if record.trials:
-            record.trying = max(record.trying - 1, 0)
+            if number not in record.trying:
+                return ""
+            record.trying.discard(number)
             usual = self._usual(name)
             if usual is None or not self._slow(seconds, usual):
                 record.trials -= 1
                 if not record.trials:
-                    record.until = 0.0
+                    record.until, record.well = 0.0, now
                     record.delays.clear()
                 return ""
             return self._exclude(name, record, seconds, usual, now)
@@ -90,11 +98,11 @@ class SlowEngines:
             return ""
         return self._exclude(name, record, found, usual, now)
 
-    def ended(self, name: str) -> None:
+    def ended(self, name: str, number: int) -> None:
         """Note that a request ended without a first token."""
         record = self._records.get(name)
-        if record is not None and record.trials:
-            record.trying = max(record.trying - 1, 0)
+        if record is not None:
+            record.trying.discard(number)
 
     def keep(self, names: Collection[str]) -> None:
         """Forget all engines but these; those are known as if by no request where they are new."""
@@ -117,9 +125,12 @@ class SlowEngines:
         return 3 * (out + 1) <= len(self._records)
 
     def _exclude(self, name: str, record: _Record, seconds: float, usual: float, now: float) -> str:
+        if not record.trials and now - record.well > MOST_SECONDS:
+            record.strikes = 0
         pause = min(SECONDS * 2**record.strikes, MOST_SECONDS)
-        record.strikes, record.trials, record.trying = record.strikes + 1, TRIALS, 0
+        record.strikes, record.trials = record.strikes + 1, TRIALS
         record.until = now + pause
+        record.trying.clear()
         record.delays.clear()
         self.exclusions += 1
         return (

@@ -105,8 +105,10 @@ class StepRunner:
 
     async def _value(self, step: ValueStep, text: StreamText) -> None:
         value, size = await self._resolved(step, text, grows=not step.transform)
-        value = await self._transformed(step, value, size)
-        self._append(text, text_of(value), variable=True)
+        made = text_of(await self._transformed(step, value, size))
+        if made is not value:
+            self._run.hold(size_of(made))
+        self._append(text, made, variable=True)
 
     async def _set(self, step: SetStep, text: StreamText) -> None:
         value, size = await self._resolved(step, text)
@@ -202,11 +204,11 @@ class StepRunner:
     async def _compute_ahead(self, growing: Promise | None, text: StreamText) -> None:
         """Compute the stream's text, and again with what is there of the value that follows it."""
         run, done = self._run, 0
-        known = text.text
         while True:
             more = (growing.text if growing is not None else None) or ""
-            size = len(known) + len(more)
-            if size - done >= self._ahead_chars and await run.compute_ahead(known + more, text):
+            size = text.length + len(more)
+            enough = size - done >= self._ahead_chars
+            if enough and await run.compute_ahead(text.text + more, text):
                 done = size
             if growing is None or growing.settled:
                 return
@@ -351,6 +353,7 @@ class StepRunner:
                 )
             texts.append(branch.text[begin:])
         self._run.tools.verify_chars(text.length + sum(map(len, texts)))
+        self._run.hold(sum(map(size_of, texts)))
         text.append_parallel(texts)
 
     handlers: ClassVar[dict[type, Callable[..., Awaitable[None]]]] = {

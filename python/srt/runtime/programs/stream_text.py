@@ -52,13 +52,13 @@ class StreamText:
     marks: list[int] = field(default_factory=list)
     length: int = 0
     _pieces: list[str] = field(default_factory=list)
+    _inherited: int = 0  # pieces of the streams before
 
     @property
     def text(self) -> str:
-        """The whole text."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
+        """The whole text. It is made anew each time: the pieces are shared with the streams that
+        begin here, and a prompt of megabytes may have thousands of them."""
+        return "".join(self._pieces)
 
     def append(self, text: str, variable: bool = False) -> None:
         """Append a text, of a variable or a constant one."""
@@ -86,17 +86,18 @@ class StreamText:
             scopes=dict(self.scopes),
             variables=dict(self.variables),
             marks=list(self.marks),
-            _pieces=[self.text],
+            _pieces=list(self._pieces),
+            _inherited=len(self._pieces),
         )
 
     def snapshot(self) -> StreamText:
         """A copy that holds the stream's own text alone: what stood before its begin is left out,
         as a prompt may have many streams behind it."""
         begin, media, parallel = self.origin
-        own = self.text[begin:]
         return replace(
-            self.copy(), origin=(0, media, parallel), length=len(own), marks=[], _pieces=[own]
-        )
+            self.copy(), origin=(0, media, parallel), length=self.length - begin, marks=[],
+            _pieces=self._pieces[self._inherited :], _inherited=0,
+        )  # fmt: skip
 
     def append_parallel(self, texts: list[str]) -> None:
         """Append texts that are encoded side by side; empty ones are left out."""

@@ -85,13 +85,30 @@ class Toolbox:
         return result
 
     async def _call(self, name: str, arguments: str) -> ToolResult:
-        try:
-            await asyncio.wait_for(self._slots.acquire(), self._timeout)
-        except asyncio.TimeoutError:
+        if not await self._slot():
             return ToolResult("Error: the server's tools are busy; try again later.", True)
         try:
             return await self._in_child(name, arguments)
         finally:
+            self._slots.release()
+
+    async def _slot(self) -> bool:
+        """Wait for a slot, as long as a call may take; whether there was one. ``wait_for`` would
+        drop a cancel that comes in the moment in which the slot does."""
+        taken: asyncio.Future[bool] = asyncio.ensure_future(self._slots.acquire())
+        try:
+            await asyncio.wait({taken}, timeout=self._timeout)
+            if not taken.done():
+                taken.cancel()
+                await asyncio.wait({taken})
+        except asyncio.CancelledError:
+            taken.cancel()  # no effect on one that was taken, which is given back
+            taken.add_done_callback(self._give_back)
+            raise
+        return not taken.cancelled()
+
+    def _give_back(self, taken: asyncio.Future[bool]) -> None:
+        if not taken.cancelled():
             self._slots.release()
 
     async def _in_child(self, name: str, arguments: str) -> ToolResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sglang.srt.ranks.rank_group import check_equal, differing
-from sglang.srt.ranks.rank_messages import Hello, NodeBeat, decode_message, encode_message
+from sglang.srt.ranks.rank_messages import Hello, NodeBeat, Ready, decode_message, encode_message
 
 FACTS = {"version": "1", "weights": "ab", "dtype": "torch.float32", "layout": "[2, 1]"}
 
@@ -27,7 +27,12 @@ def test_a_fact_that_is_missing_differs() -> None:
     )
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x80", encode_message(NodeBeat(1, 2))[:-1]])
+DEEP = encode_message(Ready(7, 0, {"": 1}))[:-1] + b"\x91" * 100_000 + b"\xc0"
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\xc1", b"\x80", encode_message(NodeBeat(1, 2))[:-1], DEEP]
+)
 def test_frames_that_are_no_messages_are_dropped(frame: bytes) -> None:
     from queue import SimpleQueue
 

@@ -45,6 +45,7 @@ from sglang.srt.core.space_messages import (
     SpaceReply,
 )
 from sglang.srt.remote.front_numbers import OWN
+from sglang.srt.remote.front_session import FrontSession, Refused
 from sglang.srt.remote.fronts import FrontLimits, Fronts
 from sglang.srt.remote.handshake import EngineWelcome, Expected, FrontHello, messages_digest
 from sglang.srt.remote.remote_frames import (
@@ -236,6 +237,20 @@ def test_arrivals_are_told_on_this_machines_clock(bench: Bench) -> None:
     assert found.arrived == pytest.approx(1050.0)
 
 
+def test_a_frame_that_is_read_late_arrived_when_it_was_sent(bench: Bench) -> None:
+    bench.join(A)
+    arrived = list[float]()
+    for first, late in ((1, 0.0), (3, 9.0)):  # the second waits for a forward pass of 9 s
+        _, advance = generate(first, first + 1, [4])
+        verb = msgspec.structs.replace(advance, arrived=1000.0)
+        frame = bench.frame(A, Kind.VERBS, encode([verb]))
+        bench.fronts.take(A, frame, header_of(frame).sent + 50.0 + late)
+        (found,) = bench.fronts.verbs()
+        assert isinstance(found, Advance)
+        arrived.append(found.arrived)
+    assert arrived == pytest.approx([1050.0, 1050.0])
+
+
 def test_programs_of_two_fronts_have_two_names(bench: Bench) -> None:
     for identity in (A, B):
         bench.join(identity)
@@ -266,6 +281,18 @@ def test_contexts_beyond_the_limit_are_busy() -> None:
     bench.send(A, Close(1), Close(6), *generate(8, 9, [2]))
     bench.run()
     assert bench.text(A, 9) == expected_text([2], 8)
+    bench.close()
+
+
+def test_a_context_that_is_closed_twice_makes_room_for_one() -> None:
+    bench = Bench(FrontLimits(contexts=4))
+    bench.join(A)
+    bench.send(A, *(Open(n, b"\1\0\0\0") for n in range(1, 5)))
+    bench.turn()
+    bench.send(A, *[Close(1)] * 3, *(Open(n, b"\1\0\0\0") for n in range(5, 8)))
+    bench.turn()
+    assert len(bench.engine.store.contexts) == 4
+    assert bench.fronts.counts.denied_contexts == 2
     bench.close()
 
 
@@ -339,6 +366,28 @@ def test_a_front_that_greets_anew_begins_anew(bench: Bench) -> None:
     assert bench.fronts.counts.front_sessions == 2
     assert bench.fronts.count == 1
     assert not bench.engine.store.contexts
+
+
+def test_a_hello_nested_deeply_is_refused_and_fronts_go_on(bench: Bench) -> None:
+    bench.join(A)
+    hello = FrontHello(name="test", expected=Expected(), messages=messages_digest())
+    fields = msgspec.to_builtins(hello)
+    body = msgspec.msgpack.encode({**fields, "later": 1})[:-1] + b"\x91" * 100_000 + b"\xc0"
+    bench.fronts.take(B, packed(Kind.HELLO, 78, 0, body), 0.0)
+    bench.flush()
+    assert "cannot be read" in bench.ended[B]
+    bench.send(A, *generate(1, 2, [4]))
+    bench.run()
+    assert bench.text(A, 2) == expected_text([4], 8)
+
+
+def test_a_welcome_nested_deeply_is_refused(bench: Bench) -> None:
+    session = FrontSession(Expected())
+    facts = msgspec.to_builtins(facts_of(bench.engine))
+    body = msgspec.msgpack.encode({"epoch": 5, "facts": facts, "later": 1})[:-1]
+    greeting = header_of(session.hello()).epoch
+    with pytest.raises(Refused, match="its facts cannot be read"):
+        session.take(packed(Kind.WELCOME, greeting, 0, body + b"\x91" * 100_000 + b"\xc0"))
 
 
 # -- histories -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import stat
 from collections.abc import Iterator
@@ -114,6 +115,20 @@ def test_a_file_is_bounded(
     monkeypatch.setattr(crash_dump, "write_bundle", lambda *_: (_ for _ in ()).throw(OSError(28)))
     lose(dump, ("a", lost, request, ""))
     assert "could not be written" in caplog.text
+
+
+def test_a_disk_that_is_full_keeps_no_half_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, parts: Any) -> None:
+        path.write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(crash_dump, "write_bundle", refuse)
+    dump = CrashDump(tmp_path, Config.of())
+    with pytest.raises(OSError):
+        dump._save(crash_dump._Lost("it died"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_that_were_changed_are_kept_without_secrets() -> None:

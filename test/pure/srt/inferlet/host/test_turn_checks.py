@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("wasmtime", reason="the extra [inferlet] is not installed")
 
-from sglang.srt.inferlet.host.host_child import newest_of_greediest
-from sglang.srt.inferlet.host.host_messages import GuestImage, GuestLimits, LaunchGuest
+from sglang.srt.inferlet.host.host_child import GuestHost, newest_of_greediest
+from sglang.srt.inferlet.host.host_messages import (
+    GuestImage,
+    GuestLimits,
+    GuestOver,
+    LaunchGuest,
+)
 from sglang.srt.inferlet.host.residency import MOST_NESTED, LimitExceeded, Residency, check_calls
 
 IMAGE = GuestImage("", False, "", "{}", b"")
@@ -44,3 +51,28 @@ def test_the_newest_run_of_the_tenant_that_claims_most_gives_way() -> None:
     assert chosen is not None
     assert chosen.run == 9
     assert newest_of_greediest([], lambda one: 1) is None
+
+
+def test_a_run_that_ends_while_memory_is_short_costs_nothing() -> None:
+    """The ticker, which looks at the memory, also holds all deadlines."""
+
+    class Runs(dict[int, Any]):
+        """The main thread forgets a run as soon as it was looked at."""
+
+        def values(self) -> Any:
+            found = tuple(super().values())
+            self.clear()
+            return found
+
+        def __contains__(self, run: object) -> bool:
+            return True
+
+    host, dropped, reports = object.__new__(GuestHost), list[Residency](), list[GuestOver]()
+    lane = type("Lane", (), {"drop": lambda self, resident: dropped.append(resident)})()
+    one = resident(7, "ann", 10)
+    host._memory, host._runs = 5, Runs({7: (lane, one)})
+    host._report = reports.append  # type: ignore[method-assign, assignment]
+    host._relieve()
+    host._relieve()
+    assert dropped == [one]
+    assert [report.code for report in reports] == ["host_memory"]

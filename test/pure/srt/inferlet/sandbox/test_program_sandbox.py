@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,13 @@ def ended_runs(*values: str, backlog: int) -> tuple[ProgramSandbox, list[RunReco
         return sandbox, records
 
     return asyncio.run(main())
+
+
+def test_a_run_that_has_ended_needs_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "1.cwasm"
+    path.write_bytes(b"")
+    ended_runs(str(path), backlog=1500)  # no tenant has the program any more
+    assert not path.exists()
 
 
 def test_a_result_beyond_the_backlog_fails_the_run_by_name() -> None:

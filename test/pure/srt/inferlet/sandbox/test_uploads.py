@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from sglang.srt.inferlet.sandbox import uploads as uploading
 from sglang.srt.inferlet.sandbox.uploads import Language, UploadedProgram, Uploads
 from sglang.srt.requests.request_error import RequestError
 
@@ -57,3 +59,56 @@ def test_a_tenant_has_so_many(uploads: Uploads) -> None:
         put(uploads, "ann", "python", b"%d" % number)
     with pytest.raises(RequestError, match="There are 2 inferlets already"):
         put(uploads, "ann", "javascript")
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles whatever is sent to its own bytes."""
+
+    def precompile(source: Path, target: Path, seconds: int, most: int) -> bool:
+        target.write_bytes(source.read_bytes())
+        return False
+
+    monkeypatch.setattr(uploading, "precompile", precompile)
+
+
+async def several(uploads: Uploads, owners: str, *datas: bytes) -> list[object]:
+    work = [uploads.put(owner, data, "", None) for owner in owners for data in datas]
+    return list(await asyncio.gather(*work, return_exceptions=True))
+
+
+def files(uploads: Uploads) -> list[bytes]:
+    return sorted(path.read_bytes() for path in uploads._directory.iterdir())
+
+
+@pytest.mark.usefixtures("compiling")
+def test_programs_sent_at_once_are_counted(uploads: Uploads) -> None:
+    found = asyncio.run(several(uploads, "a", b"1", b"2", b"3", b"4"))
+    assert [isinstance(one, RequestError) for one in found] == [False, False, True, True]
+    assert len(uploads.all("a")) == 2
+    assert files(uploads) == [b"1", b"2"]
+
+
+@pytest.mark.usefixtures("compiling")
+def test_bytes_sent_at_once_are_one_program(uploads: Uploads) -> None:
+    first, second = asyncio.run(several(uploads, "ab", b"1"))
+    assert first is second
+    assert isinstance(first, UploadedProgram)
+    assert first.names.keys() == {"a", "b"}
+    assert files(uploads) == [b"1"]
+
+
+@pytest.mark.usefixtures("compiling")
+def test_a_removed_program_keeps_its_file_for_its_runs(uploads: Uploads) -> None:
+    [program] = asyncio.run(several(uploads, "a", b"1"))
+    assert isinstance(program, UploadedProgram)
+    program.runs += 1
+    uploads.remove("a", program.id)
+    assert uploads.all("a") == []
+    [again] = asyncio.run(several(uploads, "a", b"1"))
+    assert again is not program
+    assert Path(program.path).read_bytes() == b"1"
+    program.run_ended()
+    assert files(uploads) == [b"1"]
+    uploads.remove("a", program.id)
+    assert files(uploads) == []

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import json
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.batches import batch_runner
+from sglang.srt.runtime.batches import batch_records, batch_runner, record_files
 from sglang.srt.runtime.batches.answer_log import AnswerLog
 from sglang.srt.runtime.batches.batch_input import InputLimits
 from sglang.srt.runtime.batches.batch_records import BatchRecord, Order
@@ -181,6 +183,29 @@ def test_a_server_that_stops_while_finalizing_keeps_the_answers(tmp_path: Path) 
     asyncio.run(main())
 
 
+def test_answers_that_are_gone_end_their_batch(tmp_path: Path) -> None:
+    """A server stops between the move of the answers and its record; then they expire."""
+
+    async def main() -> None:
+        world = World(tmp_path)
+        service = world.service()
+        record = await service.create(order(world.upload(service, lines_of(2)), output_seconds=1))
+        await ended(record)
+        while service._runner._tasks:
+            await asyncio.sleep(0)
+        record.status = "finalizing"
+        service.records.save(record)
+        await service.close()
+        world.clock += 3600
+        service = world.service()
+        service.start()
+        again = service.records.find(record.id, "")
+        assert (await asyncio.wait_for(ended(again), 20)).status == "completed"
+        await service.close()
+
+    asyncio.run(main())
+
+
 def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_runner, "DISK_WAIT", 0.001)
     failures, write = [3], os.pwrite
@@ -244,6 +269,48 @@ def test_a_cancelled_batch_keeps_its_answers(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="is cancelled; only one that has not ended"):
             await service.cancel(record)
         await service.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_batch_may_end_while_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """A batch is finalized while the disk takes, or refuses, its cancelled state."""
+
+    async def main() -> None:
+        world = World(tmp_path)
+        world.held.clear()
+        service = world.service()
+        record = await service.create(order(world.upload(service, lines_of(1))))
+        while not world.running:
+            await asyncio.sleep(0)
+        real, begun = record_files.save, threading.Event()
+
+        def save(path: Path, state: BatchRecord) -> None:
+            if state.status == "cancelling" and not begun.is_set():
+                begun.set()
+                while record.status != "finalizing":
+                    time.sleep(0.001)
+                if refused:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+            real(path, state)
+
+        monkeypatch.setattr(batch_records, "save", save)
+        cancelled = asyncio.ensure_future(service.cancel(record))
+        await asyncio.to_thread(begun.wait)
+        world.held.set()
+        if refused:
+            with pytest.raises(RequestError, match="took no more"):
+                await cancelled
+        else:
+            await cancelled
+        await asyncio.wait_for(ended(record), 20)
+        assert (record.status, record.completed) == ("completed", 1)
+        await service.close()
+        [kept] = world.service().records
+        assert kept.status == "completed"
 
     asyncio.run(main())
 
@@ -333,6 +400,58 @@ def test_owners_take_turns() -> None:
         await asyncio.gather(*(one("a") for _ in range(8)), *(one("b") for _ in range(2)))
         assert order.index("b") <= 2
         assert Counter(order) == {"a": 8, "b": 2}
+        assert seats.running == 0
+
+    asyncio.run(main())
+
+
+def test_requests_that_wait_to_be_tried_again_have_no_seat(tmp_path: Path) -> None:
+    """One key's tokens are used up, and another key's batch is answered meanwhile."""
+
+    async def main() -> None:
+        world, refused = World(tmp_path, most=2), Counter[str]()
+
+        async def answer(url: str, body: bytes, owner: str) -> LineAnswer:
+            refused[owner] += owner == "a"
+            code = "rate_limit_exceeded" if owner == "a" else ""
+            return LineAnswer(429, b"", "r", code) if code else await World.answer(
+                world, url, body, owner)  # fmt: skip
+
+        world.answer = answer  # type: ignore[method-assign]
+        service = world.service()
+        files = {owner: world.upload(service, lines_of(9), owner) for owner in "ab"}
+        first = await service.create(order(files["a"], "a"))
+        while refused["a"] < 2:
+            await asyncio.sleep(0)
+        second = await asyncio.wait_for(ended(await service.create(order(files["b"], "b"))), 30)
+        assert (second.status, second.completed) == ("completed", 9)
+        assert (first.status, first.completed) == ("in_progress", 0)
+        await service.close()
+        assert service.counts()["running"] == 0
+
+    asyncio.run(main())
+
+
+def test_an_owner_has_so_many_requests_that_have_begun() -> None:
+    async def main() -> None:
+        seats = LineSeats(2, lambda running: True)
+        await seats.take("a")
+        await seats.take("a")
+        resting = [asyncio.ensure_future(seats.again("a", 0.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        third = asyncio.ensure_future(seats.take("a"))
+        await asyncio.gather(*resting)
+        assert not third.done()
+        seats.give("a")
+        await third
+        resting = [asyncio.ensure_future(seats.again("a", 3600.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert seats.running == 0
+        for task in resting:
+            task.cancel()
+        await asyncio.gather(*resting, return_exceptions=True)
+        seats.give("a")
+        seats.give("a")
         assert seats.running == 0
 
     asyncio.run(main())
@@ -436,6 +555,51 @@ def test_a_disk_without_room_refuses_an_upload(
         await service.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("at", ["open", "pread"])
+def test_a_log_that_cannot_be_opened_holds_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """A batch tries to open its log again and again while the disk is full."""
+    made, calls, real = list[int](), 0, os.open
+
+    def opened(*args: Any) -> int:
+        if at == "open" and made:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        made.append(real(*args))
+        return made[-1]
+
+    def read(*args: Any) -> bytes:
+        nonlocal calls
+        calls += 1
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "pread", read)
+    with pytest.raises(OSError):
+        AnswerLog(tmp_path / "output", tmp_path / "errors")
+    assert len(made) + calls == (1 if at == "open" else 3)
+    for handle in made:
+        with pytest.raises(OSError):
+            os.fstat(handle)
+
+
+def test_a_log_is_closed_where_the_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = AnswerLog(tmp_path / "output", tmp_path / "errors")
+    handles = [file._handle for file in log._files]
+
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(OSError):
+        log.close()
+    for handle in handles:
+        with pytest.raises(OSError):
+            os.fstat(handle)
 
 
 def test_a_log_goes_on_behind_a_torn_line(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,28 @@ class _Interrupted(str):
         if store is not None:
             _upload(store, "another")
         return str.__eq__(self, other)
+
+
+def test_a_record_that_is_not_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path, 1 << 10, 1 << 12)
+    upload = store.begin("")
+    upload.write(b"x")
+    real, handles = os.fsync, list[int]()
+
+    def refuse(handle: int) -> None:
+        handles.append(handle)
+        if len(handles) == 2:  # the record's; the first is the file's
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(RequestError, match="took no more"):
+        upload.finish("a", "batch", 3600)
+    upload.drop()
+    assert list((tmp_path / "files").iterdir()) == []
+    assert store.size == 0
 
 
 def test_a_file_may_be_added_while_files_are_listed(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ MUTATIONS = {
         Mutation(ProgramSessions, "close", "_.cancel()", become("None")),
     ],
     "a branch shares the text of its parent": [
-        Mutation(StreamText, "copy", "[self.text]", become("self._pieces")),
+        Mutation(StreamText, "copy", "list(self._pieces)", become("self._pieces")),
     ],
     "an event wakes no follower": [
         Mutation(RunEvents, "add", "self._changed.notify()", become("None")),

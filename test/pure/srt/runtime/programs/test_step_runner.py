@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -232,5 +233,43 @@ def test_a_join_keeps_the_own_text_of_a_branch_and_not_for_long() -> None:
         assert len(run.ends) == 3
         await until(lambda: run.over)
         assert not run.ends
+
+    clients(use)
+
+
+def test_streams_share_the_text_before_them() -> None:
+    long = "p" * 1_000_000
+    parent = StreamText()
+    parent.append(long)
+    parent.append("q")
+    tracemalloc.start()
+    try:
+        branches = [parent.copy() for _ in range(40)]
+        for branch in branches:
+            branch.append("b")
+            assert branch.text.endswith("pqb")
+            branch.append(long)
+        ends = [branch.snapshot() for branch in branches for _ in range(4)]
+        assert {len(end.text) for end in ends} == {end.length for end in ends} == {1_000_001}
+        assert ends[0].copy().snapshot().text == ""
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < 1_000_000
+
+
+def test_texts_that_steps_make_are_held() -> None:
+    """Appended transforms and joins count as values do: nothing else bounds them all."""
+
+    async def use(c: Clients) -> None:
+        x = {"step": 0, "name": "x"}
+        made = {"op": "value", "of": x, "transform": [{"op": "strip"}]}
+        steps: list[dict[str, Any]] = [
+            {"op": "set", "name": "x", "value": " " + "x" * 400},
+            *[made] * 9,
+        ]
+        session, run = await c.submit(graph(stream(0, *steps)))
+        await until(lambda: run.over)
+        assert session.size > 10 * 400
 
     clients(use)

@@ -252,6 +252,33 @@ def test_a_cancelled_call_ends_its_process(module: str, tmp_path: Path) -> None:
     assert [failed for _, _, failed in ran] == [True, False]
 
 
+def test_a_call_cancelled_as_its_turn_comes_runs_no_tool() -> None:
+    async def main(steps: int) -> None:
+        toolbox = Toolbox(ToolboxConfig(toolbox="none", toolbox_processes=1))
+        forever = asyncio.Event()
+
+        async def in_child(name: str, arguments: str) -> ToolResult:
+            await forever.wait()
+            raise AssertionError
+
+        toolbox._in_child = in_child  # type: ignore[method-assign]
+        await toolbox._slots.acquire()
+        call = asyncio.ensure_future(toolbox.call("a", "{}"))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        toolbox._slots.release()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait({call}, timeout=2)
+        assert call.cancelled(), f"the cancel {steps} steps behind the release was dropped"
+        await asyncio.sleep(0)
+        await asyncio.wait_for(toolbox._slots.acquire(), 2)
+
+    for steps in range(8):
+        asyncio.run(main(steps))
+
+
 def test_the_number_of_processes_is_bounded(module: str) -> None:
     async def use(toolbox: Toolbox) -> set[str]:
         found = await asyncio.gather(*(toolbox.call("process", "") for _ in range(12)))
