@@ -21,7 +21,7 @@ import sglang as sgl
 from sglang.srt.inferlet.dispatch_policies import POLICIES
 
 from benchmark.harness.command import command_parser
-from benchmark.inferlets.decoding import best, distributions, lease, sampled
+from benchmark.inferlets.decoding import ahead, best, distributions, lease, sampled
 
 SUBJECT = "The weather report says that tomorrow will be a fine day for the farmer"
 HEADS = (("clock", 9), ("ratio", 7), ("processor", 9), ("ratio", 7), ("mean batch", 11))
@@ -95,6 +95,7 @@ def compare_ways(options: argparse.Namespace) -> None:
         "built-in completion": completed,
         "lease": by_programs(lease),
         "forward_with_sampling": by_programs(sampled),
+        "the same with futures": by_programs(ahead),
         "distribution of 1, program samples": by_programs(best),
         "distribution of 256": by_programs(distributions),
     }

@@ -28,6 +28,15 @@ async def sampled(ctx: Ctx) -> str:
     return await text.text(start)
 
 
+async def ahead(ctx: Ctx) -> str:
+    """The same, each forward requested before the token that it begins with is read."""
+    prompt, count = ctx.get_arg()
+    text = await begun(ctx, prompt)
+    start = len(text.tokens)
+    await text.run_ahead(int(count), {"temperature": 0}, ends=())
+    return await text.text(start)
+
+
 async def distributions(ctx: Ctx) -> str:
     """A pass a token; its distribution of 256 tokens, from which the program takes one."""
     return await _by_distributions(ctx, 256)

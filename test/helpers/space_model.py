@@ -1,7 +1,8 @@
 """SpaceModel: an engine of spaces over a model of transformers, dense, one row at a time.
 
 Independent of the engine: keys and values are kept by slot, gathered for each forward, and masked
-by a 4D mask. The verbs of one ``send`` count as one pass.
+by a 4D mask. The verbs of one ``send`` count as one pass, but a forward that begins with a token of
+another one counts as a pass behind that.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class SpaceModel:
     """Implements ``held_space.Link``.
 
     Attributes:
-        passes: number of ``send`` calls that had forwards.
+        passes: number of passes.
+        sampled: tokens by space and request.
         tokens: tokens computed, by forwards and prefixes.
         spaces: pages of each open space by handle.
     """
@@ -51,6 +53,7 @@ class SpaceModel:
         self.spaces: dict[int, dict[int, Page]] = {}
         self.exports: dict[str, list[Page]] = {}
         self.states: dict[tuple[int, int], torch.Tensor] = {}
+        self.sampled: dict[tuple[int, int], int] = {}
         self._prefixes: dict[tuple[int, ...], Page] = {}
         self._listeners: dict[int, Callable[[SpaceEvent], None]] = {}
         self._ids = 0
@@ -69,7 +72,12 @@ class SpaceModel:
         asyncio.get_running_loop().call_soon(self._take, verbs)
 
     def _take(self, verbs: Sequence[Any]) -> None:
-        self.passes += any(isinstance(verb, ForwardTokens) for verb in verbs)
+        depths: dict[tuple[int, int], int] = {}
+        for verb in verbs:
+            if isinstance(verb, ForwardTokens):
+                before = depths.get((verb.space, verb.follows), 0)
+                depths[verb.space, verb.request] = before + 1
+        self.passes += max(depths.values(), default=0)
         for verb in verbs:
             event = None
             try:
@@ -140,6 +148,8 @@ class SpaceModel:
     def ForwardTokens(self, verb: ForwardTokens) -> ForwardDone | None:
         tokens, visible = from_bytes(verb.tokens), from_bytes(verb.visible)
         start = len(visible)
+        if verb.follows != UNANSWERED:
+            tokens = ints([self.sampled[verb.space, verb.follows]]) + tokens[1:]
         positions = from_bytes(verb.positions) or ints(range(start, start + len(tokens)))
         logits, hidden = self.compute(
             verb.space, tokens, positions, visible, from_bytes(verb.written), verb.mask,
@@ -151,6 +161,7 @@ class SpaceModel:
             return None
         logprobs = torch.log_softmax(logits[-1].float(), -1)
         token = self._sample(verb, logits[-1].float()) if verb.sample is not None else -1
+        self.sampled[verb.space, verb.request] = token
         top, ids = logprobs, torch.zeros(0, dtype=torch.int32)
         if verb.top != WHOLE:
             top, ids = logprobs.topk(max(verb.top, 0))

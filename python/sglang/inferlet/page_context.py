@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from sglang.inferlet.ctx import Ctx
@@ -19,6 +19,7 @@ from sglang.inferlet.samplers import Sampler, Stop
 SPARE = 16  # pages that are allocated at a time
 TOP = 256
 WHOLE = -2  # tokens of a distribution: all
+AHEAD = 1  # forwards that a straight loop requests beyond the one whose token it reads
 
 
 class PageContext:
@@ -41,6 +42,8 @@ class PageContext:
         self._spare: list[int] = []
         self._embs: list[int] = []
         self._dist: Dist | None = None  # behind the last token, where that is computed
+        self._chance: random.Random | None = None  # of this text's samples alone
+        self._numbers: deque[float] = deque()  # random numbers whose tokens were given up
 
     # Text.
 
@@ -100,8 +103,63 @@ class PageContext:
         view, okv = self._places(len(embs))
         more: dict[str, Any] = {"history": list(history)} if history else {}
         return await self.ctx.forward_with_sampling(
-            self.queue, params, view, embs, okv, uniform=random.random(), **more
+            self.queue, params, view, embs, okv, uniform=self._number(), **more
         )
+
+    def _number(self) -> float:
+        """The next random number, in [0, 1)."""
+        if self._numbers:
+            return self._numbers.popleft()
+        if self._chance is None:
+            self._chance = random.Random(random.getrandbits(64))
+        return self._chance.random()
+
+    async def run_ahead(
+        self,
+        count: int,
+        params: dict[str, Any],
+        ends: Collection[int] | None = None,
+        ahead: int = AHEAD,
+    ) -> list[int]:
+        """Append ``count`` tokens that the engine samples, fewer where one is in ``ends`` (None:
+        the end tokens of the model), which is left out; the new tokens.
+
+        Each forward is requested before the token that it begins with is read, at most ``ahead``
+        of them at a time: the engine need not wait for the program. The tokens are those of
+        ``sample`` one by one. What was computed beyond an end is given up.
+        """
+        if count <= 0:
+            return []
+        ends = self.ctx.eos if ends is None else ends
+        start = len(self.tokens)
+        if self.computed == start:
+            self.forget(start - 1)
+        embs = self._inputs(start - self.computed)
+        asked: deque[tuple[float, Awaitable[int]]] = deque()
+        last = min(count, self.ctx.context_length - self.start - start + 1) - 1
+        sent = 0
+        try:
+            for read in range(count):
+                while sent <= min(read + ahead, last):
+                    view, okv = self._places(len(embs))
+                    number = self._number()
+                    more: dict[str, Any] = {"future": embs[0]} if sent < last else {}
+                    token = self.ctx.forward_with_sampling(
+                        self.queue, params, view, embs, okv, uniform=number, **more
+                    )
+                    asked.append((number, token))
+                    embs, sent = embs[:1], sent + 1
+                found = await asked.popleft()[1]
+                if found in ends:
+                    break
+                self.extend([found])
+        finally:
+            for number, token in reversed(asked):
+                self._numbers.appendleft(number)
+                asyncio.ensure_future(token).add_done_callback(_given_up)
+            if self.computed > len(self.tokens):
+                self.forget(len(self.tokens))
+        return self.tokens[start:]
 
     async def generate_until(
         self,
@@ -114,10 +172,13 @@ class PageContext:
 
         ``sampler`` takes each token from a distribution in the program; without one the engine
         samples at ``temperature``. ``stop`` (``samplers``) is awaited with this context and the
-        index of the first new token.
+        index of the first new token. Without both, tokens are requested by ``run_ahead``.
         """
         start = len(self.tokens)
         params = {"temperature": temperature}
+        if sampler is None and stop is None:
+            await self.run_ahead(max_tokens, params)
+            return await self.text(start)
         for _ in range(max_tokens):
             if sampler is not None:
                 token = sampler(await self.next_dist())
@@ -366,3 +427,9 @@ class PageContext:
         if pages:
             self.ctx.dealloc_kvpage(self.queue, pages)
             self._fixed.difference_update(pages)
+
+
+def _given_up(token: asyncio.Future[int]) -> None:
+    """A token that nothing waits for: a refusal of it is no fault of the program."""
+    if not token.cancelled():
+        token.exception()

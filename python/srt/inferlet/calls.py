@@ -338,7 +338,9 @@ class ForwardWithAdapterCall(ForwardCall, frozen=True, kw_only=True):
 
 
 class ForwardWithSamplingCall(ForwardCall, frozen=True, kw_only=True):
-    """`forward`, and a token sampled behind the last of `iemb`."""
+    """`forward`, and a token sampled behind the last of `iemb`. `future`: an embedding that
+    receives the token, at the next position. Later forwards of the queue may begin with it before
+    the token is known; `history` is without it then, and penalties count it all the same."""
 
     trait = "sample"
     answer = "int"
@@ -346,6 +348,7 @@ class ForwardWithSamplingCall(ForwardCall, frozen=True, kw_only=True):
     uniform: Annotated[float, Meta(ge=0, lt=1)] = 0.5
     history: TokenIds = []
     allowed: TokenIds | None = None
+    future: Handle | None = None
 
 
 class GetNextDistCall(QueueCall, frozen=True, kw_only=True):

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 from sglang.srt.core.version import __version__
 from sglang.srt.inferlet.dispatch import Dispatcher
-from sglang.srt.inferlet.dispatch_policies import DEFAULT, POLICIES
+from sglang.srt.inferlet.dispatch_policies import DEFAULT, FIRST_PASS, POLICIES
 from sglang.srt.inferlet.driver import Facts
 from sglang.srt.inferlet.held_space import SpaceCommand
 from sglang.srt.inferlet.inferlet_session import InferletSession
 from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
+from sglang.srt.inferlet.runnable_programs import RunnablePrograms
 from sglang.srt.inferlet.served import RunFollower, RunParts, Served
 from sglang.srt.inferlet.traits import SUPERTRAITS, traits_of
 
@@ -36,7 +37,7 @@ class Controller:
         self.traits = frozenset(traits_of(served.info)) - (
             frozenset() if served.leases else {"lease"}
         )
-        self.runnable = 0
+        self._runnable = RunnablePrograms()
         self._queues = itertools.count()
         self._sessions: set[InferletSession] = set()
         self._numbers = itertools.count(1)
@@ -79,11 +80,23 @@ class Controller:
         self.dispatcher.end(command, time.monotonic())
         self.pump_soon()
 
-    def count_runnable(self, change: int) -> None:
-        """A program has become runnable (1) or waits (-1)."""
-        self.runnable += change
-        if not self.runnable:
+    @property
+    def runnable(self) -> int:
+        """Number of programs whose turn is to be taken, or is taken now."""
+        return len(self._runnable)
+
+    def woken(self, run: object) -> None:
+        """A run has got an answer, or starts."""
+        self._runnable.wake(run, time.monotonic())
+
+    def rests(self, run: object) -> None:
+        """The turn of a run is over."""
+        self._runnable.rest(run)
+        if not self._awaited(time.monotonic()):
             self.pump_soon()
+
+    def _awaited(self, now: float) -> int:
+        return self._runnable.awaited(now, self.dispatcher.last_pass or FIRST_PASS)
 
     def pump_soon(self) -> None:
         """Look once, after what runs now, for a batch that may leave."""
@@ -98,7 +111,7 @@ class Controller:
             self._timer = None
         while True:
             now = time.monotonic()
-            delay = self.dispatcher.delay(now, self.runnable)
+            delay = self.dispatcher.delay(now, self._awaited(now))
             if delay is None or delay == float("inf"):
                 return
             if delay > 0:

@@ -24,10 +24,12 @@ class Situation:
         eligible: commands that could leave now.
         waited: seconds that the oldest of them has waited.
         quiet: seconds since the latest command came.
-        flying: commands that have left and not ended.
-        runnable: programs that have an answer, or have just started, and have not made their calls.
+        flying: commands that have left and not ended, but those that run ahead.
+        runnable: programs that have an answer, or have just started, and have not made their calls;
+            not those whose own code takes longer than a pass (``RunnablePrograms``).
         last_pass: seconds from the leaving of the last batch to its end; 0: there was none.
         idle: seconds since nothing was in flight; 0 while something is.
+        ahead: commands that run ahead: they begin with a token that is still to be sampled.
     """
 
     eligible: int
@@ -37,6 +39,7 @@ class Situation:
     runnable: int = 0
     last_pass: float = 0.0
     idle: float = 0.0
+    ahead: int = 0
 
 
 class Policy(NamedTuple):
@@ -65,10 +68,12 @@ def with_cohort(now: Situation) -> float:
     """Together, once no program is runnable and nothing is in flight.
 
     It waits for a runnable program at most a quarter of the last pass behind the latest command,
-    and a whole pass in all; and for what is in flight a quarter longer than the last pass took.
+    and a whole pass in all; and for what is in flight a quarter longer than the last pass took. A
+    command that runs ahead waits for nothing in flight, and takes what is there with it: the engine
+    needs it before the pass in flight ends.
     """
     length = now.last_pass or FIRST_PASS
-    if now.flying:
+    if now.flying and not now.ahead:
         return max(0.0, (1 + PATIENCE) * length - now.waited)
     if not now.runnable:
         return 0.0

@@ -1,8 +1,8 @@
 """EmbedMap: what a program's embeddings hold, and the forwards that fill them.
 
-An embedding holds a token at a position (``embed_txt``), or what a forward leaves in it: a hidden
-state, and the distribution behind it. Calls of a chain embed_txt, forward, get_next_dist are
-recorded here and leave as one ``ForwardTokens``.
+An embedding holds a token at a position (``embed_txt``), the token that a forward is to sample, or
+what a forward leaves in it: a hidden state, and the distribution behind it. Calls of a chain
+embed_txt, forward, get_next_dist are recorded here and leave as one ``ForwardTokens``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.space_messages import WHOLE, ForwardDone
 from sglang.srt.inferlet.calls import TOP, GetNextDistCall
+from sglang.srt.inferlet.future_token import FutureToken
 
 EMBEDDINGS = 1 << 16  # embeddings that a program may have
 
@@ -63,12 +64,13 @@ class TokenOutput:
 
 @dataclass(eq=False)
 class Embedding:
-    """One embedding: a token and a position, or the output of a forward."""
+    """One embedding: a position with a token or one to be sampled, or the output of a forward."""
 
     states: bool = False
     token: int = -1
     position: int = 0
     output: TokenOutput | None = None
+    future: FutureToken | None = None
 
 
 class EmbedMap:
@@ -105,11 +107,21 @@ class EmbedMap:
     def fill(self, handle: int, token: int, position: int) -> None:
         """Put a token at a position into an embedding."""
         one = self.get(handle)
-        one.token, one.position, one.output = token, position, None
+        one.token, one.position, one.output, one.future = token, position, None, None
+
+    def promise(self, handle: int, future: FutureToken, position: int) -> None:
+        """A forward is to sample the token of an embedding."""
+        one = self.get(handle)
+        one.token, one.position, one.output, one.future = -1, position, None, future
+
+    def clear(self, handle: int) -> None:
+        """Empty an embedding, if there is one of the handle."""
+        if handle in self.found:
+            self.found[handle] = Embedding(self.found[handle].states)
 
     def leave(self, handle: int, position: int) -> TokenOutput:
         """A forward leaves its output for the token at ``position`` in an embedding."""
         one = self.get(handle)
-        one.token, one.position = -1, position + 1
+        one.token, one.position, one.future = -1, position + 1, None
         one.output = TokenOutput(handle, one.states)
         return one.output

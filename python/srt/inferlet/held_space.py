@@ -165,6 +165,9 @@ class HeldSpace:
     def _forward(self, command: SpaceCommand, row: RowPlan) -> list[SpaceVerb]:
         for output in row.outputs:
             output.send()
+        if row.follows is not None and row.follows.failed:
+            self._refuse_row(command, row, Fault("lost", row.follows.loss))
+            return []
         try:
             ends = row.ends()
         except ValueError as error:
@@ -174,6 +177,8 @@ class HeldSpace:
             self.expect(ExpectedReply(command, output=row.output(end), last=end == len(row.tokens)))
             for end in ends
         ]
+        if row.future is not None:
+            row.future.request = requests[-1]
         return list(row.verbs(self._space, ends, requests))
 
     def take(self, event: SpaceEvent) -> None:
@@ -189,7 +194,11 @@ class HeldSpace:
                 self._answers.refuse(-1, -1, Fault(event.code, event.message))
             return
         if isinstance(event, SpaceFailed):
-            self._refuse(expected, Fault(event.code, event.message))
+            row = expected.command.row
+            if row is not None and row.follows is not None and row.follows.failed:
+                self._refuse(expected, Fault("lost", row.follows.loss))
+            else:
+                self._refuse(expected, Fault(event.code, event.message))
         elif isinstance(event, ForwardDone):
             self._answer(expected, event)
         elif expected.reply is not None:
@@ -206,6 +215,8 @@ class HeldSpace:
             expected.output.done = event
             self.answer_asked(expected.output, handle)
         if expected.last and row is not None and row.sampling is not None:
+            if row.sampling.future is not None:
+                row.sampling.future.sampled(event.token)
             self._answers.tell(row.sampling.call, handle, event.token)
 
     def answer_asked(self, output: TokenOutput, queue: int) -> None:
@@ -217,6 +228,8 @@ class HeldSpace:
 
     def _refuse(self, expected: ExpectedReply, fault: Fault) -> None:
         row, handle = expected.command.row, expected.command.handle
+        if row is not None and row.future is not None:
+            row.future.fail()
         if expected.output is not None and expected.output.asked:
             asked, expected.output.asked = expected.output.asked, []
             for call in asked:
@@ -227,6 +240,8 @@ class HeldSpace:
             self._answers.refuse(expected.call, handle, fault)
 
     def _refuse_row(self, command: SpaceCommand, row: RowPlan, fault: Fault) -> None:
+        if row.future is not None:
+            row.future.fail()
         for output in row.outputs:
             for one in output.asked:
                 self._answers.refuse(one.id, command.handle, fault)

@@ -22,6 +22,7 @@ from sglang.srt.core.space_messages import (
 )
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.inferlet import calls as c
+from sglang.srt.inferlet.future_token import FutureToken
 from sglang.srt.inferlet.held_space import (
     FORWARD,
     MEMORY,
@@ -152,10 +153,20 @@ class InferenceCalls:
         row = plan(call, self.space.pages, self.space.embeds, sampling, priority)
         command = self._command(call.queue, FORWARD, None)
         command.row, command.reads, command.writes = row, row.visible, row.written
+        if row.follows is not None:
+            command.follows = row.follows.command
+        if sampling is not None and sampling.future is not None:
+            sampling.future.command = command
         if row.read or any(output.states for output in row.outputs):
             command.needs = [-1 - emb for _, emb in row.read]
             command.writes = [*row.written, *(-1 - one.emb for one in row.outputs)]
         self._issued.issue(command)
+
+    def refused(self, call: c.ProgramCall) -> None:
+        """Empty the embedding that a refused call names for its token, so that no later forward
+        begins with an older one."""
+        if isinstance(call, c.ForwardWithSamplingCall) and call.future is not None:
+            self.space.embeds.clear(call.future)
 
     def get_next_dist(self, call: c.GetNextDistCall) -> None:
         if call.k == -1 or (call.k != WHOLE and call.k > self._info.vocab_size):
@@ -191,7 +202,10 @@ class InferenceCalls:
             if not ids:
                 raise ValueError("allowed is empty; leave it out, or allow at least one token")
             allowed = bit_mask(ids, self._info.vocab_size)
-        return Sampling(call.id, params, call.uniform, self._tokens(call.history), allowed)
+        future = None
+        if call.future is not None:
+            future = FutureToken(call.id, call.queue, self._info.context_length)
+        return Sampling(call.id, params, call.uniform, self._tokens(call.history), allowed, future)
 
     def _tokens(self, given: Sequence[int] | bytes) -> Any:
         tokens = unpacked(given)

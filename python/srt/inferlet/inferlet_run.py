@@ -43,7 +43,7 @@ class InferletRun:
 
     def _ready(self) -> None:
         self._busy = True
-        self._controller.count_runnable(1)
+        self._controller.woken(self)
         asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
@@ -100,6 +100,6 @@ class InferletRun:
 
     def _rest(self) -> None:
         self._busy = False
-        self._controller.count_runnable(-1)
+        self._controller.rests(self)
         if self._answers and not self._session.parts.outcome.ended:
             self._ready()

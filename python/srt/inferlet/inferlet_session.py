@@ -93,6 +93,7 @@ class InferletSession:
         except PermissionError as error:
             self._refuse_call(call, queue, "denied", error)
         except ValueError as error:
+            self._inference.refused(call)
             self._refuse_call(call, queue, "invalid", error)
 
     def _verify(self, call: c.ProgramCall, queue: int) -> None:

@@ -13,21 +13,24 @@ from typing import Any
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.space_messages import ForwardTokens
-from sglang.srt.inferlet.calls import ForwardCall
+from sglang.srt.inferlet.calls import ForwardCall, ForwardWithSamplingCall
 from sglang.srt.inferlet.embed_map import EmbedMap, TokenOutput
+from sglang.srt.inferlet.future_token import FutureToken
 from sglang.srt.inferlet.packed_numbers import unpacked
 from sglang.srt.inferlet.page_map import PageMap
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling of a token behind the last one; ``call`` waits for it."""
+    """Sampling of a token behind the last one; ``call`` waits for it, and later forwards may begin
+    with ``future``."""
 
     call: int
     params: SamplingParams
     uniform: float
     history: Ints
     allowed: bytes
+    future: FutureToken | None = None
 
 
 @dataclass(eq=False)
@@ -35,12 +38,14 @@ class RowPlan:
     """A forward.
 
     Attributes:
-        tokens, positions: of its embeddings; a token that is read from a state is 0.
+        tokens, positions: of its embeddings; a token that is read from a state, or still to be
+            sampled, is 0.
         visible: slots that all tokens see.
         written: a slot for each token, or none.
         read: (index, embedding) of the tokens whose embedding is a state.
         outputs: of the last tokens.
         mask: for each token what it sees of ``visible`` and the tokens; None: all before it.
+        follows: the first token, where an earlier forward is to sample it.
     """
 
     tokens: Ints
@@ -52,6 +57,12 @@ class RowPlan:
     mask: list[list[bool]] | None = None
     sampling: Sampling | None = None
     priority: int = 0
+    follows: FutureToken | None = None
+
+    @property
+    def future(self) -> FutureToken | None:
+        """The token that later forwards may begin with."""
+        return None if self.sampling is None else self.sampling.future
 
     def verbs(
         self, space: int, ends: Sequence[int], requests: Sequence[int]
@@ -76,6 +87,11 @@ class RowPlan:
             raise ValueError(
                 "distributions behind several tokens of one forward need okv for their KV"
             )
+        if len(ends) > 1 and self.follows and self.sampling and self.sampling.params.penalised:
+            raise ValueError(
+                "penalties would lack the token that this forward begins with; ask for no "
+                "distributions behind tokens before its last one"
+            )
         return ends
 
     def output(self, end: int) -> TokenOutput | None:
@@ -90,19 +106,26 @@ class RowPlan:
         positions = self.positions[start:end]
         counted = ints(range(len(visible), len(visible) + end - start))
         options: dict[str, Any] = {}
+        tokens, history = self.tokens[start:end], ints() if sampling is None else sampling.history
+        if self.follows is not None and not start:
+            if self.follows.token < 0:
+                options["follows"] = self.follows.request
+            else:
+                first = ints([self.follows.token])
+                tokens, history = first + tokens[1:], history + first
         if output is not None:
             options |= {"top": output.top, "probe": output.probe}
         if sampling is not None:
             options |= {
                 "sample": sampling.params,
                 "uniform": sampling.uniform,
-                "history": sampling.history.tobytes(),
+                "history": history.tobytes(),
                 "allowed": sampling.allowed,
             }
         return ForwardTokens(
             space,
             request,
-            self.tokens[start:end].tobytes(),
+            tokens.tobytes(),
             b"" if positions == counted else positions.tobytes(),
             visible.tobytes(),
             self.written[start:end].tobytes(),
@@ -134,7 +157,8 @@ class RowPlan:
 def plan(
     call: ForwardCall, pages: PageMap, embeds: EmbedMap, sampling: Sampling | None, priority: int
 ) -> RowPlan:
-    """The forward of a call; from now on its slots hold KV and its outputs belong to it.
+    """The forward of a call; from now on its slots hold KV, its outputs belong to it, and a token
+    that it names for later forwards is theirs.
 
     Raises ValueError, before anything has changed.
     """
@@ -144,9 +168,15 @@ def plan(
         raise ValueError("iemb is empty; a forward computes at least one embedding")
     if len(oemb) > count:
         raise ValueError(f"oemb has {len(oemb)} entries and iemb {count}; give at most as many")
-    tokens, positions, read = _inputs(iemb, embeds)
+    tokens, positions, read = _inputs(iemb, embeds, call.queue)
     for handle in oemb:
         embeds.get(handle)
+    follows = embeds.get(iemb[0]).future
+    named = call.future if isinstance(call, ForwardWithSamplingCall) else None
+    if named is not None:
+        embeds.get(named)
+        if named in oemb:
+            raise ValueError(f"embedding {named} is in oemb and is future; take two")
     visible = pages.visible(unpacked(call.ikv))
     mask = _mask(call, len(visible), count)
     okv = unpacked(call.okv)
@@ -154,11 +184,15 @@ def plan(
     outputs = [
         embeds.leave(handle, positions[count - len(oemb) + i]) for i, handle in enumerate(oemb)
     ]
-    return RowPlan(tokens, positions, visible, written, read, outputs, mask, sampling, priority)
+    if named is not None and sampling is not None and sampling.future is not None:
+        embeds.promise(named, sampling.future, positions[-1] + 1)
+    return RowPlan(
+        tokens, positions, visible, written, read, outputs, mask, sampling, priority, follows
+    )
 
 
 def _inputs(
-    iemb: Sequence[int], embeds: EmbedMap
+    iemb: Sequence[int], embeds: EmbedMap, queue: int
 ) -> tuple[Ints, Ints, tuple[tuple[int, int], ...]]:
     tokens, positions = ints(), ints()
     read = []
@@ -170,6 +204,8 @@ def _inputs(
                     f"embedding {handle} keeps no hidden state; allocate it with states=True"
                 )
             read.append((index, handle))
+        elif one.future is not None:
+            one.future.verify(handle, index, one.position, queue)
         elif one.token < 0:
             raise ValueError(f"embedding {handle} is empty; embed_txt fills it")
         tokens.append(max(one.token, 0))

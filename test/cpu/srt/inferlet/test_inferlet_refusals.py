@@ -213,6 +213,63 @@ def test_wrong_call_is_refused_and_spoils_nothing(
     assert text == undisturbed != ""
 
 
+FUTURES = {
+    "no forward samples it": ([5], {}, "embedding 5 is empty"),
+    "not the first entry": ([0, 2], {}, "is entry 1 of iemb"),
+    "freed": ([3], {}, "no embedding 3"),
+    "of a refused call": ([4], {}, "embedding 4 is empty"),
+    "of another queue": ([2], {"queue": 1}, "a forward of queue 0 is to sample"),
+    "an embedding that is not there": ([0], {"future": 99}, "no embedding 99"),
+    "also an output": ([0], {"future": 1, "oemb": [1]}, "is in oemb and is future"),
+    "beyond the context": ([6], {}, "position 4096 is outside"),
+    "of a call that is refused when it leaves": (
+        [7],
+        {},
+        "with the token of call 16, which sampled none",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FUTURES)
+def test_future_that_cannot_be_is_refused(programs: Programs | EnginePrograms, case: str) -> None:
+    iemb, fields, message = FUTURES[case]
+
+    async def wrong(ctx: Any) -> Any:
+        ask, emit, params = ctx._turns.ask, ctx._turns.emit, {"temperature": 0}
+        for queue in (0, 1):
+            emit("create_queue", queue=queue)
+        emit("alloc_emb", queue=0, embs=list(range(10)))
+        emit("alloc_kvpage", queue=0, pages=[0, 1, 2])
+        emit("embed_txt", queue=0, tokens=[5], positions=[0], embs=[0])
+        row = {"queue": 0, "params": params, "iemb": [0]}
+        first = ask("forward_with_sampling", **row, okv=[0], future=2)
+        for future in (3, 4):
+            ask("forward_with_sampling", **row, future=future)
+        emit("dealloc_emb", queue=0, embs=[3])
+        refused = ask("forward_with_sampling", **row, ikv=[77], future=4)
+        emit("embed_txt", queue=0, tokens=[5], positions=[4095], embs=[1])
+        await ctx.synchronize(0)
+        for _ in range(ctx._turns._count, 14):
+            ctx.log("a line")
+        late = ask("forward_with_sampling", **row | {"iemb": [1]}, okv=[1], future=6)
+        none = ask("forward_with_sampling", **row | {"iemb": [0, 0], "oemb": [8, 9]}, future=7)
+        dists = [ask("get_next_dist", queue=0, emb=emb) for emb in (8, 9)]
+        last = ask("forward_with_sampling", **row | {"iemb": iemb} | fields)
+        number = ctx._turns._count
+        found = await error_of(last)
+        ok = ask("forward_with_sampling", queue=0, params=params, ikv=[0], iemb=[2])
+        tokens = [await first, await late, await ok]
+        errors = [await error_of(one) for one in (refused, none, *dists)]
+        return [found, number, tokens, errors]
+
+    found, number, tokens, errors = programs.one(wrong)
+    assert message in found
+    assert f"call {number}, " in found or "call 16, which" in found
+    assert all(isinstance(token, int) for token in tokens)
+    assert "no page 77" in errors[0]
+    assert all("need okv" in error for error in errors[1:])
+
+
 def test_error_of_a_forward_is_told_once(programs: Programs | EnginePrograms) -> None:
     async def main(ctx: Any) -> Any:
         queue = ctx.create_queue()

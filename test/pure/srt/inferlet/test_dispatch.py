@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.inferlet.dispatch import Command, CommandQueue, Dispatcher
+from sglang.srt.inferlet.dispatch import Command, CommandQueue, Dispatcher, contains
 from sglang.srt.inferlet.dispatch_policies import (
     FIXED_SECONDS,
     FIXED_SIZE,
     POLICIES,
     Situation,
 )
+from sglang.srt.inferlet.runnable_programs import RunnablePrograms
 
 KINDS = ("forward", "memory")
 SLOTS = st.lists(st.integers(0, 4), max_size=2, unique=True)
@@ -182,6 +184,8 @@ def test_closed_queue_leaves_nothing_behind() -> None:
         ("cohort", Situation(1, waited=0.6, idle=0.35, runnable=1, last_pass=0.4), 0.05),
         ("cohort", Situation(1, waited=0.3, flying=1, last_pass=0.4), 0.2),
         ("cohort", Situation(1, waited=0.6, flying=1, last_pass=0.4), 0.0),
+        ("cohort", Situation(1, flying=1, last_pass=0.4, ahead=1), 0.0),
+        ("cohort", Situation(1, flying=1, runnable=1, last_pass=0.4, ahead=1), 0.1),
     ],
 )
 def test_policy_waits_as_long_as_it_says(policy: str, situation: Situation, delay: float) -> None:
@@ -239,3 +243,126 @@ def test_cohort_keeps_batches_whole_adaptive_beats_fixed_rates() -> None:
     assert speed["adaptive"] >= 0.99 * speed["t"]
     # At 32 programs the turns are short beside a pass, and whole batches are the faster ones.
     assert simulate("cohort", 32, 12)[1] >= 1.2 * simulate("adaptive", 32, 12)[1]
+
+
+def test_what_runs_ahead_is_not_in_flight_for_others() -> None:
+    dispatcher = Dispatcher(POLICIES["cohort"], 9)
+    first = Command(0, "forward", writes=[0])
+    dispatcher.put(first, 0.0)
+    second = Command(0, "forward", reads=[0], writes=[1], follows=first)
+    dispatcher.put(second, 0.0)
+    assert dispatcher.take(0.0) == [first, second]
+    dispatcher.end(first, 1.0)
+    assert dispatcher.last_pass == 1.0
+    third = Command(0, "forward", reads=[0, 1], writes=[2], follows=second)
+    dispatcher.put(third, 1.1)
+    dispatcher.put(Command(1, "forward"), 1.1)  # this program has no futures
+    assert dispatcher.delay(1.1, 0) == 0.0
+    assert len(dispatcher.take(1.1)) == 2
+    dispatcher.end(second, 1.5)
+    assert dispatcher.last_pass == 0.5  # from the end of the first one on
+    assert second.follows is None
+    dispatcher.put(Command(2, "forward"), 1.5)
+    assert dispatcher.delay(1.5, 0) > 0  # the other program's command is awaited
+    dispatcher.close(1, 1.6)
+    assert dispatcher.delay(1.6, 0) == 0.0
+    dispatcher.close(0, 1.7)
+    assert dispatcher._flying == dispatcher._ahead == 0
+
+
+def test_closed_queue_forgets_what_runs_ahead() -> None:
+    dispatcher = Dispatcher(POLICIES["cohort"], 1)
+    first = Command(0, "forward")
+    dispatcher.put(first, 0.0)
+    dispatcher.put(Command(0, "forward", follows=first), 0.0)
+    dispatcher.take(0.0)
+    dispatcher.close(0, 0.0)
+    assert dispatcher._flying == dispatcher._ahead == 0
+
+
+@pytest.mark.parametrize("slots", [[3, 1, 2], array("i", [3, 1, 2]), array("i", [256, 65536, 1])])
+def test_a_slot_is_found_among_those_that_are_read(slots: Sequence[int]) -> None:
+    for slot in (0, 1, 2, 3, 256, 257, 65536, 1 << 24):
+        assert contains(slots, slot) == (slot in list(slots))
+
+
+@given(st.lists(COMMANDS, max_size=12))
+def test_heads_are_the_same_whatever_holds_the_slots(commands: list[Command]) -> None:
+    def head(kind: Callable[[list[int]], Sequence[int]]) -> int:
+        own = [
+            Command(0, one.kind, kind(list(one.reads)), kind(list(one.needs)),
+                    kind(list(one.writes)))
+            for one in commands
+        ]  # fmt: skip
+        return len(CommandQueue(pending=deque(own)).head(99))
+
+    assert head(list) == head(lambda slots: array("i", slots))
+
+
+def rows_of_passes(programs: int, tokens: int, stalled: range, ahead: int) -> list[int]:
+    """Rows of each pass of straight loops, whose control layer handles no answer during the passes
+    ``stalled``. A turn takes 0.1 ms, a pass 8 ms; each program has ``ahead`` forwards beyond the
+    one that it reads."""
+    dispatcher = Dispatcher(POLICIES["cohort"], 1 << 10)
+    rows: list[int] = []
+    latest: dict[int, Command] = {}
+    sent, told = [0] * programs, [0] * programs
+    engine: list[Command] = []
+    answers: list[int] = list(range(programs))
+    now = 0.0
+    while min(told) < tokens and len(rows) < 10 * tokens:
+        until = now + PASS
+        computed: list[Command] = []
+        for command in engine:  # a row whose token is known; one of a program in a pass
+            first = command.follows is None or command.follows.ended > 0
+            if first and command.queue not in {one.queue for one in computed}:
+                computed.append(command)
+        if len(rows) not in stalled:
+            for number in answers:
+                now += TURN
+                while sent[number] < min(told[number] + ahead + 1, tokens):
+                    slot = sent[number]
+                    command = Command(number, "forward", range(slot), (), [slot],
+                                      latest.get(number) if slot else None)  # fmt: skip
+                    if command.follows is not None and command.follows.ended:
+                        command.follows = None
+                    dispatcher.put(command, now)
+                    latest[number] = command
+                    sent[number] += 1
+            answers = []
+            while dispatcher.delay(now, 0) == 0.0:
+                engine += dispatcher.take(now)
+        now = max(now, until)
+        for command in computed:
+            engine.remove(command)
+            dispatcher.end(command, now)
+            command.ended = now
+            told[command.queue] += 1
+            answers.append(command.queue)
+        rows.append(len(computed))
+    return rows
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_straight_loops_fill_passes_one_pass_after_a_stall(ahead: int) -> None:
+    rows = rows_of_passes(32, 20, range(8, 11), ahead)
+    assert rows[1 : 8 + ahead] == [32] * (7 + ahead)  # the first pass had nothing to compute
+    empty = [number for number, count in enumerate(rows) if not count]
+    assert rows[empty[-1] + 1 :] == [32] * len(rows[empty[-1] + 1 :])
+    assert empty == [0, *range(8 + ahead, 12)]
+    assert sum(rows) == 32 * 20
+
+
+def test_program_busy_with_its_own_code_is_absent_until_it_rests() -> None:
+    programs = RunnablePrograms()
+    programs.wake("busy", 0.0)
+    programs.wake("quick", 0.3)
+    assert programs.awaited(0.3, 0.4) == 2
+    programs.rest("quick")
+    assert programs.awaited(0.4, 0.4) == 0
+    assert len(programs) == 1
+    programs.wake("quick", 0.5)
+    assert programs.awaited(0.5, 9.9) == 1  # "busy" stays absent, however long a pass is now
+    programs.rest("busy")
+    programs.wake("busy", 0.6)
+    assert programs.awaited(0.6, 0.4) == 2
