@@ -110,7 +110,7 @@ def read(root: Path = ROOT) -> dict[str, Module]:
 
 
 def read_folders(folders: Mapping[Path, str]) -> dict[str, Module]:
-    """Modules by name, of folders and the packages that they hold (see `modules_of`)."""
+    """Return the modules of folders and of the packages in them (`modules_of`), by name."""
     with uncollected():
         return {
             module.name: module

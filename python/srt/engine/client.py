@@ -95,7 +95,7 @@ class Inbox:
             await self._news
 
     def close(self) -> None:
-        """Later events of the request are dropped (abort by sending Close of its context)."""
+        """Drop later events of the request. To abort it, send ``Close`` for its context instead."""
         self.ended = True
         self._client.forget(self.request)
 

@@ -91,7 +91,8 @@ class Lane(Protocol):
 
 
 class Here:
-    """A device whose results are there when a call returns."""
+    """A ``Lane`` for a device that computes synchronously (a CPU): nothing is copied or waited
+    for."""
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
         return list(tensors), lambda: None

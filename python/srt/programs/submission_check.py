@@ -90,7 +90,7 @@ class CheckedProgram:
 
     @cached_property
     def salted(self) -> bool:
-        """Whether a call has KV of its own, by a cache_salt, an extra_key or an adapter."""
+        """Whether any call sets a cache_salt, an extra_key or an adapter, and so shares no KV."""
         for step in self.steps.values():
             if isinstance(step, GenStep) and any(step.body.get(name) for name in SALTS):
                 return True

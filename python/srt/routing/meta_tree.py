@@ -295,7 +295,8 @@ class MetaTree:
         return upper
 
     def _unlink(self, node: MetaNode) -> None:
-        """Remove a node that no engine holds, thus one without children."""
+        """Remove a node that no engine holds. It has no children, as an engine that holds a child
+        holds its parents."""
         parent = node.parent
         assert parent is not None
         del parent.children[node.hashes[0]]

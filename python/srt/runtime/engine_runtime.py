@@ -283,8 +283,9 @@ class EngineRuntime:
         field: str = "messages",
         fits: bool = True,
     ) -> Expanded:
-        """The prompt with its images and videos, for each of which it has a placeholder. Raises
-        RequestError; with ``fits`` as soon as they are too many for the context."""
+        """Return the prompt with its images and videos read, each in the position of its
+        placeholder. Raises RequestError; with ``fits`` also as soon as their tokens are too many
+        for the context."""
         self.verify_seen(sources)
         if self.viewer is None:
             return Expanded(tokens, (), segments)

@@ -113,7 +113,7 @@ class CallParser:
         return name in self._names or (self._any_name and self._marked and bool(name))
 
     def _open(self, mark: str) -> None:
-        """A mark was read; sets the step that reads on."""
+        """Choose the step that reads what follows the opening mark ``mark``."""
         raise NotImplementedError
 
     def _taken(self) -> list[Delta]:

@@ -41,7 +41,8 @@ class ChaosStage:
     """
 
     def __init__(self, url: str, pid: int | None = None, api_key: str | None = None) -> None:
-        """Raises ValueError and SglangError."""
+        """Connect to the server at ``url``. Raises ValueError for a URL that is not plain http with
+        a host, and SglangError where the server does not answer."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(

@@ -26,7 +26,8 @@ NOTES = {"$comment", "$defs", "$schema", "default", "definitions", "deprecated",
 
 @dataclass(frozen=True)
 class TagArgument:
-    """A property of an object. ``schema`` is None for a text: any, or one of ``texts``."""
+    """A property of an object. ``schema`` is None where it is a string: any, or one of
+    ``texts``."""
 
     begin: str
     end: str
@@ -37,7 +38,7 @@ class TagArgument:
 
 
 def arguments(style: str, schema: Any, at: str) -> list[TagArgument]:
-    """The properties of an object. Raises GrammarError for keywords that a style does not carry.
+    """The properties of an object. Raises GrammarError for keywords that a style does not support.
 
     Args:
         at: pointer of the schema.

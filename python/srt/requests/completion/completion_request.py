@@ -381,7 +381,7 @@ def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
 
 
 def field_of(message: str) -> str | None:
-    """The sampling parameter that a message begins with."""
+    """The parameter that an error message begins with, for the error's ``param``; None if none."""
     word = re.split(r"[^a-z_]", message, maxsplit=1)[0]
     return word if word in (*PARAMETERS, *CONSTRAINT_NAMES) else None
 
