@@ -80,7 +80,8 @@ def parser() -> argparse.ArgumentParser:
 def _measure(
     options: argparse.Namespace, given: Sequence[str], tell: Callable[[Record], None]
 ) -> None:
-    """Raises ValueError for an unknown name, OSError where weights cannot be made."""
+    """Measure what the options name. Raises ValueError for an unknown name, and OSError where
+    weights cannot be made."""
     sizes = _known("--sizes", options.sizes, list(SHAPES))
     works = _known("--works", options.works, list(WORKS))
     cores = len(os.sched_getaffinity(0))

@@ -85,7 +85,7 @@ def _grown(cost: Cost) -> str:
 
 
 def _allow(descriptors: int) -> None:
-    """Raises OSError where so many cannot be had."""
+    """Allow this process so many open descriptors. Raises OSError where the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < descriptors:
         if hard != resource.RLIM_INFINITY and hard < descriptors:

@@ -67,7 +67,8 @@ class Inbox:
         return self
 
     async def __anext__(self) -> Event:
-        """Raises EngineLost where the engine died before the terminal event."""
+        """Wait for the next event. Raises EngineLost where the engine died before the terminal
+        event."""
         if self.ended:
             raise StopAsyncIteration
         await self._some()
@@ -170,7 +171,7 @@ class Client:
         return "" if inbox is None else inbox.name
 
     async def control(self, op: str, limit: int = 0) -> Reply:
-        """Raises EngineLost."""
+        """Send a ``Control`` and wait for its reply. Raises EngineLost."""
         return await self.ask(lambda number: Control(number, op, limit))
 
     async def ask(self, verb: Callable[[int], Verb]) -> Reply:

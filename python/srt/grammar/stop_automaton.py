@@ -178,7 +178,8 @@ class _Positions:
         self.assertions: set[str] = set()
 
     def read(self, node: tree.Node) -> None:
-        """Raises ValueError where there are too many positions."""
+        """Collect the atoms and assertions of a tree. Raises ValueError where it has too many
+        positions."""
         if isinstance(node, tree.Atom):
             self.atoms.append(node)
         elif isinstance(node, tree.Assertion):

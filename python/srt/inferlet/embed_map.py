@@ -96,7 +96,7 @@ class EmbedMap:
             self.found.pop(handle, None)
 
     def get(self, handle: int) -> Embedding:
-        """Raises ValueError where there is none of the handle."""
+        """Return the embedding of a handle. Raises ValueError where there is none."""
         one = self.found.get(handle)
         if one is None:
             raise ValueError(f"there is no embedding {handle}; alloc_emb makes one")

@@ -40,7 +40,7 @@ class Routing:
     group_best: int = 1
 
     def __post_init__(self) -> None:
-        """Raises ValueError where so many experts cannot be chosen."""
+        """Raise ValueError where there are fewer than ``top_k`` experts to choose from."""
         each = self.experts // self.groups
         if not 1 <= self.top_k <= self.kept * each or self.experts % self.groups:
             raise ValueError(

@@ -130,7 +130,8 @@ class Store:
         segments: Segments = (),
         media: Medias = (),
     ) -> Context:
-        """Raises ValueError where the number is taken or segments or media are impossible."""
+        """Add a context of these tokens. Raises ValueError where the number is in use, or segments
+        or media do not fit the tokens."""
         verify(segments, len(tokens), self.page_size)
         verify_media(media, len(tokens))
         context = Context(number, tokens, namespace, segments, media)

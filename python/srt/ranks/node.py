@@ -52,7 +52,7 @@ class RankNode:
     """
 
     def __init__(self, config: Config) -> None:
-        """Raises OSError where the planner's host has no address."""
+        """Find the planner's address. Raises OSError where its host name has none."""
         self.config, self.number = config, config.parallel.node_rank
         host, port = config.parallel.address
         self.planner = f"tcp://{bracketed(host)}:{port}"

@@ -188,6 +188,6 @@ def encode_message(message: RankMessage) -> bytes:
 
 
 def decode_message(frame: bytes | memoryview) -> RankMessage:
-    """Raises msgspec.DecodeError, ValueError."""
+    """Decode a message. Raises msgspec.DecodeError or ValueError for a malformed frame."""
     message: RankMessage = _DECODER.decode(frame)
     return message

@@ -105,7 +105,7 @@ class MetaTree:
     """The trees of all namespaces. ``nodes``: their number, roots left out."""
 
     def __init__(self, most_nodes: int) -> None:
-        """Raises ValueError for a limit below 1."""
+        """Make an empty tree of at most ``most_nodes``. Raises ValueError where that is below 1."""
         if most_nodes < 1:
             raise ValueError(f"most_nodes is {most_nodes}; it must be at least 1")
         self.most_nodes = most_nodes

@@ -52,7 +52,8 @@ class Router:
         *,
         shared: bool = False,
     ) -> None:
-        """Raises ValueError for an unknown policy or a limit below 1."""
+        """Make a router without engines. Raises ValueError for an unknown policy or ``most_nodes``
+        below 1."""
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
         self.policy = POLICIES[policy]

@@ -102,7 +102,7 @@ class Formats:
         self._ends: list[str] = []  # ends of the innermost tag; its free text holds none of them
 
     def write(self, value: Any, at: str, rest: Rest) -> Rest:
-        """Raises GrammarError."""
+        """Write the rule of a format object, which ``rest`` follows. Raises GrammarError."""
         kind = value.get("type") if isinstance(value, dict) else None
         if kind not in KINDS:
             names = ", ".join(sorted(KINDS))

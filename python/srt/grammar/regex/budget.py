@@ -50,7 +50,7 @@ class Meter:
         self.spent = 0
 
     def spend(self, steps: int) -> None:
-        """Raises BeyondBudget where the sum exceeds the limit."""
+        """Count steps of compiling. Raises BeyondBudget where their sum exceeds the limit."""
         self.spent += steps
         if self.spent > self.budget.steps:
             raise BeyondBudget(

@@ -454,7 +454,7 @@ class _CompletionRun:
             yield output
 
     async def _choices(self) -> list[ScoredChoice]:
-        """Raises RequestError."""
+        """Return the texts that the output may be, each with its ids. Raises RequestError."""
         assert self.request.sampling.constraint is not None
         texts = self.request.sampling.constraint.choices()
         size = sum(map(bytes_of, texts))

@@ -67,7 +67,8 @@ class BatchBody(msgspec.Struct, kw_only=True):
 
 
 def service(state: ServerState) -> BatchService:
-    """Raises RequestError where the server has no directory for files."""
+    """Return the server's batch service. Raises RequestError where it was started without
+    ``--batch-dir``."""
     if state.batches is None:
         raise RequestError(
             "This server keeps no files and runs no batches; start it with --batch-dir DIRECTORY.",

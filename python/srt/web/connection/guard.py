@@ -122,7 +122,8 @@ class Guard:
                 caller.slot.release()
 
     def _caller(self, scope: Scope, tenant: Tenant | None) -> Caller:
-        """Raises ServerError where it may not do what it asks for."""
+        """Return the caller of a request. Raises ServerError where its key may not call the
+        route."""
         number, path = scope["state"]["request_id"], scope["path"]
         if not self._state.tenants.guarded:
             return Caller(number)

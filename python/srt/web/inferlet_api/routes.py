@@ -147,7 +147,7 @@ class _Completing:
         self._state, self._caller = state, caller
 
     async def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Raises RequestError and EngineLost."""
+        """Answer a body of /generate for an inferlet. Raises RequestError and EngineLost."""
         request = convert(body, GenerateRequest)
         found: dict[str, Any] = msgspec.to_builtins(
             await generate(self._state.runtime, request, self._caller)

@@ -75,7 +75,8 @@ class LiveWatch:
         self._last: tuple[tuple[int, bool] | None, float, dict[str, Any]] = (None, 0.0, {})
 
     async def snapshots(self, limit: int, interval: float) -> AsyncGenerator[dict[str, Any], None]:
-        """Raises RequestError where too many streams are open, and EngineLost."""
+        """Yield snapshots with at most ``limit`` nodes of the radix tree, one every ``interval``
+        seconds. Raises RequestError where too many streams are open, and EngineLost."""
         if self.open >= MAX_WATCHERS:
             raise RequestError(
                 f"{self.open} streams of /live/events are open and {MAX_WATCHERS} may; close one.",

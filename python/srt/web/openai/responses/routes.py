@@ -196,7 +196,8 @@ async def input_items(state: ServerState, request: Request) -> Response:
 
 
 def _stored(state: ServerState, request: Request) -> StoredResponse:
-    """Raises RequestError, also for what belongs to another tenant."""
+    """Return the stored response of the path's id. Raises RequestError where the caller's tenant
+    has none."""
     id = request.path_params["id"]
     record = state.responses.find(CALLER.get().tenant, id)
     if record is None:
