@@ -44,7 +44,8 @@ class Prices:
 
     @classmethod
     def of(cls, prices: Mapping[str, float] | None) -> Prices:
-        """Raises ValueError, naming it, for what is no price or is missing."""
+        """Return the prices of a mapping. Raises ValueError for a price that is missing or
+        invalid."""
         if prices is None:
             return cls()
         found = checked_prices(prices)

@@ -57,7 +57,7 @@ class MessagesRequest:
         return Completion(text, {**reply.meta(), "finish_reason": None})
 
     def completion(self, reply: MessagesReply) -> Completion:
-        """Raises BadReply for a cut stream, NoAnswer."""
+        """Return a reply as a completion. Raises BadReply for a cut stream, and NoAnswer."""
         reason = reply.finish_reason()
         text, stop = self._text(reply)
         if stop is not None:
@@ -282,7 +282,7 @@ def cut_prefill(messages: list[dict[str, Any]]) -> str:
 
 
 def check(params: GenParams) -> None:
-    """Raises Unsupported for what is set and the API lacks."""
+    """Raise Unsupported where a parameter is set that the API does not have."""
     for name, default in LACKING.items():
         value = getattr(params, name)
         if value not in (None, default, (), []):
@@ -334,7 +334,7 @@ def choice_schema(options: Sequence[str]) -> dict[str, Any]:
 
 
 def decision(completion: Completion, options: Sequence[str]) -> Decision:
-    """Raises BadReply where the reply is none of the options."""
+    """Return the choice that a reply made. Raises BadReply where it is none of the options."""
     try:
         choice = json.loads(completion.text)["choice"]
     except (ValueError, TypeError, KeyError):

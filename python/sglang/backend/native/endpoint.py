@@ -163,7 +163,7 @@ class RuntimeEndpoint(NativeBackend):
                     await asyncio.sleep(loss.pause(error))
 
     def _verify_model(self, info: dict[str, Any]) -> None:
-        """Raise BackendError where a server has another model than the one at the beginning."""
+        """Raise BackendError where the server's model is another one than at the first call."""
         old, new = self.model_info.get("model_path"), info.get("model_path")
         if old != new:
             raise BackendError(
@@ -342,7 +342,7 @@ def _answer(
 
 
 def _decoded(url: str, content: str | bytes, promised: Callable[[Any], bool]) -> Any:
-    """Raises BackendError for what is no JSON, or not what was promised."""
+    """Decode an answer. Raises BackendError where it is no JSON or fails ``promised``."""
     try:
         value = json.loads(content)
     except ValueError as error:
@@ -400,6 +400,6 @@ class _Events:
         yield event
 
     def end(self) -> None:
-        """Raises ConnectionFailed for a stream that was cut."""
+        """Note the end of the body. Raises ConnectionFailed for a stream that was cut."""
         if not self._done:
             raise ConnectionFailed("the stream was cut before its end")

@@ -205,7 +205,8 @@ def completions_of(answer: Any, params: GenParams) -> list[Completion]:
 
 
 def _completion(answer: dict[str, Any], params: GenParams) -> Completion:
-    """Raises BackendError where the runtime gave the request up, or found no way on."""
+    """Return an answer as a completion. Raises BackendError where the runtime aborted the request
+    or failed."""
     meta = answer["meta_info"]
     finish = meta.get("finish_reason")
     kind = finish.get("type") if isinstance(finish, dict) else None

@@ -72,7 +72,8 @@ class _Strict:
         self.root, self.inlining = root, inlining
 
     def of(self, node: Any) -> Any:
-        """Raises _Beyond."""
+        """Return a schema, or a part of one, in the strict subset. Raises _Beyond where it has
+        none."""
         if isinstance(node, list):
             return [self.of(item) for item in node]
         if not isinstance(node, Mapping):

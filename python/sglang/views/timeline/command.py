@@ -88,7 +88,8 @@ def _beside(arguments: argparse.Namespace) -> str:
 
 
 def _prices(given: list[str]) -> dict[str, float]:
-    """Raises ValueError."""
+    """Return the prices of texts NAME=DOLLARS. Raises ValueError where a text is not of this
+    form."""
     found: dict[str, float] = {}
     for text in given:
         name, _, value = text.partition("=")
