@@ -220,7 +220,8 @@ def image(expr: Any) -> Node:
 
 
 def video(path: Any, num_frames: int = 8) -> Node:
-    """A video, of which the model is shown ``num_frames`` frames. Raises as ``image`` does."""
+    """A video, of which the model is shown ``num_frames`` frames. Raises the errors of
+    ``image``."""
     if num_frames < 1:
         raise ValueError(f"num_frames is {num_frames}; it must be at least 1")
     source = path if isinstance(path, Node) else medium("video", path, num_frames)

@@ -177,7 +177,8 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
 
 
 def encode_image_base64(image: Any) -> str:
-    """Base64 of an image: a path, its bytes or a PIL image. Raises as ``sglang.image``."""
+    """Base64 of an image: a path, its bytes or a PIL image. Raises the errors of
+    ``sglang.image``."""
     from sglang.ir.prompt_media import medium
 
     return medium("image", image).base64

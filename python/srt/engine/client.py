@@ -79,7 +79,7 @@ class Inbox:
 
     async def take(self) -> list[Event]:
         """All that have come and were not read, at least one, of an inbox that has not ended.
-        Raises as ``__anext__``."""
+        Raises the errors of ``__anext__``."""
         await self._some()
         events, self._events = self._events, []
         if isinstance(events[-1], (Done, Failed)):

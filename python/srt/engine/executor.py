@@ -183,7 +183,7 @@ def overlaps(config: Config, device: str) -> bool:
 
 
 def load_worker(config: Config) -> tuple[Worker, EngineInfo]:
-    """Make the worker of a configuration. Raises as ``local_executor``."""
+    """Make the worker of a configuration. Raises the errors of ``local_executor``."""
     from sglang.srt.worker.model_worker import ModelWorker
 
     worker = ModelWorker(config)

@@ -150,7 +150,7 @@ class EngineRuntime:
     async def finish(
         self, requests: Sequence[CompletionRequest], caller: Caller = ANYBODY
     ) -> list[list[Output]]:
-        """The finished outputs of each request. Raises as ``run`` does."""
+        """The finished outputs of each request. Raises the errors of ``run``."""
         found: list[dict[int, Output]] = [{} for _ in requests]
         async with aclosing(self.run([request.unread() for request in requests], caller)) as items:
             async for index, output in items:
@@ -163,8 +163,8 @@ class EngineRuntime:
         goal: Embed | Distribution,
         caller: Caller = ANYBODY,
     ) -> list[Done]:
-        """The result of ``goal``, which samples nothing, for each prompt. Raises as ``run``
-        does."""
+        """The result of ``goal``, which samples nothing, for each prompt. Raises the errors of
+        ``run``."""
         self.admit(len(requests), caller)
         start = time.monotonic()
         owned = [_owned(request, caller) for request in requests]

@@ -82,8 +82,8 @@ def one_of(words: frozenset[str]) -> Pattern:
 
 @lru_cache(maxsize=1024)
 def pattern_of(source: str) -> Pattern:
-    """Return the ``pattern`` of a string as a regex of its JSON text. Raises GrammarError where
-    ``re`` does not compile it, or a feature is not supported."""
+    """Return the keyword ``pattern`` as a terminal of a grammar. Raises GrammarError where ``re``
+    does not compile it, or a feature is not supported."""
     wide = parse(source, BUDGET)
     try:
         narrow = parse(wrapped(source, "(?a:", ")"), BUDGET)

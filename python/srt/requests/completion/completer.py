@@ -146,7 +146,7 @@ class Completer:
             self.runs.discard(run)
 
     async def generate(self, request: CompletionRequest) -> list[Output]:
-        """The ``n`` completions of ``request``, finished. Raises as ``stream`` does."""
+        """The ``n`` completions of ``request``, finished. Raises the errors of ``stream``."""
         found: dict[int, Output] = {}
         async with aclosing(self.stream(request.unread())) as outputs:
             async for output in outputs:
