@@ -21,7 +21,7 @@ FILLERS = {False: 2, True: 8}
 """Sentences of a page that tell no field."""
 TOKENS = 16
 AHEAD = 48
-"""Tokens that a call may write for the gens behind it."""
+"""Tokens that a call may write for the gens after it."""
 
 
 def items(scale: Scale, seed: int) -> list[Item]:

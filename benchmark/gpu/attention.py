@@ -37,7 +37,7 @@ MEMORY = 8 << 30
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of new tokens behind cached ones.
+    """Rows of new tokens after cached ones.
 
     Attributes:
         rows: (cached tokens, new tokens) of each.

@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows of ``new`` tokens behind ``context`` ones, of which all rows share ``shared``."""
+    """Rows of ``new`` tokens after ``context`` ones, of which all rows share ``shared``."""
 
     rows: int
     context: int

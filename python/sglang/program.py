@@ -443,7 +443,7 @@ class SglFunction(Submittable):
 
     def compile(self, backend: Any = None, **known: Any) -> CompiledProgram:
         """Return the program without its Python source, for every way of running. ``backend`` is
-used where a run names none. Raise the errors of ``trace``.
+        used where a run names none. Raise the errors of ``trace``.
         """
         graph, tools = trace_with_tools(self, known)
         return CompiledProgram(graph, backend, tools)

@@ -149,7 +149,7 @@ def read_jsonl(filename: str) -> Iterator[Any]:
 
 
 def dump_state_text(filename: str, states: Iterable[Any], mode: str = "w") -> None:
-    """Write the texts of states, or of what else is there, one behind another."""
+    """Write the texts of states, or of what else is there, one after another."""
     from sglang.state import ProgramState
 
     with open(filename, mode, encoding="utf-8") as file:

@@ -31,7 +31,7 @@ class Need:
     Attributes:
         prompt: its units.
         limit: the longest prefix that may come from the cache.
-        kept: generated units behind the prompt that stay in the cache.
+        kept: generated units after the prompt that stay in the cache.
         space: prompts share nothing across spaces (adapters).
     """
 

@@ -40,7 +40,7 @@ class PageContext:
         self._fixed: set[int] = set()  # pages that were exported, imported or come from the cache
         self._spare: list[int] = []
         self._embs: list[int] = []
-        self._dist: Dist | None = None  # behind the last token, where that is computed
+        self._dist: Dist | None = None  # after the last token, where that is computed
 
     # Text.
 
@@ -67,7 +67,7 @@ class PageContext:
     # Generation.
 
     async def next_dist(self, k: int = TOP, probe: Sequence[int] = ()) -> Dist:
-        """The distribution behind the text."""
+        """The distribution after the text."""
         wanted = self.ctx.vocab_size if k == WHOLE else k
         if self._dist is None or len(self._dist) < wanted or probe:
             if self.computed == len(self.tokens):
@@ -78,7 +78,7 @@ class PageContext:
     async def next_dists(
         self, drafts: Sequence[int], k: int = 1, probe: Sequence[int] = ()
     ) -> list[Dist]:
-        """The distributions behind the text, and behind the text with each more of ``drafts``, in
+        """The distributions after the text, and after the text with each more of ``drafts``, in
         one pass. The drafts belong to the text from now on; ``cut`` removes those that are wrong.
         """
         self.extend(drafts)
@@ -92,7 +92,7 @@ class PageContext:
         return list(await asyncio.gather(*asked))
 
     async def sample(self, params: dict[str, Any], history: Sequence[int] = ()) -> int:
-        """A token behind the text, which the engine samples; it is not appended. ``params``: as of
+        """A token after the text, which the engine samples; it is not appended. ``params``: as of
         ``/generate``."""
         if self.computed == len(self.tokens):
             self.forget(self.computed - 1)
@@ -173,7 +173,7 @@ class PageContext:
         return child
 
     async def join(self, *others: PageContext, since: int) -> None:
-        """Append what the forks have generated behind token ``since``, in order, and free them."""
+        """Append what the forks have generated after token ``since``, in order, and free them."""
         for other in others:
             self.extend(other.tokens[since:])
             await other.free()

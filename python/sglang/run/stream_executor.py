@@ -402,7 +402,7 @@ class StreamExecutor:
 
     def watch(self, name: str | None) -> Iterator[tuple[str, bool]]:
         """Yield (text so far, complete) of a variable, or of the state, whenever it has grown.
-Raise the errors of ``value``.
+        Raise the errors of ``value``.
         """
         last: str | None = None
         while True:

@@ -147,7 +147,7 @@ class PromptOutputs:
         unsummed: index of the next token whose hidden state no planned pass adds to ``pooled``.
         summed: number of tokens in ``pooled``.
         pooled: float64, the last token's hidden state; the sum of the first ``summed`` tokens', or
-            all of them one behind the other, where those of all tokens are wanted.
+            all of them one after the other, where those of all tokens are wanted.
     """
 
     unscored: int = NEVER

@@ -171,7 +171,7 @@ class DiskTier:
 
     def _write(self) -> None:
         """Begin the next write, unless one is in flight, or a job that holds forgotten slots: it
-        would be written behind these."""
+        would be written after these."""
         writes = any(isinstance(flight.job, DiskWrite) for flight in self._flights.values())
         if writes or self.forgetting:
             return
@@ -223,7 +223,7 @@ class DiskTier:
         return found - self._whole(tokens, found, namespace) if found else 0
 
     def read(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
-        """Begin to copy slots behind what host memory has of ``tokens[:limit]`` to it.
+        """Begin to copy slots after what host memory has of ``tokens[:limit]`` to it.
 
         Returns the number of the job; 0 where none can begin now: too many are in flight, one of
         them reads the same, or host memory is locked.

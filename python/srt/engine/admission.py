@@ -210,7 +210,7 @@ class Compiling:
 
 
 def replayed(matcher: Matcher, request: Request) -> Matcher:
-    """Advance a new matcher over the tokens that the generation has behind ``RequestSpec.since``.
+    """Advance a new matcher over the tokens that the generation has after ``RequestSpec.since``.
     Raises GrammarError where the grammar does not allow them."""
     prompt = request.spec.prompt
     since = prompt - request.spec.carried

@@ -65,7 +65,7 @@ class Moves:
     """Transitions at a boundary of one kind.
 
     Attributes:
-        first: positions where a match may begin behind it.
+        first: positions where a match may begin after it.
         last: positions where a match may end before it.
         empty: a match of no character is here.
         shifts: (distance, positions that go on so far ahead).

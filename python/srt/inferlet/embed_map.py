@@ -1,7 +1,7 @@
 """EmbedMap: what a program's embeddings hold, and the forwards that fill them.
 
 An embedding holds a token at a position (``embed_txt``), or what a forward leaves in it: a hidden
-state, and the distribution behind it. Calls of a chain embed_txt, forward, get_next_dist are
+state, and the distribution after it. Calls of a chain embed_txt, forward, get_next_dist are
 recorded here and leave as one ``ForwardTokens``.
 """
 
@@ -19,7 +19,7 @@ EMBEDDINGS = 1 << 16  # embeddings that a program may have
 
 @dataclass(eq=False)
 class TokenOutput:
-    """The distribution behind one token of a forward.
+    """The distribution after one token of a forward.
 
     Attributes:
         states: a hidden state is kept too, and no distribution unless one is requested.

@@ -76,7 +76,7 @@ class WorkingSet:
         for block in context:
             found = self._blocks.get(block)
             if found is None:
-                break  # Blocks behind an unknown one are unknown.
+                break  # Blocks after an unknown one are unknown.
             fresh -= 1
             if found[0] == 1:
                 alone[found[1]] += 1

@@ -1,7 +1,7 @@
 """Operations: what a layer computes between its products, by torch or by fused kernels.
 
     norm            RMSNorm
-    add_norm        an addition to the residual stream, and the norms before and behind it
+    add_norm        an addition to the residual stream, and the norms before and after it
     gate            ``act(gate) * up``
     rotate_append   norms of heads, rotation, and the write of new keys and values to their pools
 

@@ -140,7 +140,7 @@ class Readback:
         self.lane = lane
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """Queue copies of ``tensors`` behind what computes them."""
+        """Queue copies of ``tensors`` after what computes them."""
         return Fetched(*self.lane.copy(tensors))
 
 

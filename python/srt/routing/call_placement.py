@@ -159,7 +159,7 @@ def is_sensitive(hint: CallHint | None) -> bool:
 
 
 def topological(call: QueuedCall) -> tuple[float, int, int]:
-    """Sort key: application by application, and within one the calls with most stages behind
+    """Sort key: application by application, and within one the calls with most stages after
     them first."""
     return call.arrival, -call.hint.stage if call.hint is not None else 1, call.id
 
@@ -170,7 +170,7 @@ def capacity_lost(engine: EngineView, sensitive: bool) -> int:
 
 
 def missed(calls: Sequence[QueuedCall], engine: str, store: PrefixStore) -> int:
-    """Return the tokens that the calls add to an engine: those behind the longest prefix that it
+    """Return the tokens that the calls add to an engine: those after the longest prefix that it
     holds, or that an earlier one of the calls brings."""
     brought: set[int] = set()
     total = 0

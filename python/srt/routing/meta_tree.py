@@ -48,7 +48,7 @@ class Holder:
 
 
 class Holding:
-    """The first ``blocks`` blocks of a node's edge in an engine's cache, and ``more`` tokens behind
+    """The first ``blocks`` blocks of a node's edge in an engine's cache, and ``more`` tokens after
     them that the engine has generated, of unknown hash."""
 
     __slots__ = ("blocks", "more", "node", "used")
@@ -67,7 +67,7 @@ class Holding:
 
 
 class MetaNode:
-    """The edge that leads to a node, behind ``start`` blocks, and its children by first hash."""
+    """The edge that leads to a node, after ``start`` blocks, and its children by first hash."""
 
     __slots__ = ("children", "hashes", "holdings", "parent", "space", "start", "used")
 
@@ -169,7 +169,7 @@ class MetaTree:
         return self._use
 
     def extend(self, path: PrefixPath, holder: Holder, tokens: int) -> None:
-        """Count ``tokens`` of unknown hash behind the end of a path that an engine holds."""
+        """Count ``tokens`` of unknown hash after the end of a path that an engine holds."""
         steps = self.match(path)
         if not steps or steps[-1][0].start + steps[-1][1] < len(path.hashes):
             return
@@ -322,7 +322,7 @@ class MetaTree:
     # -- holdings --------------------------------------------------------------------------------
 
     def _settle(self, node: MetaNode, holder: Holder) -> None:
-        """Forget the tokens of unknown hash behind a node: a path that goes on has their hashes."""
+        """Forget the tokens of unknown hash after a node: a path that goes on has their hashes."""
         held = node.holdings.get(holder)
         if held is not None:
             holder.tokens -= held.more
@@ -421,7 +421,7 @@ def _tokens(node: MetaNode, blocks: int) -> int:
 
 def held_blocks(steps: Sequence[Step], holder: Holder) -> tuple[int, int]:
     """Return how many blocks of a matched path an engine holds, and how many tokens of unknown hash
-    behind them may continue it."""
+    after them may continue it."""
     low, high = 0, len(steps)  # the first ``low`` nodes are held, node ``high`` is not
     while low < high:
         middle = (low + high) // 2

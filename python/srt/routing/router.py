@@ -136,7 +136,7 @@ class Router:
         """Note that a request has ended, however. A second call has no effect.
 
         Args:
-            generated_tokens: those in the engine's cache behind the prompt.
+            generated_tokens: those in the engine's cache after the prompt.
         """
         engine = ticket.state
         if engine is None:

@@ -55,7 +55,7 @@ class ControlTokenEscaper:
     def escape(self, value: Any) -> Any:
         """JSON with a mark in every control token of its texts; ``value`` itself where there is
         none. A text that ends with the beginning of a control token gets a mark at its end, since
-        the template may put another text behind it."""
+        the template may put another text after it."""
         return value if self._clean(value) else self._covered(value)
 
     def _clean(self, value: Any) -> bool:

@@ -29,7 +29,7 @@ Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]
 
 
 def _root(url: str) -> str:
-    """A runtime's URL, without the /v1 that clients of OpenAI's API put behind it."""
+    """A runtime's URL, without the /v1 that clients of OpenAI's API put after it."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -66,7 +66,7 @@ class RuntimeEndpoint(NativeBackend):
         chat_template_name: instead of the template chosen by the model.
         resume_seconds: how long a request waits where its server is lost, or about to end, for one
             that answers at the URL: the same started again, or another behind a balancer. A stream
-            goes on behind its tokens; what has no answer yet is sent again. So is what the server
+            goes on after its tokens; what has no answer yet is sent again. So is what the server
             refuses with ``Retry-After``, as while its engine is started again. 0: it fails at once.
 
     Raises:

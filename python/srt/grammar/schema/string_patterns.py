@@ -174,7 +174,7 @@ def _branch(parts: list[Node]) -> str:
 
 
 def _least(parts: list[Node], last: bool) -> list[Node]:
-    """The same where any text may stand before the first part, or behind the ``last``: a repetition
+    """The same where any text may stand before the first part, or after the ``last``: a repetition
     there is found where its least number is, so that counting further tells nothing apart."""
     parts = list(parts)
     while parts:

@@ -172,7 +172,7 @@ class Completer:
         return EngineSuccession(self.engines, request, self.resume_order, self.max_resumes)
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
-        """Canonical ids of texts as they are written behind another; for a thread beside the loop.
+        """Canonical ids of texts as they are written after another; for a thread beside the loop.
 
         Raises RequestError where the tokenizer cannot write one as it is.
         """
@@ -409,7 +409,7 @@ class _CompletionRun:
                     yield
 
     def _goal(self, sampling: SamplingParams, score_from: int, generated: int) -> Generate:
-        """The goal behind the prompt and the ``generated`` tokens of a lost engine."""
+        """The goal after the prompt and the ``generated`` tokens of a lost engine."""
         logprobs, resumed = self.request.logprobs, self.request.resumed
         since = -1 if resumed is None else resumed.since
         return Generate(

@@ -121,7 +121,7 @@ class StepRunner:
         run.log_event({"event": "done", "step": step.number, "value": value})
 
     async def _transformed(self, step: AnyStep, value: Any, size: int) -> Any:
-        """A value of so many bytes behind the step's transforms. Raises TransformError."""
+        """A value of so many bytes after the step's transforms. Raises TransformError."""
         transforms = self._program.transforms[step.number]
         if not transforms or size <= SMALL:
             return transformed(transforms, value)

@@ -91,7 +91,7 @@ class StreamText:
 
     def snapshot(self) -> StreamText:
         """A copy that holds the stream's own text alone: what stood before its begin is left out,
-        as a prompt may have many streams behind it."""
+        as a prompt may have many streams after it."""
         begin, media, parallel = self.origin
         own = self.text[begin:]
         return replace(

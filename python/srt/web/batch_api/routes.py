@@ -225,7 +225,7 @@ def _batch(state: ServerState, request: Request) -> BatchRecord:
 
 
 def _page(found: Sequence[Record], after: str, limit: int) -> dict[str, Any]:
-    """The part of a list behind the record ``after``. Raises RequestError for an unknown one."""
+    """The part of a list after the record ``after``. Raises RequestError for an unknown one."""
     begin = 0
     if after:
         begin = next((i for i, record in enumerate(found, 1) if record.id == after), 0)

@@ -103,7 +103,7 @@ async def runs(state: ServerState, request: Request) -> Response:
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:
-    """A run; ``stream=true`` (query): its events, behind ``starting_after``, to its end."""
+    """A run; ``stream=true`` (query): its events, after ``starting_after``, to its end."""
     sandbox, caller = _sandbox(state)
     record = sandbox.get(caller.tenant, request.path_params["id"])
     query = read_query(request, RunQuery)

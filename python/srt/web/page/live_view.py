@@ -155,7 +155,7 @@ def _node(state: ServerState, node: dict[str, Any], seen: bool) -> dict[str, Any
 
 def _plain(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text without what a chat template puts around it: special tokens, and the role's name
-    behind one."""
+    after one."""
     parts, special = [], tokenizer.special_ids
     for marked, group in groupby(ids, lambda token: token in special):
         if not marked:

@@ -45,7 +45,7 @@ _SPELLINGS = {
     re.compile(r"^stop "): "stop_sequences ",
     re.compile(r"^response_format \(or json_schema\)"): "output_config.format",
 }
-# Claude Code begins with a line for billing. It differs in every request, so nothing behind it
+# Claude Code begins with a line for billing. It differs in every request, so nothing after it
 # would be found in the cache.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 

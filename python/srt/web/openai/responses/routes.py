@@ -138,7 +138,7 @@ async def count(state: ServerState, request: Request) -> Response:
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:
-    """A stored response; ``stream=true`` (query): its events, behind ``starting_after``."""
+    """A stored response; ``stream=true`` (query): its events, after ``starting_after``."""
     record = _stored(state, request)
     query = read_query(request, ResponseQuery)
     if query.stream == "false":
