@@ -57,7 +57,7 @@ def execute_shell_command(command: str) -> subprocess.Popen[str]:
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
     if not words:
-        raise ValueError(f"{command!r:.80} names no program; give one behind the variables")
+        raise ValueError(f"{command!r:.80} names no program; give one after the variables")
     if words[0] in ("python", "python3"):
         words[0] = sys.executable
     return subprocess.Popen(

@@ -261,7 +261,7 @@ class PageContext:
         if self.computed != len(self.tokens) or offset or len(pages) * size != len(tokens):
             raise ValueError(
                 f"{len(pages)} pages hold {len(pages) * size} tokens and {len(tokens)} are given, "
-                f"behind {self.computed} of {len(self.tokens)} tokens; begin behind whole pages"
+                f"after {self.computed} of {len(self.tokens)} tokens; begin after whole pages"
             )
         self.extend(tokens)
         self.computed = len(self.tokens)
@@ -274,7 +274,7 @@ class PageContext:
         """Append tokens that have positions and are not seen. Raises ValueError where the tokens
         before are not computed."""
         if self.computed != len(self.tokens) or len(tokens) % self.ctx.page_size:
-            raise ValueError("tokens are skipped behind computed ones, and a whole page at a time")
+            raise ValueError("tokens are skipped after computed ones, and a whole page at a time")
         self.extend(tokens)
         self.computed = len(self.tokens)
         return self

@@ -218,7 +218,7 @@ def replayed(matcher: Matcher, request: Request) -> Matcher:
         if not matcher.advance(token):
             raise GrammarError(
                 f"the constraint does not allow token {token}, number {index} of the context, "
-                f"behind the tokens from since={since} on; begin the generation behind it"
+                f"behind the tokens from since={since} on; begin the generation after it"
             )
     return matcher
 

@@ -74,7 +74,7 @@ class RowPlan:
             ends.append(count)
         if len(ends) > 1 and not self.written:
             raise ValueError(
-                "distributions behind several tokens of one forward need okv for their KV"
+                "distributions after several tokens of one forward need okv for their KV"
             )
         return ends
 

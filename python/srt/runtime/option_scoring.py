@@ -70,7 +70,7 @@ async def _read(runtime: EngineRuntime, body: GenerateRequest) -> CompletionRequ
         own = await _own(runtime, body)
         rows = [own + await runtime.prompt(option, "options") for option in options]
     else:
-        raise RequestError("options must be texts behind a text, or lists of token ids.", "options")
+        raise RequestError("options must be texts after a text, or lists of token ids.", "options")
     for row in rows:
         verify_prompt(row, runtime.info)
     behind = min(common_prefix(own, row) for row in rows)

@@ -131,8 +131,7 @@ class NativeBackend(Backend):
     ) -> Requests[Decision]:
         if prompt.parallel:
             raise Unsupported(
-                "select cannot score behind join('concate_and_append'); use gen and compare its "
-                "text"
+                "select cannot score after join('concate_and_append'); use gen and compare its text"
             )
         by_rows = not self.scores_options
         return choice_requests(

@@ -85,7 +85,7 @@ def tags_grammar(tag: Any, schema_rule: Schema, regex_rule: Regex) -> str:
         check_depth(text)
     except GrammarError:
         raise GrammarError(
-            "structural_tag: too many alternatives that end in free text stand one behind the "
+            "structural_tag: too many alternatives that end in free text stand one after the "
             "other; use fewer."
         ) from None
     return text
@@ -367,7 +367,7 @@ class Formats:
             raise refusal(
                 at,
                 "free text must end at a literal, or be the end of the text; put a const_string "
-                "or a tag behind it, or give the tag around it an end.",
+                "or a tag after it, or give the tag around it an end.",
             )
         return [*self._ends, *self.rules.grouped(rest.heads)]
 

@@ -190,7 +190,7 @@ class CompletionRequest:
         if len(given) > limit:
             raise RequestError(
                 f"output_ids has {len(given)} tokens, of at most {limit} that the text may have "
-                "(max_new_tokens, or the room behind the prompt).",
+                "(max_new_tokens, or the room after the prompt).",
                 "output_ids",
             )
         for token in (min(given), max(given)):

@@ -263,7 +263,7 @@ class StepRunner:
         run = self._run
         if text.parallel:
             raise RequestError(
-                "a choose cannot score behind join('concate_and_append'); use gen and compare its "
+                "a choose cannot score after join('concate_and_append'); use gen and compare its "
                 "text."
             )
         adapter = {}

@@ -52,13 +52,13 @@ _NUMBERS = Bounds(0, (1 << 53) - 1)
 
 class ResponseQuery(msgspec.Struct):
     stream: Annotated[str, Bounds(one_of=("true", "false")), "Its events instead."] = "false"
-    starting_after: Annotated[int, _NUMBERS, "Events behind the one of this number."] | None = None
+    starting_after: Annotated[int, _NUMBERS, "Events after the one of this number."] | None = None
 
 
 class ItemsQuery(msgspec.Struct):
     order: Annotated[str, Bounds(one_of=("asc", "desc")), "Oldest or latest first."] = "desc"
     limit: Annotated[int, Bounds(1, 100), "Most items of one answer."] = 20
-    after: Annotated[str, None, "Items behind the one with this id."] | None = None
+    after: Annotated[str, None, "Items after the one with this id."] | None = None
 
 
 async def create(state: ServerState, request: Request) -> Response:
