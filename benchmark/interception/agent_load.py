@@ -124,7 +124,7 @@ def programs_of(
     Every row has ``timestamp`` (ms), ``input_length``, ``output_length`` and ``hash_ids``, one of
     each ``block`` tokens of the prompt: equal ids are equal blocks after equal beginnings. Rows of
     one ``session_id`` are one program, in the order of the file. Without that field, a row goes on
-    with the last program whose prompt, but for its last block, it begins with.
+    with the last program whose prompt, except for its last block, it begins with.
 
     A turn comes its gap after the answer before: ``tool_wait_ms`` plus ``delay`` where the row has
     one of them, else the difference of the timestamps, which also holds the time of the recorded

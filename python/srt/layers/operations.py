@@ -78,7 +78,7 @@ TORCH = Operations()
 
 
 def operations_of(device: torch.device, disabled: Collection[str] = ()) -> Operations:
-    """The operations for ``device``: fused kernels where they can run, but for those whose names
+    """The operations for ``device``: fused kernels where they can run, except for those whose names
     (``fused_kernels.KERNELS``) are ``disabled``. Logs which."""
     if lacks := triton_lacks(device):
         if device.type == "cuda":

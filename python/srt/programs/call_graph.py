@@ -66,7 +66,7 @@ class CallGraph:
         return any(source in self._readers for source in self.made[variable])
 
     def before(self, call: int) -> Iterator[int]:
-        """The calls that a call waits for, but for those that they wait for."""
+        """The calls that a call waits for, except for those that they wait for."""
         return (source for source in self.reads[call] if isinstance(source, int))
 
     def external(self, call: int) -> Iterator[str]:

@@ -95,7 +95,7 @@ class ValueStep(ProgramStep, tag="value"):
 
 
 class GenStep(ProgramStep, tag="gen"):
-    """Append generated text. `body`: the fields of `/generate` but for the prompt. `reasoning`: the
+    """Append generated text. `body`: the fields of `/generate` except the prompt. `reasoning`: the
     model's type, where the reasoning before the answer is split off."""
 
     body: dict[str, Any]

@@ -50,7 +50,7 @@ class FrameError(ValueError):
 
 
 class FrameHeader(NamedTuple):
-    """Header of a frame, but for its first three bytes."""
+    """Header of a frame, except for its first three bytes."""
 
     protocol: int
     kind: Kind

@@ -356,7 +356,7 @@ class EngineRuntime:
     async def _in_a_turn(
         self, request: CompletionRequest, caller: Caller
     ) -> AsyncGenerator[Output, None]:
-        """The same where other tenants wait for theirs."""
+        """The same, in the tenant's turn where other tenants wait."""
         async with (
             self.queue.turn(caller.tenant, request.sampling.n, request.rid),
             aclosing(self.completion.run(request)) as outputs,

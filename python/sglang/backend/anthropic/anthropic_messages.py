@@ -133,7 +133,7 @@ class MessagesReply:
         self.thought |= "thinking" in block["type"]
 
     def meta(self) -> dict[str, Any]:
-        """meta_info but for the finish reason. The prompt is what was read, cached or not."""
+        """meta_info except for the finish reason. The prompt is what was read, cached or not."""
         counts = {name: int(value or 0) for name, value in self.usage.items() if "_tokens" in name}
         cached = counts.get("cache_read_input_tokens", 0)
         written = counts.get("cache_creation_input_tokens", 0)

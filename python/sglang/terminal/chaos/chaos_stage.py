@@ -97,7 +97,7 @@ class ChaosStage:
         return False
 
     def _fill(self, seconds: float, length: int, chance: random.Random) -> None:
-        """Hold KV with one long request, and let go of it."""
+        """Fill the KV memory with one long request, then free it."""
         until = time.monotonic() + seconds
         vocabulary = int(self._direct.model_info.get("vocab_size") or 256)
         ids = [chance.randrange(vocabulary) for _ in range(length)]

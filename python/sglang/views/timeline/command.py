@@ -21,7 +21,7 @@ INTERRUPTED = 130  # as a shell tells it
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags. What follows the file belongs to the script, but for a last ``-o FILE``."""
+    """The flags. What follows the file belongs to the script, except for a last ``-o FILE``."""
     parser.add_argument("-o", "--output", help="where to write; default: beside the file")
     parser.add_argument("--format", choices=FORMATS, help="default: by the ending of -o, or html")
     parser.add_argument(

@@ -46,7 +46,7 @@ def arguments(style: str, schema: Any, at: str) -> list[TagArgument]:
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise refusal(at, f"in style {style!r} the schema must be that of an object.")
     for keyword in schema.keys() - SAID - NOTES:
-        raise refusal(f"{at}/{keyword}", f"not carried in style {style!r}; use style 'json'.")
+        raise refusal(f"{at}/{keyword}", f"not supported in style {style!r}; use style 'json'.")
     if schema.get("additionalProperties") not in (None, True, False):
         raise refusal(f"{at}/additionalProperties", "must be true or false in this style.")
     properties = schema.get("properties", {})

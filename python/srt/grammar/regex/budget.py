@@ -12,7 +12,8 @@ class InvalidPattern(GrammarError):
 
 
 class BeyondBudget(GrammarError):
-    """The pattern is too large for us or uses what we do not carry; another engine may take it."""
+    """The pattern is too large, or uses a feature that is not supported here; another engine may
+    accept it."""
 
 
 @dataclass(frozen=True)

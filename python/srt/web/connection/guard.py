@@ -37,7 +37,7 @@ ORDINARY = frozenset({
 })  # fmt: skip
 ORDINARY_BELOW = ("/v1/", "/v2/", "/api/", "/explain/", "/page/")
 RESERVED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-"""What every key may do, but for the last. Everything else needs the admin's."""
+"""Routes that every key may call, without RESERVED. All other routes need an admin's key."""
 
 
 class Guard:
