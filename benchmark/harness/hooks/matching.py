@@ -73,7 +73,7 @@ def part_of_hits(engine: EngineCore, rate: float) -> Iterator[None]:
 def whole_sequences(engine: EngineCore) -> Iterator[None]:
     """No tree: a table of whole sequences.
 
-    A request that ends makes two entries: its prompt, and its prompt and output (except the last
+    A request that ends makes two entries: its prompt, and its prompt and output (without the last
     generated token, whose KV was not computed). A request that ends before its prompt is computed,
     because it is retracted or aborted, makes one entry of the computed part. A prompt uses the
     longest entry that it is equal to or continues. An entry that only shares a beginning with it

@@ -214,8 +214,8 @@ class JsonSchema(OutputConstraint):
 
     @cached_property
     def sent(self) -> dict[str, Any]:
-        """The schema for a backend that enforces. A type has no keys beside its own, so the schema
-        forbids others."""
+        """The schema for a backend that enforces. An object of a type has only the type's keys, so
+        the schema forbids others."""
         if isinstance(self.source, (str, Mapping)):
             return self.schema
         return dict(types.closed(self.schema))

@@ -185,8 +185,8 @@ class Plan:
         return self.cached_tokens / (self.prompt_tokens or 1)
 
     def compare(self, states: ProgramState | Sequence[ProgramState]) -> Comparison:
-        """The plan beside what has happened: the states that ``run`` or ``run_batch`` gave for the
-        items of the plan."""
+        """Compare the plan with what has happened: the states that ``run`` or ``run_batch`` gave
+        for the items of the plan."""
         several = [states] if isinstance(states, ProgramState) else list(states)
         if len(several) != self.items:
             raise ValueError(f"the plan is for {self.items} items, not {len(several)} states")

@@ -11,7 +11,7 @@ MAX_ENGINES = 64
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Engines beside each other, and ranks: one model over several processes, devices or
+    """Several engines in parallel, and ranks: one model over several processes, devices or
     machines."""
 
     dp_size: int = flag(

@@ -113,7 +113,7 @@ class RequestSpec:
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """Tokens that were generated, and what the next one depends on beside the model.
+    """Tokens that were generated, and what the next one depends on besides the model.
 
     It names neither request nor context.
 
@@ -219,7 +219,7 @@ class Request:
 
     @property
     def sampled(self) -> bool:
-        """Whether a token was sampled, beside those that the grammar forced."""
+        """Whether any token was sampled, besides those that the grammar forced."""
         return len(self.generation.tokens) > self.stats.forced_tokens
 
     @property

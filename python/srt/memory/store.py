@@ -50,7 +50,7 @@ class Transfer(Protocol):
 
 
 class PageHolder(Protocol):
-    """Holds pages of the pool beside the contexts and the tree: ``spaces.space_system``."""
+    """Holds pages of the pool, as contexts and the tree do: ``spaces.space_system``."""
 
     @property
     def held(self) -> int: ...

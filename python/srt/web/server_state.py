@@ -1,4 +1,4 @@
-"""ServerState: what the routes of one HTTP server share beside the runtime."""
+"""ServerState: what the routes of one HTTP server share besides the runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EngineControl: the calls of an ``Engine`` beside generation."""
+"""EngineControl: the calls of an ``Engine`` other than generation."""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ class _Strict:
         return out
 
     def _merged(self, node: dict[str, Any]) -> Any:
-        """A reference has no keys beside it in the strict subset: its definition takes them in."""
+        """A reference has no other keys in the strict subset: they are moved into its
+        definition."""
         reference = node.pop("$ref")
         found: Any = self.root
         for name in reference.removeprefix("#/").split("/"):
