@@ -10,7 +10,7 @@ fall (`--lower` sets them to today's values).
     level       1 for a unit that imports no other of its package; else one more than the highest
                 that it imports. Back arrows are left out, and a cycle has one level
     cycle       files, or units of a package, that import each other, directly or through others
-    homonym     a name that two classes, or two modules or packages, have (but for `BOTH_RIGHT`)
+    homonym     a name that two classes, or two modules or packages, have (except for `BOTH_RIGHT`)
 
 The exit status is 1 where a number is above its ceiling.
 """
@@ -110,7 +110,7 @@ def read(root: Path = ROOT) -> dict[str, Module]:
 
 
 def read_folders(folders: Mapping[Path, str]) -> dict[str, Module]:
-    """Modules by name, of folders and the packages that they hold (see `modules_of`)."""
+    """Return the modules of folders and of the packages in them (`modules_of`), by name."""
     with uncollected():
         return {
             module.name: module

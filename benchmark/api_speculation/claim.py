@@ -1,8 +1,8 @@
 """Fields of a page from an API model: name, role and city, one gen each.
 
 Each call of such a model pays for its whole prompt. With ``num_api_spec_tokens`` the first call
-writes on, and the others are read from its text: see ``bill``, which counts both. The claim itself
-is the program without it, which any runtime can run.
+generates past its stop, and the other gens are read from its text; ``bill`` counts the tokens with
+and without it. The claim itself is measured without it, on any runtime.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILLERS = {False: 2, True: 8}
 """Sentences of a page that tell no field."""
 TOKENS = 16
 AHEAD = 48
-"""Tokens that a call may write for the gens behind it."""
+"""Tokens that a call may write for the gens after it."""
 
 
 def items(scale: Scale, seed: int) -> list[Item]:

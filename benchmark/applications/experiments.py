@@ -53,7 +53,7 @@ TAIL_ARMS = {
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two arms beside the paper's.
+    """A ratio of two arms, and the paper's.
 
     Attributes:
         paper: 0 where the paper has none.
@@ -124,7 +124,8 @@ def of_kind(runs: Sequence[ProgramRun], kind: str) -> list[ProgramRun]:
 
 
 def mixed_ratios(machine: ReadingMachine = A6000, seconds: float = 40.0) -> list[Ratio]:
-    """Section 8.5: chats at one a second beside nine map-reduce programs, four engines."""
+    """Section 8.5: chats at one a second together with nine map-reduce programs, on four
+    engines."""
     chat: dict[str, float] = {}
     decode: dict[str, float] = {}
     book: dict[str, float] = {}

@@ -38,7 +38,7 @@ class Call:
 
     Attributes:
         prompt: its pieces. output: tokens that it generates.
-        stage: calls behind it; group: its task group, -1 for none.
+        stage: calls after it; group: its task group, -1 for none.
         kind: of its hint.
     """
 

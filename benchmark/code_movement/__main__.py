@@ -55,7 +55,8 @@ class Row:
 def measure(
     programs: Iterable[SglFunction], propose: Propose, count: Callable[[str], int] = words
 ) -> list[Row]:
-    """Raises AssertionError where an accepted order loses or changes a piece."""
+    """Return one row of measurements for each program. Raises AssertionError where an accepted
+    order loses or changes a piece."""
     return [_measured(trace(program, {}), propose, count) for program in programs]
 
 

@@ -1,4 +1,4 @@
-"""``python -m benchmark.frontend``: what the language costs, beside the same requests by hand.
+"""``python -m benchmark.frontend``: what the language costs, against the same requests by hand.
 
 Three tables, of medians over rounds taken in turns, with the least and the most in brackets:
 microseconds a primitive over a backend in this process that answers at once; programs over HTTP

@@ -1,4 +1,4 @@
-"""Batches: ``run_batch`` and ``arun_batch`` beside asyncio clients written by hand."""
+"""Batches: ``run_batch`` and ``arun_batch`` against asyncio clients written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests: programs over HTTP beside the same requests sent by hand with an httpx client."""
+"""Requests: programs over HTTP against the same requests sent by hand with an httpx client."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Times of kernels and passes on a GPU, beside the limits of the hardware."""
+"""Times of kernels and passes on a GPU, compared with the limits of the hardware."""

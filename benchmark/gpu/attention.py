@@ -1,13 +1,13 @@
-"""Attention of one layer: ours beside FlashInfer and plain torch, and plans on the host.
+"""Times of one attention layer: our kernels, FlashInfer and plain torch; and of plans on the host.
 
-bound     bytes of the keys and values (shared ones once) over the copy rate, or operations
-          over the rate of products, whichever is longer
-error     norm of the difference to float32 torch over the norm of that
-dense     torch's own attention over keys that lie together: no pages, so not an alternative,
-          but what a library does without them
+bound     the longer of two times: bytes of the keys and values (shared ones once) divided by the
+          copy rate, and operations divided by the rate of matrix products
+error     norm of the difference to torch in float32, divided by the norm of torch's result
+dense     torch's own attention over contiguous keys, without pages: no alternative, but what a
+          library does without paging
 
-Layers take turns, as in a model, so that their keys and values do not stay in the cache. A decode
-case without a shared prefix is computed as a captured pass does it (``Capturable.frame``).
+Layers take turns, as in a model, so that keys and values do not stay in the GPU's cache. Decode
+without a shared prefix is computed as in a CUDA graph (``Capturable.frame``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MEMORY = 8 << 30
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of new tokens behind cached ones.
+    """Rows of new tokens after cached ones.
 
     Attributes:
         rows: (cached tokens, new tokens) of each.

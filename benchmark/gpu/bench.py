@@ -18,12 +18,13 @@ CASE_SECONDS = 120
 
 @dataclass
 class Bench:
-    """
+    """Settings of one stage's run.
+
     Attributes:
         tiny: toy sizes on a CPU, where times mean nothing.
-        settings: of the engine, by the mode of this attempt (``stages.MODES``).
+        settings: the engine's settings, by the mode of this attempt (``stages.MODES``).
         copy, product: measured ceilings, bytes and floating-point operations a second; 0: unknown.
-        begun: cases that an earlier attempt began: it ended, or died in the last of them.
+        begun: cases that an earlier attempt began, the last of which may have killed it.
         deadline: ``time.monotonic()`` at which the stage has to end.
     """
 

@@ -1,4 +1,5 @@
-"""Triton's interpreter (kernels on a CPU): beside NumPy 2.5, and without repeated work."""
+"""Triton's interpreter (kernels on a CPU): made to work with NumPy 2.5, and without repeated
+work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Layers: the kernels between a model's products, and its experts, beside eager torch."""
+"""Layers: times of the kernels between a model's products, and of its experts, against eager
+torch."""
 
 from __future__ import annotations
 

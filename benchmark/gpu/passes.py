@@ -122,7 +122,7 @@ def _decode(
 
 
 def _others(bench: Bench, shape: ModelShape, worker: ModelWorker, ways: Ways) -> None:
-    """Prompts, and prompts beside rows that decode. They run eagerly."""
+    """Prompts, alone and in one pass with rows that decode. They run eagerly."""
     sizes = sizes_of(bench)
     short = [sizes.context] * (2 if bench.tiny else 63)
     cases: list[tuple[str, int, list[int]]] = [

@@ -20,7 +20,7 @@ HEAD_ROWS = 256
 
 
 def products(bench: Bench) -> None:
-    """Seconds beside the bound: weights, inputs and outputs over the copy rate, or operations."""
+    """Seconds, and the bound: weights, inputs and outputs by the copy rate, or operations."""
     for shape in (TINY,) if bench.tiny else SHAPES:
         for name, (rows, columns) in shape.projections.items():
             for tokens in (1, 3) if bench.tiny else TOKENS:

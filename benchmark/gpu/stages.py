@@ -19,9 +19,10 @@ RESUMED = ("", "rest", "rest again", "rest once more")
 
 @dataclass(frozen=True)
 class Stage:
-    """
+    """A stage of the benchmark.
+
     Attributes:
-        seconds: share of 30 minutes. What a stage leaves, the next ones have.
+        seconds: its share of 30 minutes; later stages get what it does not use.
         code: module and function in this package.
         title: heading in the report.
         modes: tried in order until one ends; keys of ``MODES``, ``RESUMED`` or ``ONCE``.

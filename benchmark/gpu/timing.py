@@ -30,11 +30,12 @@ Work = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timing:
-    """
+    """A measured time.
+
     Attributes:
-        seconds: of one call on the device, the median of several rounds.
-        host: seconds that the host takes to launch one call, eagerly.
-        how: graph, events or clock.
+        seconds: time of one call on the device, the median of several rounds.
+        host: seconds that the host takes to launch one call without a graph.
+        how: how it was measured: "graph", "events" or "clock".
     """
 
     seconds: float

@@ -83,7 +83,8 @@ def page() -> str:
 
 
 def _follow(requirements: Iterable[Requirement], found: dict[str, str], extra: str = "") -> None:
-    """Add requirements to ``found``, by name, and what is required by those installed here."""
+    """Add requirements to ``found``, by name, and in turn those of each one that is installed
+    here."""
     for requirement in requirements:
         name = canonicalize_name(requirement.name)
         marker = requirement.marker

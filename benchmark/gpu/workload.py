@@ -163,7 +163,8 @@ def decode_batches(
 
 
 def prompt_batch(worker: ModelWorker, lengths: Sequence[int], chunk: int) -> Batch:
-    """A pass over ``chunk`` tokens of a new prompt beside rows of ``lengths`` that decode."""
+    """A pass over ``chunk`` tokens of a new prompt, together with rows of ``lengths`` that
+    decode."""
     tables = page_tables(worker, [chunk, *lengths])
     r = random.Random(1)
     tokens = ints(r.randrange(worker.runner.reader.vocab) for _ in range(chunk))

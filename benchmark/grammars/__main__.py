@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _asked(options: argparse.Namespace, name: str, tokens: str, folder: str) -> Asked:
-    """Raises Missing."""
+    """Open a contender, after writing its vocabulary. Raises Missing where it is not installed."""
     path = Path(folder) / f"{tokens}.json"
     if not path.exists():
         Tokens.write(path, tokens, vocabulary(tokens))

@@ -20,7 +20,7 @@ class Missing(Exception):
 
 
 class Asked:
-    """Raises Missing."""
+    """Opens a contender in a process of its own. Raises Missing where it is not installed."""
 
     def __init__(self, name: str, vocabulary: Path, python: str, limit: float) -> None:
         self.name = name

@@ -1,7 +1,7 @@
 """Contenders: one interface over our grammars and those of other projects.
 
-A contender is made once with a vocabulary; ``compile`` gives a function that makes walkers. What it
-cannot carry it refuses with an exception of any kind.
+A contender is made once with a vocabulary; ``compile`` gives a function that makes walkers. A
+contender refuses a constraint that it does not support with an exception of any kind.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Api(Protocol):
         self, prompt: str, max_tokens: int, *, stop: Sequence[str] = (), regex: str = "",
         json_schema: Mapping[str, Any] | None = None, n: int = 1,
     ) -> list[str]:  # fmt: skip
-        """``n`` texts behind ``prompt``."""
+        """``n`` texts after ``prompt``."""
 
     async def chat(
         self, messages: Sequence[Message], max_tokens: int, *, stop: Sequence[str] = ()

@@ -51,7 +51,7 @@ def heading() -> str:
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
-    """Fields of a record beside its figures: time, options, environment."""
+    """Fields of a record besides its figures: time, options, environment."""
     return {"time": now(), "options": vars(options), "environment": environment()}
 
 

@@ -55,7 +55,7 @@ def main(
 
 
 def _checked(options: argparse.Namespace) -> None:
-    """Raises ValueError for options that would come to nothing, before time is spent."""
+    """Raise ValueError for options that cannot have a result, before time is spent on them."""
     if options.contenders and not options.peers:
         raise ValueError("--contenders chooses who takes turns: give --peers with it")
     if options.output_file:
@@ -168,7 +168,8 @@ def _model(claim: Claim, options: argparse.Namespace) -> Path:
 
 
 def _opened(claim: Claim, options: argparse.Namespace, known: Known) -> Side:
-    """Raises ImportError, OSError or ValueError with a word where the side cannot be had."""
+    """Open the side that the options name. Raises ImportError, OSError or ValueError where that
+    fails, with the reason."""
     model = _model(claim, options)
     random = model != EMBEDDED
     if options.backend == "openai-url":

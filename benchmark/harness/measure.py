@@ -82,8 +82,8 @@ def run_program(
 
 
 def run_plain(claim: Claim, api: Api, items: Sequence[Item], mode: str) -> Outcome:
-    """The same in plain client code. What the ``api`` holds of the event loop is let go of, where
-    it has a ``close``."""
+    """The same in plain client code. An ``api`` with a ``close`` is closed, since it may hold
+    resources of the event loop."""
 
     async def whole() -> Outcome:
         try:

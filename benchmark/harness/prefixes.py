@@ -1,7 +1,7 @@
 """Prefixes: how many tokens a batch of requests has to compute at least, by counting its prefixes.
 
 A prefix is a token with all that stands before it, which is what a slot of the KV cache holds. All
-is exact but for two prefixes that have the same number of 64 bits: some 3 chances in 10^8 with a
+is exact except for two prefixes that have the same number of 64 bits: some 3 chances in 10^8 with a
 million of them.
 """
 

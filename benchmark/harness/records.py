@@ -29,8 +29,8 @@ def line(record: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> list[Record]:
-    """Raises OSError where there is no such file, ValueError for a line that is not JSON. A last
-    line cut short is left out."""
+    """Read the records of a file, without a last line that was cut short. Raises OSError where
+    there is no such file, and ValueError for a line that is not JSON."""
     found = []
     lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 ends none
     for number, text in enumerate(lines):

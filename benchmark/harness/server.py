@@ -1,5 +1,5 @@
-"""Server: one that is started for a measurement, as its users start it, in a process group that can
-be stopped while others are measured."""
+"""Server: a server started for a measurement by its own command, in a process group that is
+suspended (SIGSTOP) while others are measured."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ class Ours(_Served):
         return run_program(claim, self._backend, items, mode, **self._params(claim))
 
     def flush(self) -> None:
-        """Raises BackendError where it is busy for long: what is kept would count as speed."""
+        """Empty the prefix cache, since hits from an earlier run would count as speed. Raises
+        BackendError where the server stays busy."""
         with suppress(Unsupported):
             _until_idle(self._backend.flush_cache, BackendError, lambda error: error.status)
 
@@ -121,7 +122,7 @@ class Plain(_Served):
         )  # fmt: skip
 
     def flush(self) -> None:
-        """Raises httpx.HTTPError as ``Ours`` does BackendError."""
+        """Empty the prefix cache. Raises httpx.HTTPError where the server stays busy."""
         if self._flush_path:
             _until_idle(self._ask_to_flush, httpx.HTTPStatusError, lambda e: e.response.status_code)
 

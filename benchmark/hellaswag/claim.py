@@ -19,7 +19,7 @@ SHOTS, FACTS = 20, 3
 SENTENCES = {False: FACTS, True: 7}
 """Of a passage. Twenty long examples are about as many tokens as twenty of HellaSwag."""
 ENDING = {False: 0, True: 2}
-"""Sentences behind an ending's answer, at most."""
+"""Sentences after an ending's answer, at most."""
 
 
 def items(scale: Scale, seed: int) -> list[Item]:

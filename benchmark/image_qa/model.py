@@ -14,7 +14,7 @@ from benchmark.harness import text_model
 from benchmark.models import EMBEDDED, once, write_json
 
 MARK = "<image>"
-MORE = 64  # rows of the embeddings behind the text model's: the first is that of ``MARK``
+MORE = 64  # rows of the embeddings after the text model's: the first is that of ``MARK``
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class AgentTurn:
 
     Attributes:
         gap: seconds between the answer before and this request; of a first turn, 0.
-        blocks: (identity, tokens) of what the prompt has behind the tokens it keeps; what has one
+        blocks: (identity, tokens) of what the prompt has after the tokens it keeps; what has one
             identity is one text.
         generated: tokens of the answer.
         keep: tokens of prompt and answer before that the prompt begins with; ``ALL`` of them.
@@ -56,7 +56,7 @@ class Program:
     arrival: float = 0.0
 
     def lengths(self) -> list[int]:
-        """Tokens of the context behind each answer."""
+        """Tokens of the context after each answer."""
         found, total = [], 0
         for turn in self.turns:
             kept = total if turn.keep == ALL else turn.keep
@@ -122,9 +122,9 @@ def programs_of(
     """Make programs of the rows of a trace, one request a row.
 
     Every row has ``timestamp`` (ms), ``input_length``, ``output_length`` and ``hash_ids``, one of
-    each ``block`` tokens of the prompt: equal ids are equal blocks behind equal beginnings. Rows of
+    each ``block`` tokens of the prompt: equal ids are equal blocks after equal beginnings. Rows of
     one ``session_id`` are one program, in the order of the file. Without that field, a row goes on
-    with the last program whose prompt, but for its last block, it begins with.
+    with the last program whose prompt, except for its last block, it begins with.
 
     A turn comes its gap after the answer before: ``tool_wait_ms`` plus ``delay`` where the row has
     one of them, else the difference of the timestamps, which also holds the time of the recorded

@@ -6,7 +6,7 @@ and do not. A page is its tokens *and* all tokens before it. A prompt's page is 
 all pages before it are in the cache.
 
 Belady's rule evicts the page that will be read furthest in the future, of those read by the same
-turn the deepest. It knows the whole run. A page is read whenever one behind it is, so its next use
+turn the deepest. It knows the whole run. A page is read whenever one after it is, so its next use
 is never later: what the rule keeps are whole beginnings, and no rule has more hits.
 """
 

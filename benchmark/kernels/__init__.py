@@ -1,1 +1,1 @@
-"""Kernels of sgl-kernel, one by one, beside torch."""
+"""Kernels of sgl-kernel, one by one, against torch."""

@@ -1,4 +1,4 @@
-"""``python -m benchmark.kernels``: the native kernels beside torch, products and attention."""
+"""``python -m benchmark.kernels``: the native kernels against torch: products and attention."""
 
 from __future__ import annotations
 

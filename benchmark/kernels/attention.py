@@ -1,4 +1,4 @@
-"""Native attention and sampling beside torch: ``python -m benchmark.kernels.attention``.
+"""Native attention and sampling against torch: ``python -m benchmark.kernels.attention``.
 
 Both sides of a case run in turns, and the ratio of a turn's two times is taken; the median of the
 ratios is reported with its quartiles. Processor time counts, not the clock: cores may be shared.
@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows of ``new`` tokens behind ``context`` ones, of which all rows share ``shared``."""
+    """Rows of ``new`` tokens after ``context`` ones, of which all rows share ``shared``."""
 
     rows: int
     context: int

@@ -1,4 +1,4 @@
-"""Native matrix products beside torch's: ``python -m benchmark.kernels.gemm``.
+"""Native matrix products against torch's: ``python -m benchmark.kernels.gemm``.
 
 Both sides run in turns over the same copies of the weights, more of them than the caches hold, and
 the ratio of a turn's two times is taken; its median counts. GB/s (of packed weights) and GFLOP/s

@@ -2,7 +2,7 @@
 ratios to a dense model in bfloat16 of the same active size.
 
 Random weights, in turns: prompts of ``--input-len`` tokens with one sampled token each, and texts
-of ``--output-len`` tokens behind short prompts, for each number of requests at once. Every text is
+of ``--output-len`` tokens after short prompts, for each number of requests at once. Every text is
 checked: its log-probabilities are finite, it is the same in every round, and its request alone
 gives it too.
 """

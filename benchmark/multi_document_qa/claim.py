@@ -1,7 +1,7 @@
 """Questions about several documents, encoded side by side: each attends to the task, and to itself,
 as if the others were not there. Four questions follow each set of documents.
 
-A document is a few facts, behind an essay where lengths are as in the paper. Plain client code
+A document is a few facts, after an essay where lengths are as in the paper. Plain client code
 sends the documents as one text, since OpenAI's API knows no other way: see ``line_retrieval``.
 """
 

@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _measured(options: argparse.Namespace, given: Sequence[str]) -> Log:
-    """Raises ValueError for an unknown name, or no time."""
+    """Measure what the options name. Raises ValueError for an unknown name, or no time."""
     from benchmark.harness.contenders import contenders
     from benchmark.harness.machine import machine
     from benchmark.paper.desk import Desk

@@ -1,4 +1,5 @@
-"""Alone: our engine beside itself in this process, with a part off, watched, or with less to do."""
+"""Alone: our engine against itself in this process, with a part off, watched, or with less to
+do."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def hit_rate(desk: Desk, claim: Claim) -> None:
 def same_answers(
     desk: Desk, claim: Claim, ablations: Sequence[Ablation], others: Sequence[Side] = ()
 ) -> Iterator[Record]:
-    """Each of ``ablations`` and ``others`` beside everything on."""
+    """Compare each of ``ablations`` and ``others`` with everything on."""
     items, full = claim.items(Scale(desk.answered), desk.seed), []
     work = [(claim, items)]
     for found in sameness.compared(work, ablations, desk.trained(claim)):

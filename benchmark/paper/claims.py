@@ -39,7 +39,8 @@ class Broken(Exception):
 
 
 def claim(name: str) -> Claim:
-    """Raises Broken where its module is not there, does not load, or is another's."""
+    """Return the claim of a name. Raises Broken where its module is missing, does not load, or
+    holds a claim of another name."""
     try:
         found = import_module(f"benchmark.{name}.claim").CLAIM
     except Exception as error:

@@ -85,7 +85,7 @@ def _short(left: Sequence[str]) -> None:
 
 
 def images(desk: Desk, claim: Claim, until: float) -> None:
-    """Ours beside one question after the other, as the paper's baseline answers them."""
+    """Parallel questions against one after the other, as the paper's baseline answers them."""
     from benchmark.harness.ablations import ABLATIONS, FULL, opened
     from benchmark.image_qa.author import Author
 
@@ -103,7 +103,7 @@ def images(desk: Desk, claim: Claim, until: float) -> None:
 
 
 def ablations(desk: Desk, claim: Claim, until: float) -> None:
-    """Measure our engine with one thing off beside itself with all on."""
+    """Measure our engine with one thing off against itself with all on."""
     from benchmark.harness.ablations import ABLATIONS, FULL
     from benchmark.harness.sameness import concerns
     from benchmark.paper.alone import compared
@@ -189,5 +189,5 @@ WORKS: dict[str, Work] = {
     "ablations": (claims.ABLATED, 6, ablations),
     "curve": ((CURVE,), 8, curve),
 }
-"""Of the whole run. First what takes as long as it takes, seven minutes in all; what comes behind
+"""Of the whole run. First what takes as long as it takes, seven minutes in all; what comes after
 has fewer items and rounds where time is short."""

@@ -1,6 +1,6 @@
 """Plan: parts of a run one after the other, each with its share of the time that is left.
 
-A part gets ``left x weight / weights of itself and all behind it``. So what one leaves over goes to
+A part gets ``left x weight / weights of itself and all after it``. So what one leaves over goes to
 those behind it, and what one overruns is taken from them.
 """
 

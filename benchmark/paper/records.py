@@ -18,7 +18,7 @@ class Log:
     belongs to."""
 
     def __init__(self, path: Path, again: bool) -> None:
-        """``again``: behind what the file has; else the file begins anew."""
+        """``again``: after what the file has; else the file begins anew."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.records: list[Record] = read(path) if again and path.exists() else []
         write(path, self.records)

@@ -1,4 +1,5 @@
-"""Rounds: sides that take turns at a claim until their rounds, or their time, are over."""
+"""Rounds: the sides (our engine and its peers) run one claim in turns, until their rounds are done
+or their time is used up."""
 
 from __future__ import annotations
 

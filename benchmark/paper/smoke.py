@@ -31,7 +31,7 @@ from benchmark.peers.child import ROOT
 SECONDS = 120.0
 START_SECONDS = 60.0
 FORKED, CONSTRAINED = "llm_judge", "json_regex"
-"""Where branches fork behind a common prefix and where texts are held to a pattern, so that every
+"""Where branches fork after a common prefix and where texts are held to a pattern, so that every
 ablation has something to change."""
 
 

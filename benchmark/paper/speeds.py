@@ -1,4 +1,5 @@
-"""Speeds: the tables of contenders beside ours, normalised as in Figs. 5 and 6, and the targets."""
+"""Speeds: the tables that compare contenders with ours, normalised as in Figs. 5 and 6, and the
+targets."""
 
 from __future__ import annotations
 
@@ -64,8 +65,7 @@ def _fewer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> str
 
 
 def _longer(figures: Figures, kind: str, claim: str, mode: str, side: str) -> str:
-    """Note of the length of a side's texts beside ours, where they differ: it then did other
-    work."""
+    """A note where a side's texts are longer or shorter than ours: it then did other work."""
     ours, found = (figures.runs(kind, claim, mode, who) for who in (OURS, side))
     if not ours or not found or ours["items"] != found["items"]:
         return ""

@@ -1,1 +1,1 @@
-"""Ours beside other people's engines: same weights, same work, in turns."""
+"""Comparison of our engine with other people's: same weights, same work, in turns."""

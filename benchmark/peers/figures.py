@@ -89,7 +89,7 @@ class Figures:
 
 
 def counterpart(name: str) -> str:
-    """Ours that a contender is set beside: 8 bits beside 8 bits, HTTP beside HTTP."""
+    """The side of ours that a contender is compared with: 8 bits with 8 bits, HTTP with HTTP."""
     if name.endswith("HTTP"):
         return OURS_HTTP
     return OURS_SMALL if name.endswith(("Q8_0", "int8")) else OURS

@@ -63,7 +63,7 @@ TARGETS = (
 
 
 def outcomes(figures: Figures) -> Iterator[Outcome]:
-    """Outcomes of every target and size that was measured."""
+    """Yield the outcome of each target at each size that was measured."""
     for target in TARGETS:
         for size in (size for size in figures.sizes if size in target.sizes):
             if not target.beside:

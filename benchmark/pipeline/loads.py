@@ -50,7 +50,7 @@ LENGTHS: dict[str, Callable[[random.Random], tuple[int, int]]] = {
 
 
 def load(kind: str, rate: float, seconds: float, seed: int) -> list[Asked]:
-    """Poisson arrivals of ``rate`` requests a second for ``seconds``."""
+    """Requests that arrive within ``seconds``, as a Poisson process of ``rate`` a second."""
     r, now, found = random.Random(f"{kind} {seed}"), 0.0, list[Asked]()
     while (now := now + r.expovariate(rate)) < seconds:
         found.append(Asked(now, *LENGTHS[kind](r)))

@@ -35,7 +35,7 @@ class ModelCosts:
     """Milliseconds of a pass through all layers; a stage takes its share of each.
 
     ``max(floor, base + token n) + context Σ(L + x) + attention Σ(2 L x + x²)`` for n tokens in rows
-    of x tokens behind L. ``hop``: from one stage to the next.
+    of x tokens after L. ``hop``: from one stage to the next.
     """
 
     floor: float

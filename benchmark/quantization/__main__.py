@@ -2,7 +2,7 @@
 seen (`python -m benchmark.quantization`).
 
 The text is of the kind that the model was trained for, from another seed and with held-out words.
-Each answer is scored token by token behind its prompt, as it stands: no sampling, so one run is
+Each answer is scored token by token after its prompt, as it stands: no sampling, so one run is
 exact.
 """
 

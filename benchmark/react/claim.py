@@ -70,7 +70,7 @@ def _ending(at: int) -> str:
 
 
 def _recorded(at: int, step: Step) -> str:
-    """Recorded text behind ``_opening``."""
+    """Recorded text after ``_opening``."""
     return (
         f" {step['thought']}\nAction {at + 1}: {step['action']}{_ending(at)} "
         f"{step['observation'].strip()}\n"

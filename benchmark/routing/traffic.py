@@ -1,6 +1,6 @@
 """Traffic: requests of clients, generated from a seed, the same for every policy.
 
-    chats    system prompts by Zipf, conversations behind them, and lone prompts
+    chats    system prompts by Zipf, conversations after them, and lone prompts
     agents   programs of ``benchmark/interception/agent_load``: a turn, a tool, a turn ...
 
 Both yield first requests in the order of moments that are never later than the requests;

@@ -81,7 +81,7 @@ class Side:
     process: Process | None = None
 
     async def start(self) -> None:
-        """Raises OSError where it does not start."""
+        """Start the server. Raises OSError where it does not start."""
         name, flags = f"side {self.name}", [*FLAGS, *self.flags]
         self.process, self.url = await launch(name, flags, self.tree)
 

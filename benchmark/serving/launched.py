@@ -77,7 +77,7 @@ class Launched(Target):
         self.floor: float | None = None
 
     async def start(self) -> None:
-        """Raises OSError where the server does not start."""
+        """Start the server and watch its processor time. Raises OSError where it does not start."""
         self._process, url = await launch("the server", self._arguments)
         self._endpoint = Endpoint(self._protocol, url, self._asking)
         await self._endpoint.start()

@@ -56,7 +56,7 @@ async def run(options: argparse.Namespace) -> list[Column]:
 
 
 def report(columns: Sequence[Column]) -> str:
-    """The figures beside each other."""
+    """The figures, side by side."""
     engine, served = columns[0].typical, columns[1].typical
     target = columns[1].target
     assert isinstance(target, Launched)
@@ -86,7 +86,7 @@ def _grown(cost: Cost) -> str:
 
 
 def _allow(descriptors: int) -> None:
-    """Raises OSError where so many cannot be had."""
+    """Allow this process so many open descriptors. Raises OSError where the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < descriptors:
         if hard != resource.RLIM_INFINITY and hard < descriptors:

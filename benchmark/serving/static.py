@@ -38,7 +38,7 @@ class Static(Target):
         self._tokenizer: Any = None
 
     async def start(self) -> None:
-        """Raises what loading the model raises."""
+        """Load the model. Raises the errors of loading it."""
         await asyncio.to_thread(self._load)
 
     def _load(self) -> None:

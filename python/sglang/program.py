@@ -442,9 +442,8 @@ class SglFunction(Submittable):
         return trace(self, known)
 
     def compile(self, backend: Any = None, **known: Any) -> CompiledProgram:
-        """Return the program without its Python source, for every way of running.
-
-        ``backend`` is used where a run names none. Raise as ``trace`` does.
+        """Return the program without its Python source, for every way of running. ``backend`` is
+        used where a run names none. Raise the errors of ``trace``.
         """
         graph, tools = trace_with_tools(self, known)
         return CompiledProgram(graph, backend, tools)

@@ -486,7 +486,7 @@ class ForkGroup:
             self._parent[name] = [e.stream.variables.get(name) for e in executors]
 
     def show(self, file: TextIO | None = None) -> None:
-        """``show`` of the parent, its forks behind it."""
+        """``show`` of the parent, its forks after it."""
         self._parent.show(file)
 
     def __repr__(self) -> str:

@@ -57,7 +57,7 @@ def execute_shell_command(command: str) -> subprocess.Popen[str]:
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
     if not words:
-        raise ValueError(f"{command!r:.80} names no program; give one behind the variables")
+        raise ValueError(f"{command!r:.80} names no program; give one after the variables")
     if words[0] in ("python", "python3"):
         words[0] = sys.executable
     return subprocess.Popen(
@@ -149,7 +149,7 @@ def read_jsonl(filename: str) -> Iterator[Any]:
 
 
 def dump_state_text(filename: str, states: Iterable[Any], mode: str = "w") -> None:
-    """Write the texts of states, or of what else is there, one behind another."""
+    """Write the texts of states, or of what else is there, one after another."""
     from sglang.state import ProgramState
 
     with open(filename, mode, encoding="utf-8") as file:
@@ -177,7 +177,8 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
 
 
 def encode_image_base64(image: Any) -> str:
-    """Base64 of an image: a path, its bytes or a PIL image. Raises as ``sglang.image``."""
+    """Base64 of an image: a path, its bytes or a PIL image. Raises the errors of
+    ``sglang.image``."""
     from sglang.ir.prompt_media import medium
 
     return medium("image", image).base64

@@ -64,7 +64,7 @@ class OpenaiUrl:
 
     async def choose(self, prompt: str, options: Sequence[str]) -> int:
         """Every option is scored by a request of its own: side by side where a server computes the
-        whole of each anyway, else one by one, or the others behind the first, so that they find
+        whole of each anyway, else one by one, or the others after the first, so that they find
         its KV."""
         if self.dialect.forced is None:
             scores = await asyncio.gather(*(self._score(prompt, option) for option in options))

@@ -48,7 +48,7 @@ def part_of_hits(engine: EngineCore, rate: float) -> Iterator[None]:
 
     The request computes the rest on pages of its own. When the next pass is planned they are
     exchanged for the tree's, and the tokens after them are published. So the tree grows as ever,
-    but for requests of one pass: tokens that one computes after a hit that was cut match no other.
+    except requests of one pass: tokens that one computes after a hit that was cut match no other.
 
     Raises ValueError for a rate outside [0, 1].
     """
@@ -73,7 +73,7 @@ def part_of_hits(engine: EngineCore, rate: float) -> Iterator[None]:
 def whole_sequences(engine: EngineCore) -> Iterator[None]:
     """No tree: a table of whole sequences.
 
-    A request that ends makes two entries: its prompt, and its prompt and output (but for the last
+    A request that ends makes two entries: its prompt, and its prompt and output (without the last
     generated token, whose KV was not computed). A request that ends before its prompt is computed,
     because it is retracted or aborted, makes one entry of the computed part. A prompt uses the
     longest entry that it is equal to or continues. An entry that only shares a beginning with it

@@ -39,7 +39,8 @@ class Http:
         return {"versions": {}}
 
     async def _ready(self) -> None:
-        """Raises OSError where the server ends, or does not answer in time."""
+        """Wait until the server answers. Raises OSError where it ends, or does not answer in
+        time."""
         until = monotonic() + READY_SECONDS
         while True:
             if self.server.poll() is not None:

@@ -51,7 +51,7 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop. Its thread begins, where it has not. Raise CancelledError behind
+        """The event loop. Its thread begins, where it has not. Raise CancelledError after
         ``close``."""
         with self._lock:
             self._ensure()

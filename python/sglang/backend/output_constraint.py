@@ -71,7 +71,7 @@ class OutputConstraint:
         return None
 
     def check(self, text: str) -> None:
-        """Raises InvalidOutput if ``text`` does not satisfy the constraint."""
+        """Raise InvalidOutput if ``text`` does not satisfy the constraint."""
         self.parse(text)
 
     def instruction(self) -> str:
@@ -123,7 +123,8 @@ class Regex(OutputConstraint):
         return text
 
     def check(self, text: str) -> None:
-        """Raises ValueError where Python cannot read the pattern."""
+        """Raise InvalidOutput if ``text`` does not match. Raises ValueError where Python cannot
+        read the pattern."""
         try:
             matches = re.fullmatch(self.pattern, text)
         except re.error as error:
@@ -213,8 +214,8 @@ class JsonSchema(OutputConstraint):
 
     @cached_property
     def sent(self) -> dict[str, Any]:
-        """The schema for a backend that enforces. A type has no keys beside its own, so the schema
-        forbids others."""
+        """The schema for a backend that enforces. An object of a type has only the type's keys, so
+        the schema forbids others."""
         if isinstance(self.source, (str, Mapping)):
             return self.schema
         return dict(types.closed(self.schema))
@@ -382,7 +383,8 @@ def constraint_of(params: GenParams) -> OutputConstraint | None:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Raises TypeError or ValueError."""
+    """Return the texts of ``one_of``, each once. Raises TypeError where it is no list of texts, and
+    ValueError where it is empty or has an empty text."""
     if isinstance(value, str) or not all(isinstance(one, str) for one in value):
         raise TypeError(f"one_of is {value!r:.60}; give a list of texts")
     if not value or "" in value:

@@ -110,7 +110,8 @@ def parse_partial(schema: Any, text: str) -> Any:
 
 
 def _decoded(text: str, **options: Any) -> Any:
-    """Raises ValueError, also for nesting beyond 200 levels and for half a surrogate pair."""
+    """Decode JSON. Raises ValueError, also for nesting beyond 200 levels and half a surrogate
+    pair."""
     from pydantic_core import from_json
 
     return from_json(text.encode("utf-8", "surrogatepass"), allow_inf_nan=False, **options)

@@ -286,7 +286,7 @@ class ApiBackend(Backend):
         return client
 
     def check_open(self) -> None:
-        """Raises BackendError after ``shutdown``."""
+        """Raise BackendError after ``shutdown``."""
         if self._closed:
             raise BackendError(f"this {self.name} backend has been shut down")
 

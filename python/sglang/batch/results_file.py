@@ -139,7 +139,8 @@ class ResultsFile:
         return known
 
     def _refuse(self, name: str, value: Any, kind: str) -> None:
-        """Raises TypeError for what JSON would not give back as it was."""
+        """Raise TypeError for the value in ``value`` that a JSON file would not give back
+        unchanged."""
         if isinstance(value, list):
             for item in value:
                 self._refuse(name, item, f"list with {type(item).__name__}")

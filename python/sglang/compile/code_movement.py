@@ -6,7 +6,7 @@ first, so that more of the prompt is shared between runs. This is the one pass t
 so it runs on request only, and an order is taken only if it
 
 - is a permutation in which every piece stays in its turn;
-- keeps references between pieces: one that says "above" stays behind all that it was behind, one
+- keeps references between pieces: one that says "above" stays after all that it was after, one
   that says "below" or "following" before all that it was before;
 - leaves the piece that the model is to continue where it is;
 - makes the constant prefix no shorter.
@@ -70,7 +70,7 @@ class PromptPiece:
     """Part of an opening.
 
     Attributes:
-        nodes: ConstantText, Argument and Image, without the white space ``tail`` behind them.
+        nodes: ConstantText, Argument and Image, without the white space ``tail`` after them.
         turn: pieces of one turn may be exchanged.
         fixed: the model continues it, so it stays where it is.
     """

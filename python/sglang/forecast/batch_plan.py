@@ -44,7 +44,8 @@ class Prices:
 
     @classmethod
     def of(cls, prices: Mapping[str, float] | None) -> Prices:
-        """Raises ValueError, naming it, for what is no price or is missing."""
+        """Return the prices of a mapping. Raises ValueError for a price that is missing or
+        invalid."""
         if prices is None:
             return cls()
         found = checked_prices(prices)
@@ -184,8 +185,8 @@ class Plan:
         return self.cached_tokens / (self.prompt_tokens or 1)
 
     def compare(self, states: ProgramState | Sequence[ProgramState]) -> Comparison:
-        """The plan beside what has happened: the states that ``run`` or ``run_batch`` gave for the
-        items of the plan."""
+        """Compare the plan with what has happened: the states that ``run`` or ``run_batch`` gave
+        for the items of the plan."""
         several = [states] if isinstance(states, ProgramState) else list(states)
         if len(several) != self.items:
             raise ValueError(f"the plan is for {self.items} items, not {len(several)} states")

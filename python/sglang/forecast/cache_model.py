@@ -5,7 +5,7 @@ The rules are those of the runtime's radix cache:
 - A request finds the longest prefix that any request before it has had computed, up to a limit: a
   token whose output is wanted is computed whatever the cache holds.
 - What a request computes is there for the next one at once, in the same pass too. So the order of
-  requests does not matter, but for those whose prompts begin one another.
+  requests does not matter, except for those whose prompts begin one another.
 - Hits and what is kept are whole pages.
 """
 
@@ -31,7 +31,7 @@ class Need:
     Attributes:
         prompt: its units.
         limit: the longest prefix that may come from the cache.
-        kept: generated units behind the prompt that stay in the cache.
+        kept: generated units after the prompt that stay in the cache.
         space: prompts share nothing across spaces (adapters).
     """
 

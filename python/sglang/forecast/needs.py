@@ -79,7 +79,7 @@ class NativeBiller:
         return Bill((alone, *branches), generated, len(branches))
 
     def _generated(self, prompt: Prompt, read: Units, text: str) -> Units:
-        """Units of a text behind a prompt that has been read."""
+        """Units of a text after a prompt that has been read."""
         whole = self._reader.units(replace(prompt, text=prompt.text + text))
         if whole[: len(read)] == read:
             return whole[len(read) :]

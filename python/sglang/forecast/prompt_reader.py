@@ -18,7 +18,7 @@ from sglang.forecast.token_units import UnitTokens
 from sglang.forecast.unknowns import STANDS, Unknowns, run
 from sglang.ir.chat_template import ChatTemplate
 
-# Marks of the first unit of a text that is encoded side by side with others, and of the text behind
+# Marks of the first unit of a text that is encoded side by side with others, and of the text after
 # them: the runtime finds KV by such keys (its core/segments).
 OPENS, SIBLING = 1 << 60, 1 << 61
 TURN = 4  # tokens around a chat message

@@ -209,7 +209,7 @@ class Ctx:
         mask: Sequence[Sequence[bool]] | None = None,
         **more: Any,
     ) -> Awaitable[int]:
-        """The token sampled behind the last of ``iemb``. ``params``: as of ``/generate``.
+        """The token sampled after the last of ``iemb``. ``params``: as of ``/generate``.
         ``more``: uniform, history, allowed."""
         inputs = _inputs(ikv, iemb, okv, oemb, mask)
         return self._turns.ask(
@@ -219,7 +219,7 @@ class Ctx:
     async def get_next_dist(
         self, queue: int, emb: int, k: int = TOP, probe: Sequence[int] = ()
     ) -> Dist:
-        """The ``k`` most likely tokens behind an output embedding; -2: all of the vocabulary."""
+        """The ``k`` most likely tokens after an output embedding; -2: all of the vocabulary."""
         answer = self._turns.ask("get_next_dist", queue=queue, emb=emb, k=k, probe=packed(probe))
         return Dist(await answer)
 
@@ -243,7 +243,7 @@ class Ctx:
     def select(
         self, prompt: str | Sequence[int], choices: Sequence[str]
     ) -> Awaitable[dict[str, Any]]:
-        """The likeliest choice behind a prompt: index, text, logprobs."""
+        """The likeliest choice after a prompt: index, text, logprobs."""
         return self._turns.ask("select", choices=list(choices), **_prompt(prompt))
 
     def sleep(self, seconds: float) -> Awaitable[None]:

@@ -16,7 +16,7 @@ class HandleNumbers:
         self._free: deque[int] = deque()
 
     def take(self, count: int) -> list[int]:
-        """Raises ValueError where there are not so many."""
+        """Return ``count`` unused handles. Raises ValueError where fewer are free."""
         fresh = min(count, HANDLES - self._next)
         if count - fresh > len(self._free):
             raise ValueError(f"{count} more handles would be more than {HANDLES}; free some first")

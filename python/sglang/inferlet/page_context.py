@@ -41,7 +41,7 @@ class PageContext:
         self._fixed: set[int] = set()  # pages that were exported, imported or come from the cache
         self._spare: list[int] = []
         self._embs: list[int] = []
-        self._dist: Dist | None = None  # behind the last token, where that is computed
+        self._dist: Dist | None = None  # after the last token, where that is computed
         self._chance: random.Random | None = None  # of this text's samples alone
         self._numbers: deque[float] = deque()  # random numbers whose tokens were given up
 
@@ -70,7 +70,7 @@ class PageContext:
     # Generation.
 
     async def next_dist(self, k: int = TOP, probe: Sequence[int] = ()) -> Dist:
-        """The distribution behind the text."""
+        """The distribution after the text."""
         wanted = self.ctx.vocab_size if k == WHOLE else k
         if self._dist is None or len(self._dist) < wanted or probe:
             if self.computed == len(self.tokens):
@@ -81,7 +81,7 @@ class PageContext:
     async def next_dists(
         self, drafts: Sequence[int], k: int = 1, probe: Sequence[int] = ()
     ) -> list[Dist]:
-        """The distributions behind the text, and behind the text with each more of ``drafts``, in
+        """The distributions after the text, and after the text with each more of ``drafts``, in
         one pass. The drafts belong to the text from now on; ``cut`` removes those that are wrong.
         """
         self.extend(drafts)
@@ -95,7 +95,7 @@ class PageContext:
         return list(await asyncio.gather(*asked))
 
     async def sample(self, params: dict[str, Any], history: Sequence[int] = ()) -> int:
-        """A token behind the text, which the engine samples; it is not appended. ``params``: as of
+        """A token after the text, which the engine samples; it is not appended. ``params``: as of
         ``/generate``."""
         if self.computed == len(self.tokens):
             self.forget(self.computed - 1)
@@ -234,7 +234,7 @@ class PageContext:
         return child
 
     async def join(self, *others: PageContext, since: int) -> None:
-        """Append what the forks have generated behind token ``since``, in order, and free them."""
+        """Append what the forks have generated after token ``since``, in order, and free them."""
         for other in others:
             self.extend(other.tokens[since:])
             await other.free()
@@ -322,7 +322,7 @@ class PageContext:
         if self.computed != len(self.tokens) or offset or len(pages) * size != len(tokens):
             raise ValueError(
                 f"{len(pages)} pages hold {len(pages) * size} tokens and {len(tokens)} are given, "
-                f"behind {self.computed} of {len(self.tokens)} tokens; begin behind whole pages"
+                f"after {self.computed} of {len(self.tokens)} tokens; begin after whole pages"
             )
         self.extend(tokens)
         self.computed = len(self.tokens)
@@ -335,7 +335,7 @@ class PageContext:
         """Append tokens that have positions and are not seen. Raises ValueError where the tokens
         before are not computed."""
         if self.computed != len(self.tokens) or len(tokens) % self.ctx.page_size:
-            raise ValueError("tokens are skipped behind computed ones, and a whole page at a time")
+            raise ValueError("tokens are skipped after computed ones, and a whole page at a time")
         self.extend(tokens)
         self.computed = len(self.tokens)
         return self

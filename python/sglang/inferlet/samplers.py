@@ -67,7 +67,7 @@ def at_text(*stops: str) -> Stop:
 
 
 def at_tokens(ids: Iterable[int]) -> Stop:
-    """Stop behind any of these tokens."""
+    """Stop after any of these tokens."""
     ends = frozenset(ids)
 
     async def found(context: GrowingText, start: int) -> bool:

@@ -23,7 +23,7 @@ from sglang.semantics.transform_words import Transforms
 
 PLACEHOLDER = re.compile(r"\{\{\s*(\w*)\s*:?\s*(.*?)\s*\}\}", re.DOTALL)
 MOST_CHARS = 1 << 20  # characters of a docstring
-RAW = "_text"  # behind the name of an output that is transformed: the variable of its text
+RAW = "_text"  # after the name of an output that is transformed: the variable of its text
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ MODEL_NAMES = (
 
 
 def template_named(name: str) -> ChatTemplate:
-    """Raises ValueError for an unknown name."""
+    """Return the chat template of a name. Raises ValueError for an unknown name."""
     if name not in TEMPLATES:
         raise ValueError(f"no chat template {name!r}; use one of {sorted(TEMPLATES)}")
     return TEMPLATES[name]

@@ -96,7 +96,7 @@ def _merged(steps: Iterable[Step], ends: Collection[int]) -> tuple[Step, ...]:
 
 def prune(graph: Graph, keep: Collection[str]) -> Graph:
     """Dead-variable removal: what can influence neither the result nor the main stream's variables
-    ``keep`` goes: calls, forks, whole streams, and the text behind the last call that is wanted.
+    ``keep`` goes: calls, forks, whole streams, and the text after the last call that is wanted.
 
     Raises ValueError for a variable that the main stream does not make.
     """

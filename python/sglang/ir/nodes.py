@@ -51,7 +51,8 @@ class Node:
 
 
 def node_of(value: object) -> Node:
-    """Raises TypeError for what cannot be appended to a state."""
+    """Return the node for a value that is appended to a state. Raises TypeError for other
+    values."""
     if isinstance(value, Node):
         return value
     if isinstance(value, str):

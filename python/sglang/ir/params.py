@@ -173,8 +173,8 @@ def params_and_arguments(
 ) -> tuple[GenParams, dict[str, Any]]:
     """Return the complete generation parameters of a run, and the arguments of its program.
 
-    A name of ``arg_names`` is an argument, even if a parameter has it too. Raise TypeError where a
-    parameter is given by two names.
+    A name in ``arg_names`` is an argument, even if a parameter is called so, too. Raise TypeError
+    where a parameter is given under its name and under an alias.
     """
     own = {name: value for name, value in kwargs.items() if name in arg_names}
     rest = {name: value for name, value in kwargs.items() if name not in own}

@@ -77,7 +77,8 @@ def medium(kind: str, source: Any, num_frames: int = 0) -> Media:
 
 def sent(kind: str, value: Any) -> Any:
     """``image_data`` or ``video_data`` of a request with bytes, PIL images and files of this
-    process in place: the runtime is given URLs. Lists are gone through. Raises as ``medium``."""
+    process in place: the runtime is given URLs. Lists are gone through. Raises the errors of
+    ``medium``."""
     if isinstance(value, (list, tuple)):
         return [sent(kind, one) for one in value]
     if isinstance(value, dict) and "url" in value:

@@ -1,6 +1,6 @@
 """AnsweredBackend: the backend of a replay, which answers each call with the server's result.
 
-The k-th call of a stream is the k-th call of that stream in the submission. A call behind the last
+The k-th call of a stream is the k-th call of that stream in the submission. A call after the last
 one, as of a state that the program's reader goes on with, goes to the backend itself.
 """
 

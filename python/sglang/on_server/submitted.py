@@ -76,7 +76,8 @@ class VariableFuture(Promised):
         LOOP.start(_quietly, self.program.call, "/v1/cancel", self, {})
 
     async def id(self) -> str:
-        """The semantic variable's id on the server. Raises as the submission has failed."""
+        """The semantic variable's id on the server. Raises the submission's error where it
+        failed."""
         ids = await self.program.variables()
         if self.name not in ids:
             raise SglangError(
@@ -131,7 +132,8 @@ class Submitted:
         self.replayed: ProgramState
 
     def __getitem__(self, name: str) -> VariableFuture:
-        """Raises UnknownVariable for a name that the program does not make."""
+        """Return the future of a variable. Raises UnknownVariable where the program makes none of
+        this name."""
         if name not in self._lowered.names:
             known = sorted(self._lowered.names)
             raise UnknownVariable(f"the program makes no variable {name!r}; it makes {known}")
@@ -241,7 +243,8 @@ class Submitted:
                 raise
 
     async def _submit(self) -> None:
-        """Raises what the server refuses the submission with."""
+        """Send the program to the server. Raises the server's error where it refuses the
+        program."""
         key = uuid.uuid4().hex
         promised = {name: await self._sent(p) for name, p in self._lowered.promised.items()}
         submission = self._lowered.submission

@@ -3,10 +3,11 @@
 An API bills the whole prompt at every call. Here a call may run on past its stop, and its text is
 matched with the text and gens that the program appends next.
 
-Completion models ("text"): the constants and gens that follow consume the ``Leftover`` behind a
-gen's stop. Chat models ("chat"): the gens of one assistant turn are deferred; at its end one reply
-is requested and matched with the turn's pattern (``match``). Where the text differs from the
-pattern, or a gen's own limits could have ended it earlier, the gen gets a call of its own.
+Completion models ("text"): the text after a gen's stop is kept (``Leftover``). The constants and
+gens that follow are matched with it. Chat models ("chat"): the gens of one assistant turn are
+deferred. At the turn's end one reply is requested, and matched with the turn's constants and gens
+in order (``match``). A gen gets a call of its own where the text differs, or where its own limits
+could have ended it earlier.
 """
 
 from __future__ import annotations

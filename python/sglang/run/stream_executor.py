@@ -395,14 +395,14 @@ class StreamExecutor:
         return self._read(name, self.stream.variables)
 
     def meta(self, name: str) -> Any:
-        """Return the meta_info of a variable, {} where it has none. Raise as ``value`` does."""
+        """Return the meta_info of a variable, {} where it has none. Raise the errors of
+        ``value``."""
         self._wait_for(lambda: self._settled(name))
         return self._read(name, self.stream.meta, {})
 
     def watch(self, name: str | None) -> Iterator[tuple[str, bool]]:
         """Yield (text so far, complete) of a variable, or of the state, whenever it has grown.
-
-        Raise as ``value`` does.
+        Raise the errors of ``value``.
         """
         last: str | None = None
         while True:

@@ -135,7 +135,8 @@ def _events(reply: Any, url: str) -> Iterator[bytes]:
 
 
 def _piece(data: bytes) -> ChatPiece:
-    """Raises BackendError where the event is an error, or no chunk of a chat."""
+    """Return the piece in a stream's event. Raises BackendError where the event is an error, or no
+    chunk of a chat."""
     try:
         event = json.loads(data)
         if "error" in event:

@@ -116,7 +116,7 @@ def fitting(
     parameters that are annotated ``str``. ``@FILE`` is the text of a file, ``@@...`` a text that
     begins with @. Raises ProgramFileError."""
     signature = inspect.signature(program.func)
-    parameters = dict(list(signature.parameters.items())[1:])  # behind s
+    parameters = dict(list(signature.parameters.items())[1:])  # after s
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     usage = f"{program.func.__name__}{signature}".replace("(s, ", "(").replace("(s)", "()")
     found: dict[str, Any] = {}

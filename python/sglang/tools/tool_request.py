@@ -88,7 +88,7 @@ def verify_params(params: GenParams) -> None:
     for name in ("regex", "ebnf", "structural_tag", "dtype", "one_of"):
         if getattr(params, name) is not None:
             raise Unsupported(
-                f"{name} cannot be given with tools; use schema=, which the answer behind the "
+                f"{name} cannot be given with tools; use schema=, which the answer after the "
                 "calls then has"
             )
 

@@ -28,7 +28,7 @@ def tree_of(state: Any) -> ForkTree:
 
 
 def show_tree(state: Any, file: TextIO | None = None) -> None:
-    """Print a state as far as it is written, and behind it what each of its forks has added."""
+    """Print a state as far as it is written, and after it what each of its forks has added."""
     print("\n".join(_lines(tree_of(state), Paint(file), 0)), file=file)
 
 

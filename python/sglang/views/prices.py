@@ -8,7 +8,8 @@ PRICES = ("input", "cached", "output")
 
 
 def checked_prices(prices: Mapping[str, float] | None) -> dict[str, float]:
-    """Raises ValueError for what is no mapping, a price of something else, or below zero."""
+    """Return the prices as a dict, {} for None. Raises ValueError where they are no mapping, a name
+    is unknown, or a price is below zero."""
     if prices is not None and not isinstance(prices, Mapping):
         raise ValueError(f"prices is {prices!r:.60}; give a dict of dollars by name")
     found = dict(prices or {})

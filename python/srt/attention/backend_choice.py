@@ -80,7 +80,7 @@ def choose(
 
 def candidates(asked: str, device: Any, shape: Shape, dtype: torch.dtype) -> list[BackendChoice]:
     """The implementation for ``asked``, then, for "auto", those to go on with where it fails, the
-    fastest first. Raises as ``choose`` does."""
+    fastest first. Raises the errors of ``choose``."""
     first = choose(asked, device, shape, dtype)
     if asked != "auto":
         return [first]

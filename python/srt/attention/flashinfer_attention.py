@@ -122,7 +122,7 @@ class Levels:
     """Rows reordered so that those of a group stand together, before those of none.
 
     ``order``: int64 [R] on the device. ``count``: rows in groups. ``own``, ``shared``: offsets and
-    device pages of the keys behind the groups' keys, and of these. ``queries``: offsets of groups.
+    device pages of the keys after the groups' keys, and of these. ``queries``: offsets of groups.
     ``last``: what ``own`` has in each last page.
     """
 
@@ -192,7 +192,7 @@ class FlashInferAttention:
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     def _by_page(self, pool: Tensor) -> Tensor:
-        """[pages, page_size, kv_heads, head_dim]. The padding slot is behind the last page; a
+        """[pages, page_size, kv_heads, head_dim]. The padding slot is after the last page; a
         captured pass reaches it as the first slot of one more."""
         slots = pool if self.page_size == 1 else pool[:-1]
         return slots.view(-1, self.page_size, *pool.shape[1:])

@@ -43,7 +43,7 @@ class Decode:
 
     Attributes:
         at: flat indices of the rows' queries, int64 [R]; None where they are all there is.
-        own: keys behind the prefixes that rows share, and these; None where they share none.
+        own: keys after the prefixes that rows share, and these; None where they share none.
     """
 
     at: Tensor | None
@@ -281,7 +281,7 @@ def _firsts(rows: int, programs: int) -> list[int]:
 def _add(
     name: str, plan: dict[str, Any], arrays: dict[str, Int32Array], numbers: dict[str, int]
 ) -> None:
-    """Add the fields of a plan to what is sent, and its numbers, under their names behind
+    """Add the fields of a plan to what is sent, and its numbers, under their names after
     ``name``."""
     for field, value in plan.items():
         if isinstance(value, np.ndarray):

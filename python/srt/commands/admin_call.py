@@ -73,7 +73,7 @@ def open_server(
     body: dict[str, Any] | None = None,
     seconds: float | None = None,
 ) -> Any:
-    """The server's answer, to be read and closed. Raises as ``call_server``."""
+    """The server's answer, to be read and closed. Raises the errors of ``call_server``."""
     url, key = arguments.url.rstrip("/"), arguments.admin_api_key
     if HOST.fullmatch(url):
         url = f"http://{url}"

@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _fetch(arguments: argparse.Namespace) -> Any:
-    """Raises OSError and ValueError, with what to tell."""
+    """Request the explanation from the server. Raises OSError and ValueError, whose texts are
+    printed."""
     keys_from_environment(arguments, "api_key")
     server = argparse.Namespace(
         url=arguments.url, admin_api_key=arguments.api_key, insecure=arguments.insecure

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def is_server(words: Sequence[str]) -> bool:
     """Whether a command line is a server's."""
-    if "-m" in words[:8]:  # behind the interpreter's own flags
+    if "-m" in words[:8]:  # after the interpreter's own flags
         at = words.index("-m") + 1
         return words[at : at + 1] != [] and (
             words[at] in MODULES or list(words[at : at + 2]) == ["sglang.srt.cli", "serve"]

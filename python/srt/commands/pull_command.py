@@ -97,7 +97,7 @@ def _list(as_json: bool) -> int:
 
 
 def lines(found: Sequence[tuple[str, int]]) -> list[str]:
-    """The models as lines, their sizes behind them."""
+    """The models as lines, their sizes after them."""
     if not found:
         return ["the cache has no model; fetch one with: sglang pull OWNER/NAME"]
     wide = max(len(name) for name, _ in found)

@@ -11,7 +11,7 @@ MAX_ENGINES = 64
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Engines beside each other, and ranks: one model over several processes, devices or
+    """Several engines in parallel, and ranks: one model over several processes, devices or
     machines."""
 
     dp_size: int = flag(
@@ -21,7 +21,7 @@ class ParallelConfig:
     tp_size: int = flag(1, "tensor-parallel ranks: each has a share of every layer", type=int)
     pp_size: int = flag(1, "pipeline stages: each has some of the layers", type=int)
     base_gpu_id: int = flag(
-        0, "number of the first GPU; engines and ranks take those behind", type=int
+        0, "number of the first GPU; engines and ranks take the next ones", type=int
     )
     assigned_layers: str = flag("", "layers of each stage, as 9,7; omitted: as even as they can be")
     dist_init_addr: str = flag(

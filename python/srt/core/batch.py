@@ -115,7 +115,7 @@ class Row(msgspec.Struct, omit_defaults=True):
         probe: ids whose log-probability is wanted at the last position.
         checks: samples at the ``len(checks)`` positions before the last, each to be compared with
             the token behind it, a *draft*. The first sample that differs from its draft is the next
-            token, and the tokens behind it were computed in vain.
+            token, and the tokens after it were computed in vain.
         pool: where >= 0, the sum of the final hidden states of ``tokens[pool:]`` is wanted; the
             states themselves where ``every``.
         pieces: of images and videos among the tokens, in order.
@@ -149,7 +149,7 @@ class Row(msgspec.Struct, omit_defaults=True):
 
     @property
     def end(self) -> int:
-        """Index in the context behind the last of ``tokens``."""
+        """Index in the context after the last of ``tokens``."""
         end = self.start + len(self.tokens)
         return end if self.gap is None else end + self.gap[1] - self.gap[0]
 
@@ -236,7 +236,7 @@ class RowOutput(Drawn, omit_defaults=True):
         score_tops, score_probes: by scored position, of ``score.top`` and ``score.probe``.
         checks: one for each of ``Row.checks``.
         pooled: the sum that ``Row.pool`` requested, float64 [hidden size]; the states themselves,
-            one behind the other, where ``Row.every``.
+            one after the other, where ``Row.every``.
         unseen: keys of the images and videos that could not be encoded; the row's KV is wrong.
         error: set where this row alone failed; the other rows are valid.
     """

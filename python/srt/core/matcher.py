@@ -56,7 +56,7 @@ class Matcher(Protocol):
 
     def draft(self, limit: int) -> list[int]:
         """A guess at the next tokens, at most ``limit``, all of them allowed one after the other:
-        the forced ones, then those that most likely write the forced text behind them. Does not
+        the forced ones, then those that most likely write the forced text after them. Does not
         advance."""
         ...
 

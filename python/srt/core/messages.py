@@ -61,7 +61,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
         masked: log-probabilities are those among the tokens that the constraint allows.
         since: index of the context's token where the generation began that this request goes on
             with, after a tool's result for example: random numbers, penalties, ``min_new_tokens``
-            and the constraint count from there. -1: it begins behind the context.
+            and the constraint count from there. -1: it begins after the context.
         generated: number of the context's last tokens that this generation has produced already,
             in an engine that was lost. They count against ``max_new_tokens``, and stops are
             searched in their text too; where they end it already, the request ends at once.
@@ -99,7 +99,7 @@ EVERY = "every"
 
 class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
     """The model's last hidden states of all tokens, pooled into one vector: "last" takes the last
-    token's, "mean" the average. ``EVERY`` is the vectors of all tokens, one behind the other."""
+    token's, "mean" the average. ``EVERY`` is the vectors of all tokens, one after the other."""
 
     pooling: str = "last"
 
@@ -279,7 +279,7 @@ class PromptChunk(msgspec.Struct, tag="prompt", omit_defaults=True):
 
 
 class PromptProgress(msgspec.Struct, tag="prompt_progress"):
-    """The part of a request's prompt that is computed. None comes behind the first sampled token.
+    """The part of a request's prompt that is computed. None comes after the first sampled token.
 
     The number may fall: a request that was retracted computes again what the cache has lost.
 

@@ -2,7 +2,7 @@
 2.1), for models whose rotary embedding has sections.
 
 A text token's three parts are the same. A placeholder of an image stands where its patch does,
-counted from where the image begins, and the text behind it goes on behind the largest of its
+counted from where the image begins, and the text after it goes on after the largest of its
 positions. So an image takes fewer positions than it has tokens; a video whose frames lie far apart
 may take more.
 """

@@ -113,7 +113,7 @@ class RequestSpec:
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """Tokens that were generated, and what the next one depends on beside the model.
+    """Tokens that were generated, and what the next one depends on besides the model.
 
     It names neither request nor context.
 
@@ -147,7 +147,7 @@ class PromptOutputs:
         unsummed: index of the next token whose hidden state no planned pass adds to ``pooled``.
         summed: number of tokens in ``pooled``.
         pooled: float64, the last token's hidden state; the sum of the first ``summed`` tokens', or
-            all of them one behind the other, where those of all tokens are wanted.
+            all of them one after the other, where those of all tokens are wanted.
     """
 
     unscored: int = NEVER
@@ -219,7 +219,7 @@ class Request:
 
     @property
     def sampled(self) -> bool:
-        """Whether a token was sampled, beside those that the grammar forced."""
+        """Whether any token was sampled, besides those that the grammar forced."""
         return len(self.generation.tokens) > self.stats.forced_tokens
 
     @property

@@ -18,12 +18,12 @@ class CacheMiss(msgspec.Struct, omit_defaults=True):
     """Reason that the rest of a prompt was not in the cache, found when it was first admitted.
 
     Attributes:
-        matched: prompt tokens that the cache held; the tokens behind them were computed.
+        matched: prompt tokens that the cache held; the tokens after them were computed.
         limit: prompt tokens that the cache could have given; the last token is computed for its
             output.
-        cached_next: tokens that the cache holds behind ``matched`` instead of the prompt's own,
+        cached_next: tokens that the cache holds after ``matched`` instead of the prompt's own,
             along its most recently used path.
-        evicted: prompt tokens behind ``matched`` that were cached before.
+        evicted: prompt tokens after ``matched`` that were cached before.
         why: "evicted", "flushed" or "failed" (a pass failed, and its KV with it).
         evicted_ago: seconds since then.
         other: prompt tokens cached in the namespace that holds most of them, 0 unless that is more

@@ -148,14 +148,14 @@ class ForwardTokens(msgspec.Struct, frozen=True, tag="forward", omit_defaults=Tr
             ``ceil((len(visible) + len(tokens)) / 8)`` bytes. Bit ``j``: it sees entry ``j`` of
             ``visible`` and then the pass's tokens. A token always sees itself and never a later
             one.
-        sample: sample a token behind the last one; None: none.
+        sample: sample a token after the last one; None: none.
         uniform: the only randomness of the sample, in [0, 1).
         history: tokens that the penalties of ``sample`` count.
         allowed: ids that may be sampled, bits of little-endian int32 words; empty: all.
         top: -1: no log-probabilities; 0: the sampled token's; ``k``: the most likely tokens too;
             ``WHOLE``: those of all ids, in the order of ids.
         probe: ids whose log-probability is wanted.
-        targets: pairs (index, id), ascending by index: the log-probability of the id behind the
+        targets: pairs (index, id), ascending by index: the log-probability of the id after the
             token of that index is wanted; at least one for each token, in place of all else.
         read: (index, hidden slot): the token's embedding is the state in that slot.
         keep: hidden slots that receive the final states of the last ``len(keep)`` tokens.

@@ -63,14 +63,15 @@ class DiskCounts:
 
 @dataclass(slots=True)
 class DiskFlight:
-    """A job that has not ended.
+    """A read or write of the disk that has not ended.
 
     Attributes:
-        tokens: the path up to its end; ``start``: first token of its first slot.
-        slot_lock, page_lock: nodes that it holds in the disk's tree and in host memory's.
-        after: pass that must be collected before it may begin.
-        begun: the worker has it.
-        void: everything was forgotten meanwhile.
+        tokens: tokens of the path, from its root to the end of the job.
+        start: index in ``tokens`` where the job's first slot begins.
+        slot_lock, page_lock: locked nodes of the disk's tree and of host memory's.
+        after: forward pass that must be collected before the job may begin.
+        begun: whether the worker has received the job.
+        void: the cache was cleared since the job was made; its result is ignored.
     """
 
     job: DiskWrite | DiskRead
@@ -170,7 +171,7 @@ class DiskTier:
 
     def _write(self) -> None:
         """Begin the next write, unless one is in flight, or a job that holds forgotten slots: it
-        would be written behind these."""
+        would be written after these."""
         writes = any(isinstance(flight.job, DiskWrite) for flight in self._flights.values())
         if writes or self.forgetting:
             return
@@ -222,7 +223,7 @@ class DiskTier:
         return found - self._whole(tokens, found, namespace) if found else 0
 
     def read(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
-        """Begin to copy slots behind what host memory has of ``tokens[:limit]`` to it.
+        """Begin to copy slots after what host memory has of ``tokens[:limit]`` to it.
 
         Returns the number of the job; 0 where none can begin now: too many are in flight, one of
         them reads the same, or host memory is locked.

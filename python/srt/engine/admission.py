@@ -210,7 +210,7 @@ class Compiling:
 
 
 def replayed(matcher: Matcher, request: Request) -> Matcher:
-    """Advance a new matcher over the tokens that the generation has behind ``RequestSpec.since``.
+    """Advance a new matcher over the tokens that the generation has after ``RequestSpec.since``.
     Raises GrammarError where the grammar does not allow them."""
     prompt = request.spec.prompt
     since = prompt - request.spec.carried
@@ -218,7 +218,7 @@ def replayed(matcher: Matcher, request: Request) -> Matcher:
         if not matcher.advance(token):
             raise GrammarError(
                 f"the constraint does not allow token {token}, number {index} of the context, "
-                f"behind the tokens from since={since} on; begin the generation behind it"
+                f"behind the tokens from since={since} on; begin the generation after it"
             )
     return matcher
 

@@ -67,7 +67,8 @@ class Inbox:
         return self
 
     async def __anext__(self) -> Event:
-        """Raises EngineLost where the engine died before the terminal event."""
+        """Wait for the next event. Raises EngineLost where the engine died before the terminal
+        event."""
         if self.ended:
             raise StopAsyncIteration
         await self._some()
@@ -78,7 +79,7 @@ class Inbox:
 
     async def take(self) -> list[Event]:
         """All that have come and were not read, at least one, of an inbox that has not ended.
-        Raises as ``__anext__``."""
+        Raises the errors of ``__anext__``."""
         await self._some()
         events, self._events = self._events, []
         if isinstance(events[-1], (Done, Failed)):
@@ -95,7 +96,7 @@ class Inbox:
             await self._news
 
     def close(self) -> None:
-        """Later events of the request are dropped (abort by sending Close of its context)."""
+        """Drop later events of the request. To abort it, send ``Close`` for its context instead."""
         self.ended = True
         self._client.forget(self.request)
 
@@ -170,7 +171,7 @@ class Client:
         return "" if inbox is None else inbox.name
 
     async def control(self, op: str, limit: int = 0) -> Reply:
-        """Raises EngineLost."""
+        """Send a ``Control`` and wait for its reply. Raises EngineLost."""
         return await self.ask(lambda number: Control(number, op, limit))
 
     async def ask(self, verb: Callable[[int], Verb]) -> Reply:

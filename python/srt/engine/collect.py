@@ -200,7 +200,7 @@ class Collector:
     def _generated(
         self, request: Request, goal: Generate, samples: Sequence[Drawn], budget: GrammarBudget
     ) -> list[Event]:
-        """Append the samples and what is forced behind them. Tokens are buffered up to
+        """Append the samples and what is forced after them. Tokens are buffered up to
         ``goal.interval``; the first sample is emitted at once, with the statistics so far."""
         generation, stats = request.generation, request.stats
         request.scheduling.postponed = 0
@@ -307,7 +307,7 @@ class Collector:
         try:
             if self._jumps == "exact":
                 return self._force_all(request, goal, budget)
-            if self._jumps == "string" and budget.open:  # else behind the next token
+            if self._jumps == "string" and budget.open:  # else after the next token
                 return self._rewrite(request, goal)
         except GrammarError as error:
             return [self._dead_end(request, str(error))]

@@ -36,8 +36,8 @@ class Drafter(Protocol):
     """Proposes the next tokens of requests. Drafts change the speed of a text, never the text."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """Return the drafts of each request, at most the number beside it. The requests' only work
-        is their last token."""
+        """Return the drafts of each request, at most the number given with the request. The
+        requests' only work is their last token."""
         ...
 
     def forget(self, request: Request) -> None:

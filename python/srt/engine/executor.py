@@ -175,15 +175,15 @@ def local_executor(config: Config, directory: Path | None = None) -> tuple[Execu
 
 
 def overlaps(config: Config, device: str) -> bool:
-    """Whether planning beside a pass may save time. It may not where the pass has all processors:
-    for what planning takes of one, all the others wait."""
+    """Whether planning during a pass may save time. It may not where the pass uses all processors:
+    planning delays one of them, and the others wait for it."""
     if config.schedule.disable_overlap_schedule:
         return False
     return device != "cpu" or 0 < config.model.threads < len(os.sched_getaffinity(0))
 
 
 def load_worker(config: Config) -> tuple[Worker, EngineInfo]:
-    """Make the worker of a configuration. Raises as ``local_executor``."""
+    """Make the worker of a configuration. Raises the errors of ``local_executor``."""
     from sglang.srt.worker.model_worker import ModelWorker
 
     worker = ModelWorker(config)

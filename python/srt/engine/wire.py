@@ -33,7 +33,7 @@ class Wire:
         self._look()
 
     def send(self, frame: bytes) -> None:
-        """Raises OSError where it is not taken."""
+        """Send a frame without waiting. Raises OSError where the socket does not take it."""
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.ZMQError as error:

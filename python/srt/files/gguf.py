@@ -99,7 +99,8 @@ class Gguf:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises ValueError, naming the file, where the header lies."""
+        """Read the header of a file. Raises ValueError, naming the file, where the header is
+        malformed."""
         self.path = path
         try:
             with path.open("rb") as file:

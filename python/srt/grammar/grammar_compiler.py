@@ -251,7 +251,8 @@ class GrammarCompiler:
         return build_grammar(plan, self._vocabulary.get(), canonical=self.config.jumps != "string")
 
     def _plan(self, key: Constraint, process: PlanProcess) -> CompilePlan:
-        """Raises GrammarError where the constraint is at fault, else CompilerBusy or OSError."""
+        """Compile a constraint in a process. Raises GrammarError where the constraint is at fault,
+        else CompilerBusy or OSError."""
         request = PlanRequest(key, self.config.grammar_backend, key.whitespace or "")
         try:
             try:

@@ -41,7 +41,7 @@ def pattern_of(constraint: Constraint, whitespace: str) -> str:
         pattern = _schema_pattern(constraint.text, space)
     else:
         raise GrammarError(
-            f"outlines-core does not carry constraints of kind {constraint.kind!r}; "
+            f"outlines-core does not support constraints of kind {constraint.kind!r}; "
             "use --grammar-backend auto."
         )
     _automaton(pattern, constraint.kind)

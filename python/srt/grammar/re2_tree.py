@@ -64,7 +64,7 @@ Node = Atom | Assertion | Re2Sequence | Re2Choice | Re2Repeat
 
 @dataclass(slots=True)
 class _Group:
-    """A group being read, with the flags to restore behind it."""
+    """A group being read, with the flags to restore after it."""
 
     flags: frozenset[str]
     branches: list[list[Node]] = field(default_factory=lambda: [[]])
@@ -177,7 +177,7 @@ class _Re2Parser:
             branch.append(self._atom(found.end()))
 
     def _class_end(self) -> int:
-        """Index behind the class that begins here."""
+        """Index after the class that begins here."""
         at, text = self._at + 1, self._pattern
         at += text[at] == "^"
         first = at

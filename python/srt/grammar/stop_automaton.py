@@ -65,7 +65,7 @@ class Moves:
     """Transitions at a boundary of one kind.
 
     Attributes:
-        first: positions where a match may begin behind it.
+        first: positions where a match may begin after it.
         last: positions where a match may end before it.
         empty: a match of no character is here.
         shifts: (distance, positions that go on so far ahead).
@@ -178,7 +178,8 @@ class _Positions:
         self.assertions: set[str] = set()
 
     def read(self, node: tree.Node) -> None:
-        """Raises ValueError where there are too many positions."""
+        """Collect the atoms and assertions of a tree. Raises ValueError where it has too many
+        positions."""
         if isinstance(node, tree.Atom):
             self.atoms.append(node)
         elif isinstance(node, tree.Assertion):

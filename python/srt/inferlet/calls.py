@@ -317,7 +317,7 @@ class EmbedImgCall(QueueCall, frozen=True, kw_only=True):
 
 
 class ForwardCall(QueueCall, frozen=True, kw_only=True):
-    """Computes embeddings `iemb` behind the KV of pages `ikv`, whose valid slots they see in this
+    """Computes embeddings `iemb` after the KV of pages `ikv`, whose valid slots they see in this
     order, and each other causally. Writes their KV to the next free slots of pages `okv`, and the
     last hidden states to `oemb`. `mask`: for each of `iemb`, which slots of `ikv` and which of
     `iemb` it sees, in place of all that."""
@@ -338,7 +338,7 @@ class ForwardWithAdapterCall(ForwardCall, frozen=True, kw_only=True):
 
 
 class ForwardWithSamplingCall(ForwardCall, frozen=True, kw_only=True):
-    """`forward`, and a token sampled behind the last of `iemb`. `future`: an embedding that
+    """`forward`, and a token sampled after the last of `iemb`. `future`: an embedding that
     receives the token, at the next position. Later forwards of the queue may begin with it before
     the token is known; `history` is without it then, and penalties count it all the same."""
 
@@ -352,7 +352,7 @@ class ForwardWithSamplingCall(ForwardCall, frozen=True, kw_only=True):
 
 
 class GetNextDistCall(QueueCall, frozen=True, kw_only=True):
-    """Gets the `k` most likely next tokens behind an embedding, -2 for all, and the tokens of
+    """Gets the `k` most likely next tokens after an embedding, -2 for all, and the tokens of
     `probe`."""
 
     trait = "output_text"
@@ -411,7 +411,7 @@ class GenerateLease(ProgramCall, frozen=True, kw_only=True):
 
 
 class SelectLease(ProgramCall, frozen=True, kw_only=True):
-    """Has the server score choices behind a prompt; the index of the most likely."""
+    """Has the server score choices after a prompt; the index of the most likely."""
 
     trait = "lease"
     answer = "Choice"

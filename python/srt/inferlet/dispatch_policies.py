@@ -67,7 +67,7 @@ def at_time(now: Situation) -> float:
 def with_cohort(now: Situation) -> float:
     """Together, once no program is runnable and nothing is in flight.
 
-    It waits for a runnable program at most a quarter of the last pass behind the latest command,
+    It waits for a runnable program at most a quarter of the last pass after the latest command,
     and a whole pass in all; and for what is in flight a quarter longer than the last pass took. A
     command that runs ahead waits for nothing in flight, and takes what is there with it: the engine
     needs it before the pass in flight ends.

@@ -1,7 +1,7 @@
 """EmbedMap: what a program's embeddings hold, and the forwards that fill them.
 
 An embedding holds a token at a position (``embed_txt``), the token that a forward is to sample, or
-what a forward leaves in it: a hidden state, and the distribution behind it. Calls of a chain
+what a forward leaves in it: a hidden state, and the distribution after it. Calls of a chain
 embed_txt, forward, get_next_dist are recorded here and leave as one ``ForwardTokens``.
 """
 
@@ -20,7 +20,7 @@ EMBEDDINGS = 1 << 16  # embeddings that a program may have
 
 @dataclass(eq=False)
 class TokenOutput:
-    """The distribution behind one token of a forward.
+    """The distribution after one token of a forward.
 
     Attributes:
         states: a hidden state is kept too, and no distribution unless one is requested.
@@ -98,7 +98,7 @@ class EmbedMap:
             self.found.pop(handle, None)
 
     def get(self, handle: int) -> Embedding:
-        """Raises ValueError where there is none of the handle."""
+        """Return the embedding of a handle. Raises ValueError where there is none."""
         one = self.found.get(handle)
         if one is None:
             raise ValueError(f"there is no embedding {handle}; alloc_emb makes one")

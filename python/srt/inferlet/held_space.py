@@ -80,7 +80,7 @@ class SpaceCommand(Command):
 
 @dataclass(frozen=True)
 class ExpectedReply:
-    """An answer that is to come: of a forward, what is behind ``output``; or for ``reply``."""
+    """An answer that is to come: of a forward, what is after ``output``; or for ``reply``."""
 
     command: SpaceCommand
     call: int = -1

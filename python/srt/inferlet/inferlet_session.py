@@ -117,7 +117,8 @@ class InferletSession:
         return state
 
     def create_queue(self, handle: int) -> None:
-        """Raises ValueError where the handle is in use, or there are too many."""
+        """Open a queue under a handle. Raises ValueError where the handle is in use, or there are
+        too many queues."""
         if handle in self.queues:
             raise ValueError(f"queue {handle} is in use; take another number")
         if len(self.queues) > self.parts.limits.queues:

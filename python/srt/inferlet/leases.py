@@ -42,7 +42,7 @@ class Leases:
     async def select(
         self, text: str, tokens: Sequence[int] | bytes, choices: Sequence[str]
     ) -> Body:
-        """Index and text of the likeliest choice behind a prompt, and each one's log-probability
+        """Index and text of the likeliest choice after a prompt, and each one's log-probability
         a token."""
         params = {"choices": list(choices), "choices_scoring": "whole"}
         answer = await self._complete({"sampling_params": params, **_prompt(text, tokens)})

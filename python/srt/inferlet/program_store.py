@@ -18,7 +18,8 @@ class ProgramStore:
         return self._values.get(owner, {}).get(key)
 
     def set(self, owner: str, key: str, value: bytes) -> None:
-        """Raises ValueError where the tenant's values would be more than its bytes."""
+        """Store a value. Raises ValueError where the tenant's values would exceed its limit of
+        bytes."""
         used = self._used.get(owner, 0) - self._size(owner, key) + _size(key, value)
         if used > self._most:
             raise ValueError(

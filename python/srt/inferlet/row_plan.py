@@ -1,6 +1,6 @@
 """RowPlan: one ``forward`` of a program, from its call to the engine's verbs.
 
-A forward whose program reads distributions behind several of its tokens leaves as one verb for each
+A forward whose program reads distributions after several of its tokens leaves as one verb for each
 of them: all KV of a pass is written before any of it is read, so they share a pass.
 """
 
@@ -22,7 +22,7 @@ from sglang.srt.inferlet.page_map import PageMap
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling of a token behind the last one; ``call`` waits for it, and later forwards may begin
+    """Sampling of a token after the last one; ``call`` waits for it, and later forwards may begin
     with ``future``."""
 
     call: int
@@ -67,7 +67,7 @@ class RowPlan:
     def verbs(
         self, space: int, ends: Sequence[int], requests: Sequence[int]
     ) -> list[ForwardTokens]:
-        """The verbs, in order, with their requests; what is read is behind the last token of
+        """The verbs, in order, with their requests; what is read is after the last token of
         each. ``ends``: as ``ends`` gives them."""
         out, start = [], 0
         for end, request in zip(ends, requests):
@@ -76,7 +76,7 @@ class RowPlan:
         return out
 
     def ends(self) -> list[int]:
-        """The index behind the last token of each verb. Raises ValueError where several verbs
+        """The index after the last token of each verb. Raises ValueError where several verbs
         would need KV that is kept nowhere."""
         count = len(self.tokens)
         first = count - len(self.outputs)
@@ -85,7 +85,7 @@ class RowPlan:
             ends.append(count)
         if len(ends) > 1 and not self.written:
             raise ValueError(
-                "distributions behind several tokens of one forward need okv for their KV"
+                "distributions after several tokens of one forward need okv for their KV"
             )
         if len(ends) > 1 and self.follows and self.sampling and self.sampling.params.penalised:
             raise ValueError(
@@ -95,7 +95,7 @@ class RowPlan:
         return ends
 
     def output(self, end: int) -> TokenOutput | None:
-        """The output behind the token before ``end``; None: nothing is read there."""
+        """The output after the token before ``end``; None: nothing is read there."""
         index = end - 1 - (len(self.tokens) - len(self.outputs))
         return self.outputs[index] if index >= 0 else None
 

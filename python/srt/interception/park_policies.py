@@ -173,8 +173,9 @@ def min_waste(items: Items, view: ParkingView) -> ParkingDecision:
 
 
 def waste_copied(item: ParkedItem, ahead: int, view: ParkingView) -> float:
-    """Token milliseconds that a context holds while it is copied, in passes as long as this one and
-    behind ``ahead`` tokens, and while it is loaded."""
+    """Waste of copying a context to host memory, in tokens times milliseconds: it holds its memory
+    until it is copied and while it is loaded back. Passes are taken to last as long as this one;
+    ``ahead`` tokens are copied before it."""
     held = item.tokens * view.costs.copy.b
     if item.lacking:
         if not view.storable:

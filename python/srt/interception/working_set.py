@@ -33,7 +33,7 @@ def context_of(tokens: Ints, block: int, namespace: str = "") -> Context:
 
 
 class WorkingSet:
-    """Contexts of holders, by number.
+    """The contexts of holders, each known by a number. A holder is whatever keeps one context.
 
     Attributes:
         shared: blocks that several holders have.
@@ -70,13 +70,13 @@ class WorkingSet:
         del self._contexts[holder], self._own[holder]
 
     def met(self, context: Context) -> tuple[int, Counter[int]]:
-        """Return how many blocks of a context no holder has, and how many are one holder's alone,
-        by holder."""
+        """Compare a context with what is held. Return how many of its blocks no holder has, and for
+        each holder how many of its blocks that holder alone has."""
         fresh, alone = len(context), Counter[int]()
         for block in context:
             found = self._blocks.get(block)
             if found is None:
-                break  # Blocks behind an unknown one are unknown.
+                break  # Blocks after an unknown one are unknown.
             fresh -= 1
             if found[0] == 1:
                 alone[found[1]] += 1

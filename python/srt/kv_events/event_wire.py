@@ -1,7 +1,7 @@
 """The messages of KV events, as vLLM and SGLang define them.
 
 A message has three parts: topic, sequence number (8 bytes, big-endian), payload. The payload is a
-``EventBatch`` in MessagePack, an array of its fields; so is each event, behind its name. Trailing
+``EventBatch`` in MessagePack, an array of its fields; so is each event, after its name. Trailing
 fields that have their defaults are left out.
 """
 

@@ -64,7 +64,7 @@ class ExpertsShape:
 
 
 class ExpertRouter(Stored):
-    """Logits in float32 [T, experts], and behind them the shared expert's gate where it has one."""
+    """Logits in float32 [T, experts], and after them the shared expert's gate where it has one."""
 
     exact = True
 
@@ -139,7 +139,7 @@ class Experts:
         w.experts(self, x)
 
     def once(self, bias: Weight | None) -> Weight | None:
-        """A bias behind what the ranks have parts of joins at one of them."""
+        """A bias after what the ranks have parts of joins at one of them."""
         return bias if self.place.group.rank == 0 else None
 
     def native(self) -> NativeExperts:

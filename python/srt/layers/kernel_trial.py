@@ -21,12 +21,14 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class TrialSizes:
-    """
+    """Sizes of a model's layers, for the trial of its kernels.
+
     Attributes:
-        width: of the hidden states; inner: of a feed-forward layer.
-        heads, kv_heads, head_dim: of attention; no heads where its layers rotate otherwise.
-        partial: the part of a head's dimensions that turns.
-        expert: inner width of an expert; 0: there are none.
+        width: width of the hidden states.
+        inner: inner width of a feed-forward layer.
+        heads, kv_heads, head_dim: sizes of attention; 0 heads where its layers rotate otherwise.
+        partial: share of a head's dimensions that rotary embeddings turn.
+        expert: inner width of an expert; 0 where there are none.
         act: activation of the experts.
     """
 

@@ -23,7 +23,7 @@ class LatentShape:
     Attributes:
         width: of the hidden states.
         rank: of the latents of keys and values; query_rank: of those of queries, 0: there are none.
-        still, turned: dimensions of a query that have no position, and behind them those that turn.
+        still, turned: dimensions of a query that have no position, and after them those that turn.
         value: dimensions of a head's value.
         scale: multiplies the scores.
         eps: of the norms of latents.

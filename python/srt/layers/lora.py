@@ -3,7 +3,7 @@
 Every product gets the pass's ``Use`` as an argument. The adapters know a layer's product by a
 number (``Stored.site``). With native kernels the sum is made inside the product, before bias,
 activation and residual, and the bits of a token do not depend on the tokens beside it; elsewhere it
-is made behind the product, adapter by adapter.
+is made after the product, adapter by adapter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operations: what a layer computes between its products, by torch or by fused kernels.
 
     norm            RMSNorm
-    add_norm        an addition to the residual stream, and the norms before and behind it
+    add_norm        an addition to the residual stream, and the norms before and after it
     gate            ``act(gate) * up``
     rotate_append   norms of heads, rotation, and the write of new keys and values to their pools
 
@@ -78,7 +78,7 @@ TORCH = Operations()
 
 
 def operations_of(device: torch.device, disabled: Collection[str] = ()) -> Operations:
-    """The operations for ``device``: fused kernels where they can run, but for those whose names
+    """The operations for ``device``: fused kernels where they can run, except for those whose names
     (``fused_kernels.KERNELS``) are ``disabled``. Logs which."""
     if lacks := triton_lacks(device):
         if device.type == "cuda":

@@ -74,7 +74,7 @@ class PassWriter(ValueWriter, ExpertWriter, Protocol):
 
     def choose(self, *values: Value) -> list[Value]:
         """The stream and ``values`` of those tokens alone whose outputs are wanted. To be said
-        behind the last attention: tokens no longer need each other."""
+        after the last attention: tokens no longer need each other."""
 
     def add(self, layer: RowLinear, x: Value, norm: RMSNorm | None = None) -> None:
         """Add the layer's outputs to the stream, summed over the ranks, then normed."""

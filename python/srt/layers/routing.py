@@ -40,7 +40,7 @@ class Routing:
     group_best: int = 1
 
     def __post_init__(self) -> None:
-        """Raises ValueError where so many experts cannot be chosen."""
+        """Raise ValueError where there are fewer than ``top_k`` experts to choose from."""
         each = self.experts // self.groups
         if not 1 <= self.top_k <= self.kept * each or self.experts % self.groups:
             raise ValueError(
@@ -59,7 +59,7 @@ def route(logits: Tensor, rule: Routing, bias: Tensor | None = None) -> tuple[Te
     scores = logits.sigmoid() if rule.scores == "sigmoid" else logits.softmax(-1)
     merit = scores if bias is None else scores + bias
     if rule.scores == "softmax" and bias is None and rule.kept == rule.groups:
-        merit = logits  # the same order, but for what rounding makes equal
+        merit = logits  # the same order, except for what rounding makes equal
     if rule.kept < rule.groups:
         grouped = merit.unflatten(-1, (rule.groups, -1))
         best = grouped.sort(dim=-1, descending=True).values[..., : rule.group_best].sum(-1)

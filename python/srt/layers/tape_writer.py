@@ -38,7 +38,7 @@ class TapeValue(NamedTuple):
 
 
 class TapeWriter:
-    """Implements ``pass_writer.PassWriter``, but for words that a tape does not have
+    """Implements ``pass_writer.PassWriter``, except for words that a tape does not have
     (``missing_word``).
 
     All layers share their buffers, one for each width: a product's outputs are read by what follows

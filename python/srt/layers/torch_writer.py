@@ -27,7 +27,7 @@ Found = TypeVar("Found")
 
 
 class ForwardStep:
-    """The arguments of a pass that all its layers share, beside the hidden states.
+    """The arguments of a pass that all its layers share, besides the hidden states.
 
     Attributes:
         positions: of the tokens [T], or [3, T] (time, height, width) where a model has rotary

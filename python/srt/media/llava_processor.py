@@ -40,7 +40,8 @@ class Fit(NamedTuple):
 
     @staticmethod
     def of(settings: Settings, square: int) -> Fit:
-        """Raises ValueError where the settings make other squares."""
+        """Read how pictures are fitted into squares. Raises ValueError where the settings do not
+        give squares of ``square`` pixels."""
         kind = settings.text("image_processor_type", "CLIPImageProcessor")
         whole = "Siglip" in kind or "Onevision" in kind
         missing = Size(square, square) if whole else Size(0, 0, square)

@@ -12,8 +12,8 @@ MAX_RESIZED = 1 << 24  # pixels of one picture after resizing
 
 
 def resized(picture: Image.Image, height: int, width: int, filter: int) -> Image.Image:
-    """Raises ValueError where the result is larger than any model wants: a picture a pixel high
-    that is to be hundreds high would be as many times wider."""
+    """Return a picture resized. Raises ValueError where the result is larger than any model needs:
+    a picture one pixel high that is made hundreds high would also be hundreds of times wider."""
     if height * width > MAX_RESIZED:
         raise ValueError(
             f"the image has {picture.width} x {picture.height} pixels; resized for the model it "

@@ -136,7 +136,8 @@ class SettingsFiles(NamedTuple):
 
     @staticmethod
     def of(directory: Path) -> SettingsFiles:
-        """Raises ValueError, naming the file, where one cannot be read."""
+        """Read the settings of images and videos. Raises ValueError, naming the file, where one
+        cannot be read."""
         processor = _read(directory / "processor_config.json")
         image, video = processor.object("image_processor"), processor.object("video_processor")
         if not image.values:
@@ -154,7 +155,7 @@ class Norms(NamedTuple):
 
     @staticmethod
     def of(directory: Path) -> Norms:
-        """Raises ValueError."""
+        """Read the normalisations of images and videos. Raises ValueError."""
         files = SettingsFiles.of(directory)
         return Norms(Normalisation.of(files.image), Normalisation.of(files.video))
 

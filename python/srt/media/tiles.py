@@ -118,7 +118,7 @@ class TileLayout(NamedTuple):
 
     @property
     def features(self) -> int:
-        """One that ends the row behind each of its columns."""
+        """One that ends the row after each of its columns."""
         return self.rows * (self.columns + 1)
 
 

@@ -54,7 +54,7 @@ class LowerTier(Protocol):
 
 
 class PassCopies(NamedTuple):
-    """Host pages that a pass writes, and the paths that it completes with them."""
+    """Host pages that a forward pass writes, and the tree paths that are complete once it has."""
 
     pages: Ints
     paths: list[tuple[Ints, Namespace]]

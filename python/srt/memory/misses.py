@@ -50,7 +50,7 @@ def _find_evicted(
     path: list[tuple[RadixNode, int]],
     found: CacheMiss,
 ) -> None:
-    """Find the tokens that were evicted behind any node of the path."""
+    """Find the tokens that were evicted after any node of the path."""
     starts = [(node.depth, node.mark) for node, _ in path if node.parent is not None] or [(0, 0)]
     if path and path[-1][1] == len(path[-1][0].tokens):
         node = path[-1][0]

@@ -1,7 +1,7 @@
 """Store: all contexts and the memory behind them. The only code that changes a context.
 
     idle      no lock, no pages; what was computed lies in the radix tree, evictable
-    active    a locked path (``shared`` leading pages) and pages of its own behind it
+    active    a locked path (``shared`` leading pages) and pages of its own after it
 
 Pages move from a context to the tree when a prefill chunk is planned (``advance(publish=True)``)
 and when the context is released, never back. Passes run in the order they are planned, so KV that a
@@ -50,7 +50,7 @@ class Transfer(Protocol):
 
 
 class PageHolder(Protocol):
-    """Holds pages of the pool beside the contexts and the tree: ``spaces.space_system``."""
+    """Holds pages of the pool, as contexts and the tree do: ``spaces.space_system``."""
 
     @property
     def held(self) -> int: ...
@@ -75,7 +75,7 @@ class Match(NamedTuple):
         tokens: those on the device.
         pins: pages that a lock would pin.
         path: numbers of the nodes.
-        host: tokens behind them that host memory has.
+        host: tokens after them that host memory has.
     """
 
     tokens: int
@@ -130,7 +130,8 @@ class Store:
         segments: Segments = (),
         media: Medias = (),
     ) -> Context:
-        """Raises ValueError where the number is taken or segments or media are impossible."""
+        """Add a context of these tokens. Raises ValueError where the number is in use, or segments
+        or media do not fit the tokens."""
         verify(segments, len(tokens), self.page_size)
         verify_media(media, len(tokens))
         context = Context(number, tokens, namespace, segments, media)
@@ -193,7 +194,7 @@ class Store:
         return self.pool.free + self.tree.evictable
 
     def match(self, context: Context, limit: int) -> Match:
-        """Return the prefix that ``acquire(context, limit)`` would lock, and how much behind it
+        """Return the prefix that ``acquire(context, limit)`` would lock, and how much after it
         ``load`` could copy. Changes nothing."""
         if not self.share:
             return Match(0, 0, ())
@@ -253,7 +254,7 @@ class Store:
         return max(self.host.match(context.key, limit, context.namespace) - context.saved, 0)
 
     def grow(self, context: Context, count: int) -> bool:
-        """Get pages for ``count`` tokens behind ``saved``, evicting if need be. Return False where
+        """Get pages for ``count`` tokens after ``saved``, evicting if need be. Return False where
         there are too few."""
         need = self._pages(context.saved + count) - len(context.pages)
         if need <= 0:

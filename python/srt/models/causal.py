@@ -86,7 +86,7 @@ class CausalLM:
         return self.local_rotary if self.spec.windows[layer] else self.rotary
 
     def final_norm(self) -> RMSNorm | LayerNorm:
-        """Make the norm that stands behind the last layer."""
+        """Make the norm that stands after the last layer."""
         return RMSNorm(self.spec.hidden_size, self.spec.eps, self.place)
 
     @property

@@ -19,7 +19,7 @@ class Block(LayerWeights, Protocol):
     """One layer of a decoder, with its residual connections."""
 
     def write(self, w: PassWriter, last: bool) -> None:
-        """Say what the layer adds to the stream. ``last``: behind its attention only the tokens go
+        """Say what the layer adds to the stream. ``last``: after its attention only the tokens go
         on whose outputs are wanted (``PassWriter.choose``)."""
 
 

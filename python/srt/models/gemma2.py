@@ -26,9 +26,10 @@ from sglang.srt.numeric.host_arrays import Weight, tanh
 
 @dataclass(frozen=True)
 class GemmaSpec(ModelSpec):
-    """
+    """Sizes and factors of a Gemma 2 model.
+
     Attributes:
-        scale: of the scores, ``query_pre_attn_scalar ** -0.5``.
+        scale: factor of the attention scores, ``query_pre_attn_scalar ** -0.5``.
         score_cap, logit_cap: ``cap * tanh(x / cap)``; 0: none.
     """
 

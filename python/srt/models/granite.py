@@ -19,12 +19,14 @@ from sglang.srt.numeric.host_arrays import Weight
 
 @dataclass(frozen=True)
 class GraniteSpec(ModelSpec):
-    """
+    """Sizes and factors of a Granite model. Its hidden states are kept divided by the residual
+    multiplier, so that layers add to them without a factor.
+
     Attributes:
-        eps: of the norms of the divided stream, by the residual multiplier's square.
-        embedding_scale: times the token's row, over the residual multiplier.
-        attention_scale: times the scores.
-        logits_scale: times the products with the head.
+        eps: epsilon of the norms, divided by the residual multiplier's square.
+        embedding_scale: factor of a token's embedding, divided by the residual multiplier.
+        attention_scale: factor of the attention scores.
+        logits_scale: factor of the logits.
     """
 
     embedding_scale: float = 1.0

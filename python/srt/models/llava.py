@@ -29,12 +29,13 @@ TOWER, PROJECTOR = "model.vision_tower.", "model.multi_modal_projector."
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaSpec(VisionLanguageSpec):
-    """
+    """Sizes and settings of a LLaVA model.
+
     Attributes:
-        wanted: after how many of the tower's layers hidden states are taken.
-        squares: which of them count.
-        norms: of pixels.
-        projector: its activation.
+        wanted: number of the vision tower's layers after which hidden states are taken.
+        squares: which hidden states of a square are used.
+        norms: normalisation of the pixels.
+        projector: activation of the projector.
     """
 
     tower: TowerSpec

@@ -17,10 +17,11 @@ MAX_EXPERTS, MAX_EXPERTS_IN_ALL = 1024, 1 << 15  # experts of a layer; of a mode
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureSpec(ModelSpec):
-    """
+    """Sizes of a model with experts in some layers.
+
     Attributes:
-        experts: of every sparse layer.
-        sparse: which layers have experts; the others are ``intermediate_size`` wide.
+        experts: sizes of the experts of each sparse layer.
+        sparse: whether each layer has experts; the others are ``intermediate_size`` wide.
     """
 
     experts: ExpertsShape

@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo et al. 2024): norms stand behind the sublayers instead of before them, and all heads
+"""OLMo 2 (OLMo et al. 2024): norms stand after the sublayers instead of before them, and all heads
 of q, or of k, are normed together."""
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def read_adapter(
 
 
 def _verify(config: Fields) -> None:
-    """Raises ValueError for an adapter of another kind."""
+    """Raise ValueError where an adapter is not plain LoRA."""
     if config.text("peft_type") != "LORA":
         raise config.error("peft_type", "only LORA is supported.")
     for key, why in _REFUSED.items():

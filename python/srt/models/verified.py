@@ -22,15 +22,16 @@ EVERY = (
 
 @dataclass(frozen=True)
 class Verified:
-    """
+    """Properties of an architecture that the tests verify.
+
     Attributes:
-        about: what it is and how it differs, in a sentence.
-        cases: how many random models are compared.
+        about: the family and how it differs from others, in a sentence.
+        cases: number of random models whose logits are compared.
         native: how native kernels run it on a CPU: "tape" (recorded, one call a pass) or "layers".
-        sees: what prompts hold beside text: one image, several images, frames of a video.
+        sees: what prompts may hold besides text: one image, several images, frames of a video.
         ropes: kinds of rotary embeddings compared.
-        windows: sliding windows compared that texts outgrow, in tokens.
-        ranks: two tensor-parallel ranks are compared too.
+        windows: sliding windows compared, in tokens, on texts that are longer.
+        ranks: whether two tensor-parallel ranks are compared too.
     """
 
     about: str

@@ -91,7 +91,8 @@ class Lane(Protocol):
 
 
 class Here:
-    """A device whose results are there when a call returns."""
+    """A ``Lane`` for a device that computes synchronously (a CPU): nothing is copied or waited
+    for."""
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
         return list(tensors), lambda: None
@@ -139,7 +140,7 @@ class Readback:
         self.lane = lane
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """Queue copies of ``tensors`` behind what computes them."""
+        """Queue copies of ``tensors`` after what computes them."""
         return Fetched(*self.lane.copy(tensors))
 
 

@@ -66,7 +66,7 @@ class CallGraph:
         return any(source in self._readers for source in self.made[variable])
 
     def before(self, call: int) -> Iterator[int]:
-        """The calls that a call waits for, but for those that they wait for."""
+        """The calls that a call waits for, except for those that they wait for."""
         return (source for source in self.reads[call] if isinstance(source, int))
 
     def external(self, call: int) -> Iterator[str]:
@@ -76,7 +76,7 @@ class CallGraph:
                 yield source.var
 
     def add(self, call: int, sources: Sources) -> None:
-        """Note a call behind all those that it reads."""
+        """Note a call after all those that it reads."""
         self.reads[call] = sources
         for source in sources:
             self._readers.setdefault(source, []).append(call)
@@ -92,7 +92,7 @@ class _Flow:
     """Sources of the text of each stream, step by step.
 
     Attributes:
-        text: of each stream, the sources of its text behind the last call.
+        text: of each stream, the sources of its text after the last call.
         behind: the same behind each fork, and each end that a join waits for.
         named: of each stream, the sources of its variables by name.
         named_behind: the same behind each end.
@@ -126,7 +126,7 @@ class _Flow:
         return self.found
 
     def _keep(self, number: int, stream: int) -> None:
-        """Keep what a stream is made of behind an end."""
+        """Keep what a stream is made of after an end."""
         self._count(self.visited[stream], number)
         self.behind[number] = self.text[stream]
         self.named_behind[number] = dict(self.named[stream])
@@ -210,7 +210,7 @@ class _Flow:
 
 
 def prefix_hashes(texts: Iterable[str], namespace: str = "") -> Iterator[tuple[int, int]]:
-    """Digest and length in characters of a prompt behind each of its ``texts`` (PrefixHash).
+    """Digest and length in characters of a prompt after each of its ``texts`` (PrefixHash).
 
     Texts end where a variable begins or ends. Equal beginnings of prompts have equal digests within
     one ``namespace``, whatever follows; 64 bits.

@@ -11,7 +11,7 @@ class NeededSteps:
     of edges.
 
     Args:
-        before: of each step those that it directly waits for, each step behind them.
+        before: of each step those that it directly waits for, each step after them.
         makers: steps that make something.
         wanted: whether the result of a step is awaited, whatever follows it.
     """
@@ -23,7 +23,7 @@ class NeededSteps:
         wanted: Callable[[int], bool],
     ) -> None:
         self._before, self._wanted = before, wanted
-        self._count = dict.fromkeys(before, 0)  # needed steps directly behind each
+        self._count = dict.fromkeys(before, 0)  # needed steps directly after each
         leading: set[int] = set()  # to a step that makes something
         self.needed: set[int] = set()
         for step in reversed(list(before)):

@@ -98,7 +98,7 @@ class CallLabel:
 
     Attributes:
         criteria: of the call.
-        stage: calls on the longest path behind it to one that makes a fetched latency variable; -1
+        stage: calls on the longest path after it to one that makes a fetched latency variable; -1
             where there is none.
         group: number of its task group, -1 for none.
         remaining: calls on the longest path from it to an end, itself included.
@@ -123,7 +123,7 @@ def deduce(
     """
     order = topological(before)
     own = {call: wishes.get(call, NO_CRITERIA) for call in order}
-    passed = dict.fromkeys(order, NO_CRITERIA)  # from the calls behind
+    passed = dict.fromkeys(order, NO_CRITERIA)  # from the calls after
     stages, remaining = dict.fromkeys(order, -1), dict.fromkeys(order, 1)
     depth: dict[Call, int] = {}
     for call in order:

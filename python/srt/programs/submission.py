@@ -15,7 +15,7 @@ from msgspec import Meta
 
 VERSION = 1
 MAIN = 0
-REASONING = "_reasoning_content"  # behind a gen's name: the variable of its reasoning
+REASONING = "_reasoning_content"  # after a gen's name: the variable of its reasoning
 MAX_NAME = 256  # characters of a variable, an argument, a tool
 MAX_OPTIONS = 1024  # of one choose
 MAX_TRANSFORMS = 32  # in a row
@@ -95,7 +95,7 @@ class ValueStep(ProgramStep, tag="value"):
 
 
 class GenStep(ProgramStep, tag="gen"):
-    """Append generated text. `body`: the fields of `/generate` but for the prompt. `reasoning`: the
+    """Append generated text. `body`: the fields of `/generate` except the prompt. `reasoning`: the
     model's type, where the reasoning before the answer is split off."""
 
     body: dict[str, Any]

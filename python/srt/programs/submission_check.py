@@ -54,7 +54,7 @@ class CheckedProgram:
     Attributes:
         streams: by number. steps: by number.
         homes: the stream of each step, and of each number that a begin has.
-        before: of each step those that it directly waits for, each step behind them.
+        before: of each step those that it directly waits for, each step after them.
         values: of each step, the values that it reads, with Refs in them.
         transforms: of each step that has some.
         arguments: values by name; the Refs in them are to semantic variables.
@@ -90,7 +90,7 @@ class CheckedProgram:
 
     @cached_property
     def salted(self) -> bool:
-        """Whether a call has KV of its own, by a cache_salt, an extra_key or an adapter."""
+        """Whether any call sets a cache_salt, an extra_key or an adapter, and so shares no KV."""
         for step in self.steps.values():
             if isinstance(step, GenStep) and any(step.body.get(name) for name in SALTS):
                 return True

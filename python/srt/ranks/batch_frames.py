@@ -32,7 +32,7 @@ class BatchColumns(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         contexts, starts, kept: of the rows that have columns.
-        tokens, pages: theirs, one behind the other; counts, page_counts: how many of each, one
+        tokens, pages: theirs, one after the other; counts, page_counts: how many of each, one
             token each where empty.
         follows: theirs; empty where none follows.
         samples: index of their parameters, -1 where nothing is sampled; empty where all have 0.

@@ -45,14 +45,14 @@ END_SECONDS = 1.0  # for ranks that were stopped to end by themselves
 
 
 class RankNode:
-    """One machine beside node 0.
+    """One machine of several, other than node 0.
 
     Attributes:
         stopping: set to end it.
     """
 
     def __init__(self, config: Config) -> None:
-        """Raises OSError where the planner's host has no address."""
+        """Find the planner's address. Raises OSError where its host name has none."""
         self.config, self.number = config, config.parallel.node_rank
         host, port = config.parallel.address
         self.planner = f"tcp://{bracketed(host)}:{port}"
@@ -146,7 +146,7 @@ def _end(children: list[RankChild]) -> None:
 
 
 def run_node(config: Config) -> str:
-    """Serve as a machine beside node 0 until a signal; return why it cannot, "" where it can.
+    """Serve as a machine other than node 0 until a signal; return why it cannot, "" where it can.
     Raises OSError."""
     node = RankNode(config)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -260,7 +260,7 @@ class Rank:
 
 
 class _RankMasks:
-    """The masks of a batch, which come behind it; none on ranks that do not sample.
+    """The masks of a batch, which come after it; none on ranks that do not sample.
 
     ``waited``: seconds until they had come.
     """

@@ -102,7 +102,7 @@ class SampledIds(_RankFrame, frozen=True, tag=True):
 
 
 class StatesHead(_RankFrame, frozen=True, tag=True):
-    """Description of the hidden states of batch ``id``, which are the frame behind it; ``error``:
+    """Description of the hidden states of batch ``id``, which are the frame after it; ``error``:
     why there are none. ``seconds``: what the stages so far took for it, without waiting."""
 
     id: int
@@ -188,7 +188,7 @@ def encode_message(message: RankMessage) -> bytes:
 
 
 def decode_message(frame: bytes | memoryview) -> RankMessage:
-    """Raises msgspec.DecodeError, ValueError."""
+    """Decode a message. Raises msgspec.DecodeError or ValueError for a malformed frame."""
     try:
         message: RankMessage = _DECODER.decode(frame)
     except RecursionError as error:

@@ -95,7 +95,8 @@ class IdsLink:
         self._last = SampledIds(epoch, -1, ints())
 
     def send(self, batch: int, tokens: Tensor | None) -> None:
-        """Send the tokens that a batch sampled [rows]; None: it sampled none."""
+        """Send a batch's sampled tokens [rows] to the ranks of the first stage; None: it sampled
+        none."""
         if not self._receivers:
             return
         values = ints() if tokens is None else array("i", tokens.cpu().numpy().tobytes())

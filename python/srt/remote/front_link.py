@@ -92,7 +92,7 @@ class FrontLink:
             raise error
 
     def send(self, frame: bytes) -> None:
-        """Raises OSError where it is not taken."""
+        """Send a frame without waiting. Raises OSError where the socket does not take it."""
         self._wire.send(frame)
 
     def close(self, linger: int = 0) -> None:

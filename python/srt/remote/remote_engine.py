@@ -232,7 +232,8 @@ class RemoteEngine:
     # -- frames ----------------------------------------------------------------------------------
 
     def _transmit(self, verbs: Sequence[Verb]) -> None:
-        """Raises OSError where they are not taken."""
+        """Send verbs in one frame, without waiting. Raises OSError where the socket does not take
+        it."""
         assert self._link is not None
         frame = self._session.verbs(verbs)
         try:

@@ -50,7 +50,7 @@ class FrameError(ValueError):
 
 
 class FrameHeader(NamedTuple):
-    """Header of a frame, but for its first three bytes."""
+    """Header of a frame, except for its first three bytes."""
 
     protocol: int
     kind: Kind
@@ -65,7 +65,7 @@ def packed(kind: Kind, epoch: int, number: int, body: bytes = b"") -> bytes:
 
 
 def header_of(frame: bytes) -> FrameHeader:
-    """Raises FrameError where it is no frame of any protocol."""
+    """Read the header of a frame. Raises FrameError where it is no frame of any protocol."""
     if len(frame) < HEADER.size:
         raise FrameError(f"a frame of {len(frame)} bytes; the header alone has {HEADER.size}")
     magic, protocol, kind, epoch, number, sent = HEADER.unpack_from(frame)

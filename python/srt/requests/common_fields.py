@@ -1,6 +1,6 @@
-"""Fields that requests of several routes have beside those of sampling, each declared once.
+"""Request fields that several routes share, without the sampling parameters, each declared once.
 
-The form is that of ``ir/declaration``. A field of one request alone is declared in its struct.
+Declarations are as in ``ir/declaration``. A field of a single route is declared in its struct.
 """
 
 from __future__ import annotations

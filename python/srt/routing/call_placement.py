@@ -1,11 +1,11 @@
 """CallPlacement: engines for the calls of applications (Parrot, section 5.4, Algorithm 1).
 
-The functions are pure: a queue of calls, and views of engines, which they change with every call.
-An engine with a latency-sensitive call may hold few tokens, so that its passes stay short. Sending
-such a call to an engine that serves throughput loses the difference; sending it where one runs
-already loses nothing. ``FindEngine``, whose details the paper leaves out, takes the engine with
-room where the capacity lost, the prefix missed and the load beside the prefix are least together,
-all in tokens.
+The functions only read and change their arguments: a queue of calls, and views of engines, which
+every call changes. An engine with a latency-sensitive call may hold few tokens, so that its passes
+stay short. Sending such a call to an engine that serves throughput loses the difference; sending it
+where one runs already loses nothing. ``FindEngine``, whose details the paper leaves out, takes the
+engine with room where the capacity lost, the prefix missed and the load beside the prefix are least
+together, all in tokens.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def is_sensitive(hint: CallHint | None) -> bool:
 
 
 def topological(call: QueuedCall) -> tuple[float, int, int]:
-    """Sort key: application by application, and within one the calls with most stages behind
+    """Sort key: application by application, and within one the calls with most stages after
     them first."""
     return call.arrival, -call.hint.stage if call.hint is not None else 1, call.id
 
@@ -170,7 +170,7 @@ def capacity_lost(engine: EngineView, sensitive: bool) -> int:
 
 
 def missed(calls: Sequence[QueuedCall], engine: str, store: PrefixStore) -> int:
-    """Return the tokens that the calls add to an engine: those behind the longest prefix that it
+    """Return the tokens that the calls add to an engine: those after the longest prefix that it
     holds, or that an earlier one of the calls brings."""
     brought: set[int] = set()
     total = 0

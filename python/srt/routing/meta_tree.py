@@ -48,7 +48,7 @@ class Holder:
 
 
 class Holding:
-    """The first ``blocks`` blocks of a node's edge in an engine's cache, and ``more`` tokens behind
+    """The first ``blocks`` blocks of a node's edge in an engine's cache, and ``more`` tokens after
     them that the engine has generated, of unknown hash."""
 
     __slots__ = ("blocks", "more", "node", "used")
@@ -67,7 +67,7 @@ class Holding:
 
 
 class MetaNode:
-    """The edge that leads to a node, behind ``start`` blocks, and its children by first hash."""
+    """The edge that leads to a node, after ``start`` blocks, and its children by first hash."""
 
     __slots__ = ("children", "hashes", "holdings", "parent", "space", "start", "used")
 
@@ -105,7 +105,7 @@ class MetaTree:
     """The trees of all namespaces. ``nodes``: their number, roots left out."""
 
     def __init__(self, most_nodes: int) -> None:
-        """Raises ValueError for a limit below 1."""
+        """Make an empty tree of at most ``most_nodes``. Raises ValueError where that is below 1."""
         if most_nodes < 1:
             raise ValueError(f"most_nodes is {most_nodes}; it must be at least 1")
         self.most_nodes = most_nodes
@@ -169,7 +169,7 @@ class MetaTree:
         return self._use
 
     def extend(self, path: PrefixPath, holder: Holder, tokens: int) -> None:
-        """Count ``tokens`` of unknown hash behind the end of a path that an engine holds."""
+        """Count ``tokens`` of unknown hash after the end of a path that an engine holds."""
         steps = self.match(path)
         if not steps or steps[-1][0].start + steps[-1][1] < len(path.hashes):
             return
@@ -295,7 +295,8 @@ class MetaTree:
         return upper
 
     def _unlink(self, node: MetaNode) -> None:
-        """Remove a node that no engine holds, thus one without children."""
+        """Remove a node that no engine holds. It has no children, as an engine that holds a child
+        holds its parents."""
         parent = node.parent
         assert parent is not None
         del parent.children[node.hashes[0]]
@@ -321,7 +322,7 @@ class MetaTree:
     # -- holdings --------------------------------------------------------------------------------
 
     def _settle(self, node: MetaNode, holder: Holder) -> None:
-        """Forget the tokens of unknown hash behind a node: a path that goes on has their hashes."""
+        """Forget the tokens of unknown hash after a node: a path that goes on has their hashes."""
         held = node.holdings.get(holder)
         if held is not None:
             holder.tokens -= held.more
@@ -420,7 +421,7 @@ def _tokens(node: MetaNode, blocks: int) -> int:
 
 def held_blocks(steps: Sequence[Step], holder: Holder) -> tuple[int, int]:
     """Return how many blocks of a matched path an engine holds, and how many tokens of unknown hash
-    behind them may continue it."""
+    after them may continue it."""
     low, high = 0, len(steps)  # the first ``low`` nodes are held, node ``high`` is not
     while low < high:
         middle = (low + high) // 2

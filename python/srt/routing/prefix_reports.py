@@ -19,7 +19,7 @@ class PrefixStored:
 
 @dataclass(frozen=True, slots=True)
 class PrefixEvicted:
-    """An engine has evicted a prefix, but for its first ``kept`` tokens."""
+    """An engine has evicted a prefix, except for its first ``kept`` tokens."""
 
     path: PrefixPath
     kept: int

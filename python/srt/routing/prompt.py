@@ -1,6 +1,6 @@
 """Prompts as the router sees them: a chain of blocks, each known by a hash of its tokens.
 
-A block has 64 tokens in the first 8,192 tokens of a prompt, and 512 behind them: a prompt of
+A block has 64 tokens in the first 8,192 tokens of a prompt, and 512 after them: a prompt of
 131,072 tokens has 368 blocks. The tree stores 4 bytes for each. The last tokens, fewer than a
 block, are left out.
 Two different blocks with equal hashes (1 of 2**32 pairs) cost a cache miss, never a wrong answer.

@@ -73,7 +73,8 @@ class RoutedEngine:
     )  # fmt: skip
 
     def __init__(self, name: str, capacity_tokens: int, slots: int) -> None:
-        """Raises ValueError for a limit below 1."""
+        """Describe an engine by its memory and its slots. Raises ValueError where either is below
+        1."""
         for what, value in (("capacity_tokens", capacity_tokens), ("slots", slots)):
             if value < 1:
                 raise ValueError(f"{what} of engine {name!r} is {value}; it must be at least 1")

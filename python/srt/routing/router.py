@@ -52,7 +52,8 @@ class Router:
         *,
         shared: bool = False,
     ) -> None:
-        """Raises ValueError for an unknown policy or a limit below 1."""
+        """Make a router without engines. Raises ValueError for an unknown policy or ``most_nodes``
+        below 1."""
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
         self.policy = POLICIES[policy]
@@ -135,7 +136,7 @@ class Router:
         """Note that a request has ended, however. A second call has no effect.
 
         Args:
-            generated_tokens: those in the engine's cache behind the prompt.
+            generated_tokens: those in the engine's cache after the prompt.
         """
         engine = ticket.state
         if engine is None:

@@ -32,11 +32,11 @@ class WorkRate:
 
 
 class Averages:
-    """Means over all engines of a router.
+    """Running means over the requests of all engines of a router.
 
     Attributes:
         service: seconds from the first token of a request to its end.
-        generated: tokens of a request.
+        generated: generated tokens of a request.
     """
 
     __slots__ = ("generated", "rate", "service")

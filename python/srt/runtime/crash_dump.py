@@ -62,7 +62,7 @@ class CrashDump:
     """Writes bundles into a folder. Every method belongs to the event loop of the clients."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        """Raises OSError where ``folder`` cannot be made."""
+        """Make ``folder`` for the dumps. Raises OSError where that fails."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._settings = folder, changed_settings(config)
         self._lost: dict[Client, _Lost] = {}

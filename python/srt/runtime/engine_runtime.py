@@ -150,7 +150,7 @@ class EngineRuntime:
     async def finish(
         self, requests: Sequence[CompletionRequest], caller: Caller = ANYBODY
     ) -> list[list[Output]]:
-        """The finished outputs of each request. Raises as ``run`` does."""
+        """The finished outputs of each request. Raises the errors of ``run``."""
         found: list[dict[int, Output]] = [{} for _ in requests]
         async with aclosing(self.run([request.unread() for request in requests], caller)) as items:
             async for index, output in items:
@@ -163,8 +163,8 @@ class EngineRuntime:
         goal: Embed | Distribution,
         caller: Caller = ANYBODY,
     ) -> list[Done]:
-        """The result of ``goal``, which samples nothing, for each prompt. Raises as ``run``
-        does."""
+        """The result of ``goal``, which samples nothing, for each prompt. Raises the errors of
+        ``run``."""
         self.admit(len(requests), caller)
         start = time.monotonic()
         owned = [_owned(request, caller) for request in requests]
@@ -283,8 +283,9 @@ class EngineRuntime:
         field: str = "messages",
         fits: bool = True,
     ) -> Expanded:
-        """The prompt with its images and videos, for each of which it has a placeholder. Raises
-        RequestError; with ``fits`` as soon as they are too many for the context."""
+        """Return the prompt with its images and videos read, each in the position of its
+        placeholder. Raises RequestError; with ``fits`` also as soon as their tokens are too many
+        for the context."""
         self.verify_seen(sources)
         if self.viewer is None:
             return Expanded(tokens, (), segments)
@@ -355,7 +356,7 @@ class EngineRuntime:
     async def _in_a_turn(
         self, request: CompletionRequest, caller: Caller
     ) -> AsyncGenerator[Output, None]:
-        """The same where other tenants wait for theirs."""
+        """The same, in the tenant's turn where other tenants wait."""
         async with (
             self.queue.turn(caller.tenant, request.sampling.n, request.rid),
             aclosing(self.completion.run(request)) as outputs,

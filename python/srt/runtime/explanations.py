@@ -38,7 +38,7 @@ class Reason(msgspec.Struct):
 
 
 class Divergence(msgspec.Struct):
-    """The point where a prompt left the nearest cached path: behind ``at`` tokens, with the texts
+    """The point where a prompt left the nearest cached path: after ``at`` tokens, with the texts
     there."""
 
     at: int
@@ -203,7 +203,7 @@ _WHY = {
 
 
 def _agreed(kept: Kept) -> int:
-    """Tokens behind the match that the cache holds too."""
+    """Tokens after the match that the cache holds too."""
     behind = kept.around[kept.miss.matched - kept.first :]
     agreed = common_prefix(ints(kept.miss.cached_next), behind)
     texts = behind[:agreed]

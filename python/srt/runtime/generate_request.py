@@ -57,12 +57,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     options: Annotated[
         list[Any] | None,
         Bounds(words="a list of texts, or of lists of token ids"),
-        "Texts that are scored behind `text`: `meta_info.option_logprobs`. Nothing is generated.",
+        "Texts that are scored after `text`: `meta_info.option_logprobs`. Nothing is generated.",
     ] = None
     output_ids: Annotated[
         list[Any] | None,
         Bounds(words="a list of token ids, or of such lists"),
-        "Tokens that the text has already: the generation goes on behind them.",
+        "Tokens that the text has already: the generation continues after them.",
     ] = None
     image_data: Annotated[Any, Bounds(words="images"), "One for each placeholder."] = None
     video_data: Annotated[Any, Bounds(words="videos"), "One for each placeholder."] = None
@@ -122,7 +122,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         "The context waits at its end: the answer has a handle to resume it by.",
     ] = None
     resume: Annotated[
-        str | None, NAME, "The handle of a parked context; `text` or `input_ids` is put behind it."
+        str | None, NAME, "The handle of a parked context; `text` or `input_ids` is put after it."
     ] = None
     idempotency_key: Annotated[
         str | None,

@@ -78,7 +78,7 @@ async def stream(
     runtime: EngineRuntime, body: GenerateRequest, caller: Caller = ANYBODY
 ) -> AsyncGenerator[Generated, None]:
     """The same as it grows. The prompt's log-probabilities come with the first item of a
-    completion, and with the last one of a cumulative stream. Raises as ``generate`` does."""
+    completion, and with the last one of a cumulative stream. Raises the errors of ``generate``."""
     incremental = _incremental(runtime, body)
     if body.options is not None:
         raise RequestError("stream is true and options are scored; set it to false.", "stream")

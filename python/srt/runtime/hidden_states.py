@@ -47,7 +47,7 @@ def verify_states(runtime: EngineRuntime, requests: Sequence[CompletionRequest])
 async def states_of(
     runtime: EngineRuntime, request: CompletionRequest, output: Output, caller: Caller
 ) -> list[Any]:
-    """The states of the prompt's tokens, a list [prompt tokens, hidden size], and behind it the
+    """The states of the prompt's tokens, a list [prompt tokens, hidden size], and after it the
     state [hidden size] of every generated token but the last, which was not read.
 
     Raises RequestError, and EngineLost.

@@ -1,6 +1,6 @@
 """Prompts that begin with the text of a parked context: they go on with its own tokens.
 
-What a model has generated is not always what its text is tokenized to, and a text behind another
+What a model has generated is not always what its text is tokenized to, and a text after another
 may be joined with it. With the context's own tokens nothing of it is computed again.
 """
 

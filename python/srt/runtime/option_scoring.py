@@ -1,4 +1,4 @@
-"""Options of ``/generate``: texts that are scored behind a prompt, in place of a generation.
+"""Options of ``/generate``: texts that are scored after a prompt, in place of a generation.
 
 A tokenizer may join the end of the prompt with the beginning of an option. So each option is
 tokenized together with the prompt, and all of them are scored from the first token at which any
@@ -70,7 +70,7 @@ async def _read(runtime: EngineRuntime, body: GenerateRequest) -> CompletionRequ
         own = await _own(runtime, body)
         rows = [own + await runtime.prompt(option, "options") for option in options]
     else:
-        raise RequestError("options must be texts behind a text, or lists of token ids.", "options")
+        raise RequestError("options must be texts after a text, or lists of token ids.", "options")
     for row in rows:
         verify_prompt(row, runtime.info)
     behind = min(common_prefix(own, row) for row in rows)
@@ -115,7 +115,7 @@ async def _own(runtime: EngineRuntime, body: GenerateRequest) -> Ints:
 async def _tokenized(
     runtime: EngineRuntime, text: str, options: Sequence[str]
 ) -> tuple[Ints, list[Ints]]:
-    """Token ids of the prompt, and of the prompt with each option behind it. What is tokenized
+    """Token ids of the prompt, and of the prompt with each option after it. What is tokenized
     alike in all of them is tokenized once."""
     completion, tokenizer = runtime.completion, runtime.tokenizer
     completion.verify_chars(len(text) + max(map(len, options)))

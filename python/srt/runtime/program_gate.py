@@ -28,7 +28,7 @@ from sglang.srt.runtime.parking.parked_store import ParkedContext, Timer, later
 
 BLOCK = 128  # tokens of a block of the working set, at least
 POLL = 0.05  # seconds after which the gate is looked at again while turns wait
-LINGER = 0.1  # seconds behind an answer within which its context is parked, where it is
+LINGER = 0.1  # seconds after an answer within which its context is parked, where it is
 
 Outputs: TypeAlias = AsyncGenerator[Output, None]
 

@@ -28,7 +28,7 @@ class PromptProgressed(msgspec.Struct):
 
 
 class PromptNews:
-    """The last progress of one prompt that a stream has sent."""
+    """Remembers how much of a prompt's progress a stream has sent, so that it sends only news."""
 
     def __init__(self) -> None:
         self._sent = 0

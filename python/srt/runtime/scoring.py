@@ -91,7 +91,7 @@ class Ranking(msgspec.Struct):
 async def label_scores(
     runtime: EngineRuntime, body: ScoreRequest, caller: Caller = ANYBODY
 ) -> LabelScores:
-    """The probability of every label as the token behind query and item. Raises RequestError."""
+    """The probability of every label as the token after query and item. Raises RequestError."""
     labels = _label_ids(runtime, body)
     prompts, names = _joined(body)
     requests = await read_requests(runtime, body, prompts, names, caller)

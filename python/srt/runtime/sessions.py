@@ -131,7 +131,7 @@ class Sessions:
 
     Args:
         abort: ends the requests of an id and an owner.
-        begin: ids that the tokenizer puts before a text, which are left out behind another.
+        begin: ids that the tokenizer puts before a text, which are left out after another.
     """
 
     def __init__(

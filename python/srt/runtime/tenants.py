@@ -178,7 +178,8 @@ class Tenants:
     """
 
     def __init__(self, config: Config) -> None:
-        """Raises ValueError and OSError, naming file and entry."""
+        """Read the API keys of the config and of its file. Raises ValueError and OSError, naming
+        file and entry."""
         server, edge = config.server, config.edge
         self._path = edge.api_keys_file
         self._own: list[Key] = []

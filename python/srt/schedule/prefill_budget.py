@@ -42,7 +42,7 @@ class PrefillBudget(NamedTuple):
         return self.tokens > 0 and self.ms > 0
 
     def chunk(self, start: int, work: int) -> int:
-        """Return the size of the next chunk of a prompt with ``work`` tokens behind ``start``."""
+        """Return the size of the next chunk of a prompt with ``work`` tokens after ``start``."""
         most = min(work, self.tokens)
         if self.cost is None or most <= 0 or self.ms <= 0:
             return most if self.ms > 0 else 0

@@ -231,7 +231,7 @@ def dfs_weight(items: Sequence[Item], view: View) -> list[Item]:
 
 
 def app(items: Sequence[Item], view: View) -> list[Item]:
-    """Order by the arrival of the application; within one the calls with most stages behind them
+    """Order by the arrival of the application; within one the calls with most stages after them
     first, then by arrival (Parrot, Algorithm 1, line 1)."""
     return sorted(
         items,
@@ -262,7 +262,7 @@ AGING = ("lpm", "dfs-weight", "random", "app", "attained")
 
 
 def order(policy: str, view: View, max_overtakes: int) -> list[Item]:
-    """Return the waiting items in the order of ``policy``, behind the overdue ones by arrival.
+    """Return the waiting items in the order of ``policy``, after the overdue ones by arrival.
 
     Under the policies in ``AGING`` an item is overdue once ``max_overtakes`` later arrivals were
     admitted before it.

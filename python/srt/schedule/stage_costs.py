@@ -1,7 +1,7 @@
 """Stage costs: predicted milliseconds of a pass on one stage of a pipeline, learnt from the passes.
 
 A pass of n tokens takes ``max(floor, base + token n) + context Σ(L + x) + attention Σ(2 L x + x²)``
-milliseconds, where each row computes x tokens behind L. Below the *knee* a pass takes the time to
+milliseconds, where each row computes x tokens after L. Below the *knee* a pass takes the time to
 read the weights (``floor``), and further tokens cost nothing. gLLM (section 6) names the quadratic
 term as what its token counts leave out.
 """
@@ -76,11 +76,11 @@ class StageCost:
         return dense + self.context * work.context + self.attention * work.attention
 
     def chunk(self, start: int, count: int) -> float:
-        """Return the milliseconds that ``count`` prompt tokens behind ``start`` add to a pass."""
+        """Return the milliseconds that ``count`` prompt tokens after ``start`` add to a pass."""
         return self.token * count + self.attention * count * (2 * start + count)
 
     def tokens(self, start: int, ms: float) -> int:
-        """Return the most prompt tokens behind ``start`` that add at most ``ms`` to a pass."""
+        """Return the most prompt tokens after ``start`` that add at most ``ms`` to a pass."""
         linear = self.token + 2 * self.attention * start
         if self.attention * ms < 1e-9 * linear * linear:
             return int(min(ms / max(linear, 1e-9), 1 << 30))

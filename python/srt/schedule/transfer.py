@@ -31,7 +31,7 @@ class TransferBudget:
 
     Attributes:
         tokens: those that the pass computes, as far as is known.
-        awaited: tokens in host memory that its requests wait for, behind what it copies.
+        awaited: tokens in host memory that its requests wait for, after what it copies.
         backlog: the same of the pass before.
     """
 

@@ -94,7 +94,7 @@ class HandleTable:
         return pages
 
     def slots(self, slots: Array) -> Array:
-        """Return slots of the pool for slots of the space. Raises as ``pages``."""
+        """Return slots of the pool for slots of the space. Raises the errors of ``pages``."""
         size = self.page_size
         if size == 1:
             return self.pages(slots)

@@ -50,7 +50,7 @@ def mask_runs(mask: bytes, visible: int, count: int) -> list[MaskRun]:
 
 def unpacked(mask: bytes, visible: int, count: int) -> Array:
     """Return the mask as bool [count, visible + count]: each token sees itself and no later one.
-    Raises as ``mask_runs``."""
+    Raises the errors of ``mask_runs``."""
     width = visible + count
     stride = -(-width // 8)
     if count * width > MOST_BITS:

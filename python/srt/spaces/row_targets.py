@@ -1,6 +1,6 @@
 """RowTargets: log-probabilities of given tokens inside a forward, as what its rows request.
 
-A row scores one token behind each of its tokens (``RowScore``) and any number behind its last one
+A row scores one token after each of its tokens (``RowScore``) and any number after its last one
 (``Row.probe``). So a row ends at a token with several targets: a tree of texts is then one row for
 each of its branches.
 """
@@ -51,7 +51,7 @@ class RowTargets:
         return RowTargets(np.ascontiguousarray(ids), offsets)
 
     def cut(self, runs: Sequence[MaskRun], visible: int) -> list[MaskRun]:
-        """Return the rows ``runs``, each cut behind its tokens with several targets. ``visible``:
+        """Return the rows ``runs``, each cut after its tokens with several targets. ``visible``:
         number of the forward's visible slots, which come first in ``MaskRun.seen``."""
         found, at = list[MaskRun](), 0
         for run in runs:

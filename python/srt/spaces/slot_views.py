@@ -11,8 +11,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def verify_pages(page_size: int, visible: int, work: ForwardWork | None = None) -> None:
-    """Raise ValueError for a view that pages of several tokens cannot show: it has to fill them in
-    their order."""
+    """Raise ValueError where pages hold several tokens and a view does not fill its pages in
+    order."""
     if page_size == 1:
         return
     text = f"pages have {page_size} tokens; start the server with --page-size 1 for "

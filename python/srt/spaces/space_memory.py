@@ -288,7 +288,7 @@ class SpaceMemory:
         return self.exports[key]
 
     def release_export(self, key: tuple[Namespace, str]) -> None:
-        """Forget a name. Raises as ``exported``."""
+        """Forget a name. Raises the errors of ``exported``."""
         export = self.exported(key)
         self.pages.give(export.pages)
         export.owner.pages -= len(export.pages)

@@ -55,7 +55,7 @@ class ControlTokenEscaper:
     def escape(self, value: Any) -> Any:
         """JSON with a mark in every control token of its texts; ``value`` itself where there is
         none. A text that ends with the beginning of a control token gets a mark at its end, since
-        the template may put another text behind it."""
+        the template may put another text after it."""
         return value if self._clean(value) else self._covered(value)
 
     def _clean(self, value: Any) -> bool:
@@ -91,7 +91,8 @@ class ControlTokenEscaper:
         return text.replace(self._escaped, "") if self._escaped in text else text
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a rendered text; takes long the first time. Raises as the tokenizer does."""
+        """Return the token ids of a text that a chat template wrote. The first call is slow: it
+        builds a tokenizer. Raises the tokenizer's errors."""
         model, twins, ids = self._made
         told = self._whole.sub(lambda found: twins[found[0]], text) if twins else text
         found = model.encode_batch_fast([self.unescape(told)], add_special_tokens=False)[0].ids

@@ -132,7 +132,7 @@ class Tokenizer:
         return pieces(text) if self._can_cut else (text,)
 
     def last_cut(self, text: str) -> int:
-        """The last position of the text at which its ids and those of what is behind, whatever
+        """The last position of the text at which its ids and those of what is after, whatever
         follows the text, are apart; 0: there is none, or this tokenizer cannot cut."""
         return last_cut(text) if self._can_cut else 0
 
@@ -308,7 +308,7 @@ class Tokenizer:
 class InfixEncoder:
     """Encodes texts as they are tokenized in the middle of a longer one.
 
-    Sentencepiece-style tokenizers put a space before a text. Such a text is encoded behind a mark,
+    Sentencepiece-style tokenizers put a space before a text. Such a text is encoded after a mark,
     and the mark's tokens are left out. Where the mark cannot be separated, the text's own tokens
     are returned; their bytes then begin with the space.
 
@@ -338,7 +338,7 @@ class InfixEncoder:
         return b"".join(self._table[i] for i in ids) == b"a"
 
     def without_mark(self, ids: list[int]) -> list[int]:
-        """Token ids of a text that was encoded behind the mark, without those of the mark."""
+        """Token ids of a text that was encoded after the mark, without those of the mark."""
         if not self.mark:
             return ids
         seen = b""

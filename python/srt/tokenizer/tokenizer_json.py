@@ -217,7 +217,9 @@ def _unigram(pieces: SentencePieces, added: Sequence[Added]) -> dict[str, Any]:
     entries = [[text, score(i)] for i, text in enumerate(pieces.texts)]
     for token in sorted(added, key=lambda a: a.id):
         if token.id > len(entries):
-            raise ValueError(f"added token {token.content!r} has id {token.id}, behind a gap")
+            raise ValueError(
+                f"added token {token.content!r} has id {token.id}, after a gap in the ids"
+            )
         if token.id == len(entries):
             entries.append([token.content, lowest])
     return {

@@ -193,7 +193,8 @@ def _ends(directory: Path) -> tuple[int, ...]:
 
 
 def token_id(value: Any, what: str) -> int:
-    """Raises TokenizerError."""
+    """Return ``value``, a token id. Raises TokenizerError, which calls it ``what``, where it is
+    none."""
     if type(value) is not int or not 0 <= value < MAX_TOKENS:
         raise TokenizerError(f"{what} is {value!r:.80}; ids are integers in [0, {MAX_TOKENS})")
     return value

@@ -22,7 +22,7 @@ def is_port_available(port: int) -> bool:
 def kill_process_tree(
     parent_pid: int | None, include_parent: bool = True, skip_pid: int | None = None
 ) -> None:
-    """Kill a process, its children and theirs.
+    """Kill a process and all its descendants.
 
     Args:
         parent_pid: the process; None: this one, which then stays.

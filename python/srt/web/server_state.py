@@ -1,4 +1,4 @@
-"""ServerState: what the routes of one HTTP server share beside the runtime."""
+"""ServerState: what the routes of one HTTP server share besides the runtime."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ServerState:
         inferlets: programs that clients upload, None where they may upload none.
         batches: files and batches; None where there is no directory for them.
         responses: those of ``/v1/responses`` that may be retrieved again.
-        open_requests: HTTP requests being answered, but for those that watch the server.
+        open_requests: HTTP requests being answered, except for those that watch the server.
         drain: the end of them all.
     """
 

@@ -45,12 +45,13 @@ class Forward(Protocol):
 
 @dataclass(frozen=True)
 class ForwardChoice:
-    """
+    """The kernels, the attention and the graphs that a forward uses.
+
     Attributes:
-        kernels: an instruction set of native kernels, or "torch".
-        attention: name of the implementation, "" with native kernels.
-        graph_rows: of the largest graph; 0 where there are none.
-        fallbacks: what failed and what is used in its place, a line each.
+        kernels: the instruction set of native kernels, or "torch".
+        attention: name of the attention implementation, "" with native kernels.
+        graph_rows: rows of the largest CUDA graph; 0 where there are no graphs.
+        fallbacks: a line for each part that failed, with what is used instead.
     """
 
     forward: Forward

@@ -44,14 +44,15 @@ def no_warm_up(forward: Forward) -> None:
 
 @dataclass(frozen=True)
 class ForwardSettings:
-    """
+    """Requirements that a forward is chosen by.
+
     Attributes:
-        length: of the longest sequence.
-        rows: of the largest graph; 0: there are to be none.
-        recorder: of graphs.
+        length: tokens of the longest sequence.
+        rows: rows of the largest CUDA graph; 0 for no graphs.
+        recorder: records the graphs.
         fused_sampling: see ``forward.Eager``.
-        trial: passes are computed before one is requested.
-        warm_up: compute those of the warm-up, if any; what it raises is a failure of the forward.
+        trial: whether to compute passes before the first request, to see that they work.
+        warm_up: computes the passes of the warm-up, if any; an error in it makes the forward fail.
     """
 
     length: int

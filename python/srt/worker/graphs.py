@@ -118,7 +118,7 @@ class StaticBuffers:
         self.scores: Tensor | None = None
 
     def fill(self, inputs: Inputs) -> None:
-        """Put the tokens of a pass in. Values behind them are older, and as good as any."""
+        """Put the tokens of a pass in. Values after them are older, and as good as any."""
         rows = len(inputs.layout.counts)
         self.tokens[:rows].copy_(inputs.tokens)
         self.positions[..., :rows].copy_(inputs.positions)

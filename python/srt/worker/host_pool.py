@@ -132,8 +132,8 @@ class HostPool:
 
 
 def host_pages(memory: MemoryConfig, pages: int, token_bytes: int, device: Any) -> int:
-    """Return the number of host pages that a configuration wants beside ``pages`` of a device, 0
-    where it wants none. ``token_bytes``: of one token in all layers.
+    """Return how many host pages a configuration requests in addition to the device's ``pages``, 0
+    for none. ``token_bytes``: of one token in all layers.
 
     Raises MemoryError where not even one page fits, or less memory is free. On a CPU the device's
     pages come out of the same memory, most of them later.

@@ -125,7 +125,7 @@ def bytes_per_token(spec: ModelSpec, dtype: Any) -> int:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of a device beside the KV cache.
+    """Bytes of a device's memory, from which the room for the KV cache follows.
 
     Attributes:
         available: free before the weights were read.

@@ -30,7 +30,7 @@ def unfit(device: Any) -> str:
 
 
 class Packer:
-    """Packs a model's matrices while they are loaded, so that each is held twice but for a moment.
+    """Packs a model's matrices while they are loaded, so that each is held twice only for a moment.
 
     ``quantization``: a name of ``FORMATS``, or "" for matrices as they are. ``bits``: of the
     checkpoint's weights, 0 where they are floats.

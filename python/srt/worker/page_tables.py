@@ -36,7 +36,7 @@ class PageTables:
         return len(self._tables)
 
     def views(self, batch: Batch, ends: Int32Array) -> tuple[Int32Array, Int32Array]:
-        """Apply the changes of a batch. Return offsets [R + 1] and the rows' views, one behind the
+        """Apply the changes of a batch. Return offsets [R + 1] and the rows' views, one after the
         other. ``ends``: number of tokens that each row sees, its own included [R].
 
         Raises ValueError for a change that does not fit. The tables of the batch are then
@@ -99,7 +99,7 @@ class PageTables:
 
 
 def joined(parts: list[Ints]) -> Int32Array:
-    """The arrays one behind the other."""
+    """The arrays one after the other."""
     return np.frombuffer(bytearray().join(parts), dtype=np.int32)
 
 

@@ -275,7 +275,7 @@ def _wanted(rows: list[Row], inputs: Inputs, tips: list[_Tip], jobs: list[_Job])
     spans += [pooled_span(row, int(first)) for row, first in zip(rows, inputs.firsts)
               if row.pool >= 0]  # fmt: skip
     if not spans:
-        return at  # one behind the other already
+        return at  # one after the other already
     return np.unique(np.concatenate([at, *(np.arange(*span, dtype=np.int32) for span in spans)]))
 
 

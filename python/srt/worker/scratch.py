@@ -1,4 +1,4 @@
-"""Scratch: an estimate of the GPU memory that passes, workspaces and CUDA graphs take beside
+"""Scratch: an estimate of the GPU memory that passes, workspaces and CUDA graphs take besides
 weights and KV cache. It is reserved when the KV cache is sized; a graph that finds no memory all
 the same is left out (``worker.graphs``)."""
 
@@ -19,7 +19,7 @@ LAYER_GRAPH = 256 << 10
 
 def scratch_bytes(config: Config, spec: ModelSpec, kv_dtype: DType,
                   dtype: DType, device: Any) -> int:  # fmt: skip
-    """Bytes beside weights and KV cache; 0 on a CPU, whose share of the memory is small."""
+    """Bytes besides weights and KV cache; 0 on a CPU, whose share of the memory is small."""
     if device.type == "cpu":
         return 0
     from sglang.srt.worker.graphs import LOGITS, buckets

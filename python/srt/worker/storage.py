@@ -40,15 +40,16 @@ SMALL = 100_000_000
 
 @dataclass(frozen=True)
 class Storage:
-    """
+    """Format of the weights in memory, and the products that read it.
+
     Attributes:
         dtype: of weights that are floats.
         torch_because: why native kernels do not run the model, "" where they do.
-        quantization: on load: a name of ``BYTES``, or "none".
-        bits: of weights that stay as they were published, 0 where none do.
-        weight_bytes: about what the weights take.
-        float8: what multiplies with float8 weights that stay so (``layers.float8_product``): with
-            those that have one scale a row (True), and those that have several.
+        quantization: quantization at loading: a name of ``BYTES``, or "none".
+        bits: bits of published quantised weights that are kept as they are, 0 where there are none.
+        weight_bytes: estimated bytes of all weights.
+        float8: products for published float8 weights (``layers.float8_product``): under True for
+            one scale a row, under False for several.
     """
 
     parameters: int

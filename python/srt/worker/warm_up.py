@@ -10,7 +10,7 @@ variant depends, so that no request waits for a compiler. They take the same way
     prefixes    that 2, 4, 8 ... rows share
     samples     of every kind, for one row and for several
 
-All rows write page 0 and those behind it, which hold nothing yet, and read what is there.
+All rows write page 0 and those after it, which hold nothing yet, and read what is there.
 """
 
 from __future__ import annotations

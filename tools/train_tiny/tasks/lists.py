@@ -37,7 +37,7 @@ def bulleted(items: list[str]) -> str:
 
 
 def following(rng: random.Random, members: list[str], count: int) -> list[str]:
-    """Members that stand one behind the other, the first behind the last, from any on. What comes
+    """Members that stand one after the other, the first after the last, from any on. What comes
     next is certain, so a greedy answer repeats none."""
     first = rng.randrange(len(members))
     return [members[(first + i) % len(members)] for i in range(count)]

@@ -170,7 +170,7 @@ class Anthropic(ApiBackend):
     def _asked(
         self, prompt: Prompt, params: GenParams, question: str = "", stream: bool = False
     ) -> MessagesRequest:
-        """Raises Unsupported for what the API cannot do."""
+        """Return the API's request for a prompt. Raises Unsupported for what the API cannot do."""
         wire.check(params)
         system, messages = wire.conversation(prompt, self.chat_template.image_token, question)
         cut = wire.cut_prefill(messages)

@@ -57,7 +57,7 @@ class MessagesRequest:
         return Completion(text, {**reply.meta(), "finish_reason": None})
 
     def completion(self, reply: MessagesReply) -> Completion:
-        """Raises BadReply for a cut stream, NoAnswer."""
+        """Return a reply as a completion. Raises BadReply for a cut stream, and NoAnswer."""
         reason = reply.finish_reason()
         text, stop = self._text(reply)
         if stop is not None:
@@ -133,7 +133,7 @@ class MessagesReply:
         self.thought |= "thinking" in block["type"]
 
     def meta(self) -> dict[str, Any]:
-        """meta_info but for the finish reason. The prompt is what was read, cached or not."""
+        """meta_info except for the finish reason. The prompt is what was read, cached or not."""
         counts = {name: int(value or 0) for name, value in self.usage.items() if "_tokens" in name}
         cached = counts.get("cache_read_input_tokens", 0)
         written = counts.get("cache_creation_input_tokens", 0)
@@ -282,7 +282,7 @@ def cut_prefill(messages: list[dict[str, Any]]) -> str:
 
 
 def check(params: GenParams) -> None:
-    """Raises Unsupported for what is set and the API lacks."""
+    """Raise Unsupported where a parameter is set that the API does not have."""
     for name, default in LACKING.items():
         value = getattr(params, name)
         if value not in (None, default, (), []):
@@ -334,7 +334,7 @@ def choice_schema(options: Sequence[str]) -> dict[str, Any]:
 
 
 def decision(completion: Completion, options: Sequence[str]) -> Decision:
-    """Raises BadReply where the reply is none of the options."""
+    """Return the choice that a reply made. Raises BadReply where it is none of the options."""
     try:
         choice = json.loads(completion.text)["choice"]
     except (ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""EngineControl: the calls of an ``Engine`` beside generation."""
+"""EngineControl: the calls of an ``Engine`` other than generation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class EngineControl(NativeBackend):
         apply_softmax: bool = False,
         item_first: bool = False,
     ) -> ScoreResult:
-        """The probability of each label as the token behind ``query`` and an item, for each item:
+        """The probability of each label as the token after ``query`` and an item, for each item:
         a list of lists. ``apply_softmax``: normalised over the labels.
 
         Raises BackendError.

@@ -106,5 +106,5 @@ async def _events(
 
 
 def _plain(event: Any) -> dict[str, Any]:
-    """An event as data: it is JSON already, but for texts that grow."""
+    """An event as data: it is JSON already, except for texts that grow."""
     return event if isinstance(event, dict) else dict(json.loads(bytes(memoryview(event))))

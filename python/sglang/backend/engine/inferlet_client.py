@@ -34,7 +34,7 @@ class InferletClient:
     All methods raise BackendError, as ``RuntimeEndpoint`` does.
 
     Args:
-        base_url: http:// before it and /v1 behind it may be left out.
+        base_url: http:// before it and /v1 after it may be left out.
         api_key: sent as ``Authorization: Bearer``.
         verify: False, or the path of a CA file, for https.
 
@@ -99,8 +99,8 @@ class InferletClient:
         return self._call("GET", _path(run))
 
     def events(self, run: str, after: int = -1) -> Iterator[dict[str, Any]]:
-        """The events of a run behind that of number ``after``, as they come, to its end. Where the
-        connection is lost, ask again behind the ``number`` of the last one."""
+        """The events of a run after that of number ``after``, as they come, to its end. Where the
+        connection is lost, ask again after the ``number`` of the last one."""
         behind = f"&starting_after={after}" if after >= 0 else ""
         path = f"{_path(run)}?stream=true{behind}"
         kind = ""

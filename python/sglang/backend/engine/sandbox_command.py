@@ -74,7 +74,7 @@ class ActionParser(Parser):
         cut = words.index("--") if "--" in words else len(words)
         found, unknown = super().parse_known_args(words[:cut], namespace)
         if unknown and not unknown[0].startswith("-"):
-            self.error(f"{unknown[0]}: what is for the program stands behind --")
+            self.error(f"{unknown[0]}: flags of the program come after --")
         found.arguments = words[cut + 1 :]
         return found, unknown
 
@@ -100,14 +100,12 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
         help="a field of the run, such as turn_cpu=0.5 or store=true; may be given again",
     )  # fmt: skip
     added["logs"].add_argument(
-        "--after", type=int, default=-1, metavar="NUMBER", help="events behind this one"
+        "--after", type=int, default=-1, metavar="NUMBER", help="events after this one"
     )
     added["build"].add_argument("--output", default="", metavar="FILE", help="the file to write")
     for name, text in TARGETS.items():
         added[name].add_argument("target", help=text)
-    added[
-        "launch"
-    ].epilog = "What stands behind -- is for the program: ID --limit wall=9 -- ARGUMENTS"
+    added["launch"].epilog = "Arguments after -- go to the program: ID --limit wall=9 -- ARGUMENTS"
     added["launch"].set_defaults(arguments=[])
 
 

@@ -207,8 +207,9 @@ class Connections:
 
     @contextmanager
     def exchange(self, method: str, path: str, body: Any = None) -> Iterator[HttpExchange]:
-        """Raises ConnectionFailed, also while the body is read, and where the run is cancelled:
-        the connection is cut then, which ends the request in the server too."""
+        """Send a request and yield its answer. Raises ConnectionFailed, also while the body is
+        read, and where the run is cancelled: the connection is cut then, which ends the request in
+        the server too."""
         dialogue, first = Dialogue(self._origin, method, path, body), b""
         connection = self._take()
         try:

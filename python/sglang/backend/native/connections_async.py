@@ -59,7 +59,8 @@ class AsyncConnections:
     async def exchange(
         self, method: str, path: str, body: Any = None
     ) -> AsyncIterator[AsyncExchange]:
-        """Raises ConnectionFailed, also while the body is read."""
+        """Send a request and yield its answer. Raises ConnectionFailed, also while the body is
+        read."""
         dialogue, first = Dialogue(self._origin, method, path, body), b""
         reader, writer = await self._take()
         try:
@@ -98,7 +99,7 @@ class AsyncConnections:
 
 
 async def _opened(origin: ServerOrigin) -> Ends:
-    """Raises OSError."""
+    """Open a connection, through the proxy if there is one. Raises OSError."""
     if origin.proxy is None:
         return await asyncio.open_connection(origin.host, origin.port, ssl=origin.context)
     connection = await asyncio.to_thread(origin.dial)

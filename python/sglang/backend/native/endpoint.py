@@ -29,7 +29,7 @@ Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]
 
 
 def _root(url: str) -> str:
-    """A runtime's URL, without the /v1 that clients of OpenAI's API put behind it."""
+    """A runtime's URL, without the /v1 that clients of OpenAI's API put after it."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -66,7 +66,7 @@ class RuntimeEndpoint(NativeBackend):
         chat_template_name: instead of the template chosen by the model.
         resume_seconds: how long a request waits where its server is lost, or about to end, for one
             that answers at the URL: the same started again, or another behind a balancer. A stream
-            goes on behind its tokens; what has no answer yet is sent again. So is what the server
+            goes on after its tokens; what has no answer yet is sent again. So is what the server
             refuses with ``Retry-After``, as while its engine is started again. 0: it fails at once.
 
     Raises:
@@ -163,7 +163,7 @@ class RuntimeEndpoint(NativeBackend):
                     await asyncio.sleep(loss.pause(error))
 
     def _verify_model(self, info: dict[str, Any]) -> None:
-        """Raise BackendError where a server has another model than the one at the beginning."""
+        """Raise BackendError where the server's model is another one than at the first call."""
         old, new = self.model_info.get("model_path"), info.get("model_path")
         if old != new:
             raise BackendError(
@@ -342,7 +342,7 @@ def _answer(
 
 
 def _decoded(url: str, content: str | bytes, promised: Callable[[Any], bool]) -> Any:
-    """Raises BackendError for what is no JSON, or not what was promised."""
+    """Decode an answer. Raises BackendError where it is no JSON or fails ``promised``."""
     try:
         value = json.loads(content)
     except ValueError as error:
@@ -400,6 +400,6 @@ class _Events:
         yield event
 
     def end(self) -> None:
-        """Raises ConnectionFailed for a stream that was cut."""
+        """Note the end of the body. Raises ConnectionFailed for a stream that was cut."""
         if not self._done:
             raise ConnectionFailed("the stream was cut before its end")

@@ -18,8 +18,10 @@ PORT = 8080  # where a proxy's URL has none
 
 @dataclass(frozen=True)
 class HttpProxy:
-    """Attributes:
-    credentials: value of Proxy-Authorization; "" for none.
+    """An HTTP proxy between this process and a server.
+
+    Attributes:
+        credentials: value of Proxy-Authorization; "" for none.
     """
 
     host: str

@@ -2,7 +2,7 @@
 
 The server, or another one behind the same URL, may be there again in a moment. So may the engine of
 a server, which then refuses requests with ``Retry-After``. A request of which
-nothing has come is sent again; a stream goes on behind the tokens that have come (``output_ids``),
+nothing has come is sent again; a stream goes on after the tokens that have come (``output_ids``),
 so that its text is that of one stream. It may be the request itself that ends servers, so it goes
 on a few times only.
 """

@@ -131,8 +131,7 @@ class NativeBackend(Backend):
     ) -> Requests[Decision]:
         if prompt.parallel:
             raise Unsupported(
-                "select cannot score behind join('concate_and_append'); use gen and compare its "
-                "text"
+                "select cannot score after join('concate_and_append'); use gen and compare its text"
             )
         by_rows = not self.scores_options
         return choice_requests(
@@ -205,7 +204,8 @@ def completions_of(answer: Any, params: GenParams) -> list[Completion]:
 
 
 def _completion(answer: dict[str, Any], params: GenParams) -> Completion:
-    """Raises BackendError where the runtime gave the request up, or found no way on."""
+    """Return an answer as a completion. Raises BackendError where the runtime aborted the request
+    or failed."""
     meta = answer["meta_info"]
     finish = meta.get("finish_reason")
     kind = finish.get("type") if isinstance(finish, dict) else None

@@ -355,7 +355,8 @@ def usage_of(reply: Mapping[str, Any]) -> dict[str, int]:
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
-    """Raises BadReply for what is no JSON object."""
+    """Return ``value``, a JSON object. Raises BadReply, which calls it ``what``, where it is
+    none."""
     if not isinstance(value, Mapping):
         raise BadReply(f"the {what} is {brief(value)}, not a JSON object")
     return value

@@ -167,7 +167,8 @@ class ExchangeBackend(ApiBackend):
 
     @contextmanager
     def _echo_refused(self) -> Iterator[None]:
-        """Raises NoEcho where the server of a completion model refuses to echo."""
+        """Raise NoEcho in place of the block's BadRequest where a completion model's server refuses
+        to echo."""
         try:
             yield
         except BadRequest as error:
@@ -316,7 +317,8 @@ def _needs_no_scores(method: ChoicesMethod) -> bool:
 
 
 def _api(model: str, api: str, is_chat_model: bool | None, official: bool) -> type[Exchange]:
-    """Raises ValueError for an unknown name, or one that ``is_chat_model`` contradicts."""
+    """Return the exchange of an API's name, with "auto" by the model. Raises ValueError for an
+    unknown name, or one that ``is_chat_model`` contradicts."""
     if api == "auto":
         api = "chat"
         if is_chat_model is False or (is_chat_model is None and TEXT_MODELS.match(model)):

@@ -128,7 +128,7 @@ PLAIN = ServerKind("", {}, _CHAT_SCHEMA)  # nothing more is known
 
 
 def kind_named(name: str) -> ServerKind:
-    """Raises ValueError."""
+    """Return the kind of a name. Raises ValueError for an unknown name."""
     if name not in KINDS:
         raise ValueError(f"server is {name!r}; use one of {sorted(KINDS)}")
     return KINDS[name]

@@ -72,7 +72,8 @@ class _Strict:
         self.root, self.inlining = root, inlining
 
     def of(self, node: Any) -> Any:
-        """Raises _Beyond."""
+        """Return a schema, or a part of one, in the strict subset. Raises _Beyond where it has
+        none."""
         if isinstance(node, list):
             return [self.of(item) for item in node]
         if not isinstance(node, Mapping):
@@ -98,7 +99,8 @@ class _Strict:
         return out
 
     def _merged(self, node: dict[str, Any]) -> Any:
-        """A reference has no keys beside it in the strict subset: its definition takes them in."""
+        """A reference has no other keys in the strict subset: they are moved into its
+        definition."""
         reference = node.pop("$ref")
         found: Any = self.root
         for name in reference.removeprefix("#/").split("/"):

@@ -318,8 +318,7 @@ class _Lowering:
             )
         if prompt.parallel:
             raise Unsupported(
-                "select cannot score behind join('concate_and_append'); use gen and compare its "
-                "text"
+                "select cannot score after join('concate_and_append'); use gen and compare its text"
             )
         adapter = {"lora_path": prompt.lora_path} if prompt.lora_path else None
         self._call(

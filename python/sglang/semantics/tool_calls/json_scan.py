@@ -15,7 +15,7 @@ class Value:
     """One value of JSON: where it ends. What is between its brackets is not looked into.
 
     Attributes:
-        done: it is complete. A number or a word is complete with the character behind it, which
+        done: it is complete. A number or a word is complete with the character after it, which
             is then not the value's own (``plain``).
     """
 

@@ -64,7 +64,7 @@ class ToolFormat(Protocol):
 
     def parser(self, tools: Sequence[Tool], any_name: bool = False) -> ToolParser:
         """A reader of one text, that finds calls of ``tools`` in it. ``any_name``: and of others
-        behind ``marks``, where the model was not held to the tools."""
+        after ``marks``, where the model was not held to the tools."""
         ...
 
     def written(self, calls: Calls) -> str:
@@ -81,7 +81,7 @@ class ToolFormat(Protocol):
 
 
 def constraint_of(form: Form, space: str | None = " ?") -> Constraint:
-    """``space``: models have learnt one behind the commas and colons of JSON."""
+    """``space``: models have learnt one after the commas and colons of JSON."""
     text = to_json({"type": "structural_tag", "format": form})
     return Constraint("structural_tag", text, space)
 

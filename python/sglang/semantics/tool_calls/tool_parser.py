@@ -53,7 +53,7 @@ class CallParser:
     line_marks = ""
 
     def __init__(self, names: Collection[str], any_name: bool = False) -> None:
-        """``any_name``: behind ``marks`` a call may have a name that is none of ``names``."""
+        """``any_name``: after ``marks`` a call may have a name that is none of ``names``."""
         self._names, self._any_name, self._marked = names, any_name, False
         self._words = _words("".join(mark[0] for mark in self.marks), bool(self.line_marks))
         self._out: list[Delta] = []
@@ -113,7 +113,7 @@ class CallParser:
         return name in self._names or (self._any_name and self._marked and bool(name))
 
     def _open(self, mark: str) -> None:
-        """A mark was read; sets the step that reads on."""
+        """Choose the step that reads what follows the opening mark ``mark``."""
         raise NotImplementedError
 
     def _taken(self) -> list[Delta]:

@@ -41,7 +41,8 @@ class ChaosStage:
     """
 
     def __init__(self, url: str, pid: int | None = None, api_key: str | None = None) -> None:
-        """Raises ValueError and SglangError."""
+        """Connect to the server at ``url``. Raises ValueError for a URL that is not plain http with
+        a host, and SglangError where the server does not answer."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(
@@ -96,7 +97,7 @@ class ChaosStage:
         return False
 
     def _fill(self, seconds: float, length: int, chance: random.Random) -> None:
-        """Hold KV with one long request, and let go of it."""
+        """Fill the KV memory with one long request, then free it."""
         until = time.monotonic() + seconds
         vocabulary = int(self._direct.model_info.get("vocab_size") or 256)
         ids = [chance.randrange(vocabulary) for _ in range(length)]

@@ -34,7 +34,7 @@ class ProgramWork:
     pieces = 1
 
     def __init__(self, target: str, values: dict[str, Any], params: dict[str, Any]) -> None:
-        """Raises ProgramFileError."""
+        """Load the program ``target``. Raises ProgramFileError where that fails."""
         self._target, self._values = target, values
         self._params = {"temperature": 0, **params}
         self._program = load_program(target)
@@ -76,7 +76,8 @@ class RequestWork:
     """Bodies of ``/generate``."""
 
     def __init__(self, bodies: Sequence[dict[str, Any]]) -> None:
-        """Raises ValueError where there is none, or one is no object."""
+        """Keep the requests' ``bodies``. Raises ValueError where there are none or too many, or one
+        is no object."""
         if not 1 <= len(bodies) <= MAX_REQUESTS:
             raise ValueError(f"there are {len(bodies)} requests; give 1 to {MAX_REQUESTS}")
         for number, body in enumerate(bodies):

@@ -59,7 +59,7 @@ class CrashBundle:
 
 
 def load_bundle(path: str) -> CrashBundle:
-    """Raises OSError, and ValueError for a file that is no bundle."""
+    """Read a bundle. Raises OSError, and ValueError for a file that is no bundle."""
     text = read_bounded_text(path, MAX_BYTES)
     try:
         data = json.loads(text)

@@ -21,7 +21,7 @@ INTERRUPTED = 130  # as a shell tells it
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags. What follows the file belongs to the script, but for a last ``-o FILE``."""
+    """The flags. What follows the file belongs to the script, except for a last ``-o FILE``."""
     parser.add_argument("-o", "--output", help="where to write; default: beside the file")
     parser.add_argument("--format", choices=FORMATS, help="default: by the ending of -o, or html")
     parser.add_argument(
@@ -88,7 +88,8 @@ def _beside(arguments: argparse.Namespace) -> str:
 
 
 def _prices(given: list[str]) -> dict[str, float]:
-    """Raises ValueError."""
+    """Return the prices of texts NAME=DOLLARS. Raises ValueError where a text is not of this
+    form."""
     found: dict[str, float] = {}
     for text in given:
         name, _, value = text.partition("=")

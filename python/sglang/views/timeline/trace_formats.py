@@ -30,7 +30,7 @@ def format_of(path: str | os.PathLike[str]) -> str:
 
 
 def written(trace: TraceRecord, format: str) -> str:
-    """Raises ValueError for a format that does not exist."""
+    """Return the trace as text of a format. Raises ValueError for an unknown format."""
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}; give one of {', '.join(FORMATS)}")
     return FORMATS[format](trace)

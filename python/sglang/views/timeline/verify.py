@@ -41,7 +41,8 @@ def part(kind: type[Part], item: Any) -> Part:
 
 
 def verify(trace: TraceRecord) -> None:
-    """Raises ValueError where a number leads nowhere, or a span is none."""
+    """Raise ValueError where a trace refers to a number that it does not have, or a span is
+    malformed."""
     _number(trace.started)
     if not TRACE_ID.fullmatch(trace.trace_id):
         raise ValueError(f"the trace is damaged: trace_id is {trace.trace_id!r:.60}")
@@ -95,7 +96,8 @@ def _data(data: Mapping[str, Any]) -> None:
 
 
 def _typed(item: Any, kinds: Mapping[str, str]) -> None:
-    """Raises ValueError where ``item`` is no object, or a field of it is of another type."""
+    """Raise ValueError where ``item`` is no object, or a field of it has another type than
+    ``kinds`` says."""
     if not isinstance(item, Mapping):
         raise ValueError(f"the trace is damaged: {item!r:.60} is no object")
     for name, kind in kinds.items():

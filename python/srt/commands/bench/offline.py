@@ -24,7 +24,7 @@ class Offline(Target):
         self._engine: Any = None
 
     async def start(self) -> None:
-        """Raises what loading the model raises."""
+        """Load the model. Raises the errors of loading it."""
         self._engine = await asyncio.to_thread(self._open_engine)
 
     async def answer(self, call: BenchCall, result: Result) -> None:

@@ -38,7 +38,8 @@ class Asking:
 
 
 class Endpoint(Target):
-    """Raises ValueError for an unknown ``backend`` or a bad URL."""
+    """A server that is benchmarked over HTTP. Raises ValueError for an unknown ``backend`` or a bad
+    URL."""
 
     def __init__(self, backend: str, base_url: str, asking: Asking, api_key: str = "") -> None:
         if backend not in PROTOCOLS:
@@ -50,7 +51,8 @@ class Endpoint(Target):
         self._http = Http(base_url, api_key)
 
     async def start(self) -> None:
-        """Raises HttpError where nothing answers."""
+        """Request the model's name, to see that the server answers. Raises HttpError where it does
+        not."""
         if self._native:
             await self._http.json("GET", "/get_model_info")
         elif not self._model:
@@ -76,7 +78,8 @@ class Endpoint(Target):
             result.error = "the stream ended without [DONE]"
 
     async def flush(self) -> None:
-        """Raises HttpError where the server has no /flush_cache or is busy."""
+        """Empty the prefix cache. Raises HttpError where the server has no /flush_cache or is
+        busy."""
         await self._http.json("POST", "/flush_cache")
 
     async def counters(self) -> dict[str, float]:

@@ -9,22 +9,22 @@ from sglang.srt.commands.bench.result import BenchCall, Result
 
 
 class Target:
-    """Answers calls. A target that cannot take requests one by one sets ``batched`` and answers
-    them all in ``answer_all``; any other answers each in ``answer``.
+    """The system that is benchmarked. It answers each call in ``answer``; one that cannot take
+    calls one by one sets ``batched``, and answers all of them in ``answer_all``.
 
     Attributes:
         name: its column in the table.
-        batched: only all requests at once, all of them single-turn.
+        batched: takes only all calls at once, and only calls of a single turn.
     """
 
     name = ""
     batched = False
 
     async def start(self) -> None:
-        """Get ready. Raises what keeps it from answering."""
+        """Prepare to answer. Raises the error that prevents it."""
 
     async def answer(self, call: BenchCall, result: Result) -> None:
-        """Fill ``result`` in as the answer comes; trouble goes to ``result.error``."""
+        """Fill ``result`` in as the answer comes; an error becomes ``result.error``."""
         raise NotImplementedError
 
     def answer_all(self, calls: Sequence[BenchCall], results: Sequence[Result]) -> None:
@@ -35,11 +35,11 @@ class Target:
         """Empty the prefix cache, where there is one."""
 
     async def counters(self) -> dict[str, float]:
-        """The engine's counters since its start; empty where it has none to tell."""
+        """The engine's counters since its start; empty where it reports none."""
         return {}
 
     async def close(self) -> None:
-        """Let go of what ``start`` took."""
+        """Release what ``start`` acquired."""
 
 
 def numbers(info: Any) -> dict[str, float]:

@@ -35,7 +35,7 @@ class ServerReply:
         return str(self._headers.get(name, ""))
 
     def json(self) -> Any:
-        """Raises ValueError where the body is no JSON."""
+        """Return the decoded body. Raises ValueError where it is no JSON."""
         return json.loads(self.text)
 
     def message(self) -> str:

@@ -1,10 +1,10 @@
 """Canonical: the allowed tokens that can belong to the canonical tokenisation of a legal text.
 
-    head    the generated text behind the last boundary that no token can cross
-    body    a candidate token t and the characters that are forced behind it
+    head    the generated text after the last boundary that no token can cross
+    body    a candidate token t and the characters that are forced after it
 
 Every legal text that goes on with t goes on with body. Where body holds a boundary that no token
-can cross, behind the first token after head, ``encode(head + body)`` tells that token. Elsewhere
+can cross, after the first token after head, ``encode(head + body)`` tells that token. Elsewhere
 the first token may depend on what follows, and is one of those of
 
     encode(head + body)                 the tokens end where body ends
@@ -47,7 +47,7 @@ class Canonical:
         self.filtered = 0  # rows worked out, not found
 
     def row(self, state: State, head: tuple[int, ...]) -> MaskRow:
-        """The tokens allowed in ``state`` behind the tokens ``head``."""
+        """The tokens allowed in ``state`` after the tokens ``head``."""
         plain, rows = self.masks.row(state), self.masks.table.rows
         if plain.ids is None or len(plain.ids) < 2 or len(head) > WINDOW:
             return plain
@@ -107,7 +107,7 @@ class Canonical:
         return tuple(token for token in ids if token in stay)
 
     def body(self, state: State, data: bytes) -> bytes | None:
-        """``data`` and the characters that are forced behind it; None where it ends inside a
+        """``data`` and the characters that are forced after it; None where it ends inside a
         character that is not forced."""
         after = self.masks.walk(state, data)
         if after is None:
@@ -118,7 +118,7 @@ class Canonical:
         return data + rest
 
     def _crossed(self, body: bytes) -> list[int]:
-        """The offsets in ``body`` at which tokens begin that end behind it, legal or not."""
+        """The offsets in ``body`` at which tokens begin that end after it, legal or not."""
         ordered, found = self.masks.table.ordered, list[int]()
         for at in range(max(1, len(body) - self.masks.table.longest + 1), len(body)):
             place = bisect_right(ordered, body[at:])
@@ -156,7 +156,7 @@ class Canonical:
         return [text[: -len(opened(end[1]))] + chr(point).encode() for point in (low, high)]
 
     def _crossing(self, state: State, body: bytes, at: int) -> list[bytes]:
-        """The legal tokens that begin at ``at`` and end behind the end of ``body``; of a wide state
+        """The legal tokens that begin at ``at`` and end after the end of ``body``; of a wide state
         more than CROSSING, whether they are legal or not."""
         rest = body[at:]
         reached = self.masks.walk(state, body[:at])
@@ -201,7 +201,7 @@ class Canonical:
 
 
 def _next(tokens: list[int], head: tuple[int, ...]) -> set[int]:
-    """The token behind ``head``, where ``tokens`` begin with it."""
+    """The token after ``head``, where ``tokens`` begin with it."""
     if len(tokens) > len(head) and tuple(tokens[: len(head)]) == head:
         return {tokens[len(head)]}
     return set()

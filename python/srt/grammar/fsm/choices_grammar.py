@@ -18,7 +18,7 @@ from sglang.srt.grammar.fsm.token_table import TokenTable, difference
 from sglang.srt.grammar.grammar_protocol import GrammarError
 
 OFF = -1  # in place of a node: the tokens are not a path of the trie
-_AFTER = b"\xff"  # sorts behind every byte of UTF-8
+_AFTER = b"\xff"  # sorts after every byte of UTF-8
 
 
 class ChoicePosition(NamedTuple):
@@ -63,7 +63,7 @@ class ChoicesGrammar:
         return ChoicesMatcher(self)
 
     def walk(self, position: ChoicePosition, token: int) -> ChoicePosition | None:
-        """The position behind a token, or None where no string goes on with it."""
+        """The position after a token, or None where no string goes on with it."""
         tokens = self.table.tokens
         data = tokens[token] if 0 <= token < len(tokens) else b""
         if not data:

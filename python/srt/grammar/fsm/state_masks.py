@@ -53,7 +53,7 @@ class StateMasks:
     # -- states ----------------------------------------------------------------------------------
 
     def walk(self, state: State, data: bytes) -> State | None:
-        """The state behind ``data``, or None where it is not live."""
+        """The state after ``data``, or None where it is not live."""
         q, partial = state
         parts = split(opened(partial) + data)
         if parts is None:
@@ -92,7 +92,7 @@ class StateMasks:
         return char if char and char.encode().startswith(opened(partial)) else ""
 
     def run(self, state: State, limit: int = RUN) -> tuple[bytes, list[State]]:
-        """The bytes that must follow, up to ``limit`` characters, and the state behind each of
+        """The bytes that must follow, up to ``limit`` characters, and the state after each of
         their characters."""
         data, path = b"", list[State]()
         while len(path) < limit:
@@ -200,7 +200,7 @@ class StateMasks:
 
     def _split(self, partial: int) -> tuple[Nodes, Numbers, list[int]]:
         """The tokens that are just the rest of ``partial`` and the classes of the character; and
-        those that go on behind it or leave it open."""
+        those that go on after it or leave it open."""
         need, begin, tokens = missing(partial), opened(partial), self.table.tokens
         ids, labels, others = [], [], []
         for token in self.table.inside:

@@ -113,7 +113,7 @@ class TokenTable:
         return (found & ~self.joined).tobytes()
 
     def bounded(self, data: bytes, start: int) -> bool:
-        """Whether ``data`` holds a boundary that no token crosses, at ``start`` or behind."""
+        """Whether ``data`` holds a boundary that no token crosses, at ``start`` or after."""
         table = self.boundary
         return any(table[left << 8 | right] for left, right in zip(data[start - 1 :], data[start:]))
 

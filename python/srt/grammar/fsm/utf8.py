@@ -13,7 +13,7 @@ _TRUNCATED = "unexpected end of data"
 
 
 def split(data: bytes) -> tuple[str, int] | None:
-    """The whole characters of ``data`` and the open one behind them; None where it is no prefix of
+    """The whole characters of ``data`` and the open one after them; None where it is no prefix of
     UTF-8 text."""
     try:
         return data.decode(), 0

@@ -45,7 +45,7 @@ def grammar_of(constraint: Constraint, whitespace: str) -> str:
         schemas = Schemas(space, "structural_tag")
         tag = load(constraint.text, "structural_tag")
         return "\n".join([tags_grammar(tag, schemas.rule, regex_terminal), *schemas.rules])
-    raise GrammarError(f"llguidance does not carry constraints of kind {constraint.kind!r}.")
+    raise GrammarError(f"llguidance does not support constraints of kind {constraint.kind!r}.")
 
 
 class Schemas:

@@ -123,7 +123,7 @@ def either(parts: list[GbnfNode]) -> GbnfNode:
 
 
 def repeat(part: GbnfNode, low: int, high: int | None) -> GbnfNode:
-    """One of two marks such as ``*`` and ``?`` behind each other stands for both."""
+    """One of two marks such as ``*`` and ``?`` after each other stands for both."""
     if high == 0 or part is EMPTY:
         return EMPTY
     marks = REPEATS.values()

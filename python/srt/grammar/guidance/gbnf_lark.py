@@ -40,7 +40,7 @@ LARGEST = 30_000  # parts of a grammar with rules; llguidance numbers them in 16
 
 
 def gbnf_to_lark(text: str) -> str:
-    """Raises GrammarError, with the line and column of the text."""
+    """Translate GBNF into Lark. Raises GrammarError, with the line and column of the text."""
     rules = simplified(parse(text))
     order = _bottom_up(rules)
     if order is not None and _size(rules, order) <= LARGEST_TERMINAL:

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
 def check_depth(text: str) -> None:
-    """Raises GrammarError where rules refer to each other more than DEEPEST levels deep, or have
+    """Raise GrammarError where rules refer to each other more than DEEPEST levels deep, or have
     more than MOST_ALTERNATIVES."""
     text = _PLAIN.sub(lambda found: " " if found[0][0] in '"/#' else "", text)
     found = list(_RULE.finditer(text))

@@ -24,7 +24,7 @@ _MARKED = re.compile(r'(?m)^(\w+): (.*) //@(?:(\w+) )?("(?:[^"\\]|\\.)*")$')
 
 @dataclass(frozen=True)
 class Rest:
-    """The continuation of a text behind one of its parts.
+    """The continuation of a text after one of its parts.
 
     Attributes:
         text: expression of Lark; "" for nothing.
@@ -127,7 +127,7 @@ class TagRules:
         return self.rule(f"{any_text}{_none_of(without)}", "FREE")
 
     def until(self, terminal: str, literal: str, without: Collection[str] = ()) -> str:
-        """Expression for the terminal and the literal behind it, up to the first occurrence. Both
+        """Expression for the terminal and the literal after it, up to the first occurrence. Both
         together hold none of the strings of ``without``."""
         body = f"({terminal} {quoted(literal)}){_none_of(without)}"
         name = self._once(("until", body), "until", lambda name: [f"{name}[lazy]: {body}"])

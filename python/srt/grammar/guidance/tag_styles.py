@@ -26,7 +26,8 @@ NOTES = {"$comment", "$defs", "$schema", "default", "definitions", "deprecated",
 
 @dataclass(frozen=True)
 class TagArgument:
-    """A property of an object. ``schema`` is None for a text: any, or one of ``texts``."""
+    """A property of an object. ``schema`` is None where it is a string: any, or one of
+    ``texts``."""
 
     begin: str
     end: str
@@ -37,7 +38,7 @@ class TagArgument:
 
 
 def arguments(style: str, schema: Any, at: str) -> list[TagArgument]:
-    """The properties of an object. Raises GrammarError for keywords that a style does not carry.
+    """The properties of an object. Raises GrammarError for keywords that a style does not support.
 
     Args:
         at: pointer of the schema.
@@ -45,7 +46,7 @@ def arguments(style: str, schema: Any, at: str) -> list[TagArgument]:
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise refusal(at, f"in style {style!r} the schema must be that of an object.")
     for keyword in schema.keys() - SAID - NOTES:
-        raise refusal(f"{at}/{keyword}", f"not carried in style {style!r}; use style 'json'.")
+        raise refusal(f"{at}/{keyword}", f"not supported in style {style!r}; use style 'json'.")
     if schema.get("additionalProperties") not in (None, True, False):
         raise refusal(f"{at}/additionalProperties", "must be true or false in this style.")
     properties = schema.get("properties", {})

@@ -1,7 +1,7 @@
 """Structural tags: texts made of literals, free text, and parts that follow a schema or a pattern.
 
 The formats and their fields are those of xgrammar. Each format is written together with what
-follows it (``Rest``), so that free text can end at the literal behind it.
+follows it (``Rest``), so that free text can end at the literal after it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Regex = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Tag:
-    """A tag. ``body``: its text behind ``begin``, up to its end, and the continuation."""
+    """A tag. ``body``: its text after ``begin``, up to its end, and the continuation."""
 
     begin: str
     body: Rest
@@ -51,7 +51,7 @@ class Free:
         triggers: literals that begin a tag wherever they stand.
         excludes: literals that stand nowhere in the free text.
         some: the text begins with a tag.
-        first: the text ends behind the first tag.
+        first: the text ends after the first tag.
     """
 
     triggers: Sequence[str]
@@ -85,7 +85,7 @@ def tags_grammar(tag: Any, schema_rule: Schema, regex_rule: Regex) -> str:
         check_depth(text)
     except GrammarError:
         raise GrammarError(
-            "structural_tag: too many alternatives that end in free text stand one behind the "
+            "structural_tag: too many alternatives that end in free text stand one after the "
             "other; use fewer."
         ) from None
     return text
@@ -102,7 +102,7 @@ class Formats:
         self._ends: list[str] = []  # ends of the innermost tag; its free text holds none of them
 
     def write(self, value: Any, at: str, rest: Rest) -> Rest:
-        """Raises GrammarError."""
+        """Write the rule of a format object, which ``rest`` follows. Raises GrammarError."""
         kind = value.get("type") if isinstance(value, dict) else None
         if kind not in KINDS:
             names = ", ".join(sorted(KINDS))
@@ -248,7 +248,7 @@ class Formats:
         raise refusal(at, "ends in free text, which cannot be repeated; give it an end.")
 
     def _repeated(self, made: Rest, rest: Rest, low: int, high: int | None) -> Rest:
-        """A part that was written with MORE behind it, ``low`` to ``high`` times."""
+        """A part that was written with MORE after it, ``low`` to ``high`` times."""
         if high == 0:
             return rest
         one = self.rules.shared(made).text
@@ -367,7 +367,7 @@ class Formats:
             raise refusal(
                 at,
                 "free text must end at a literal, or be the end of the text; put a const_string "
-                "or a tag behind it, or give the tag around it an end.",
+                "or a tag after it, or give the tag around it an end.",
             )
         return [*self._ends, *self.rules.grouped(rest.heads)]
 

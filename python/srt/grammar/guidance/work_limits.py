@@ -42,7 +42,7 @@ _TOKEN_SHAPES = (  # share, characters, longest
 
 
 class StepLimits(NamedTuple):
-    """Parser items of one mask, and of the row behind one lexeme."""
+    """Parser items of one mask, and of the row after one lexeme."""
 
     items: int
     row: int

@@ -155,7 +155,7 @@ class Alternating:
 def determinize(
     nfa: Nfa, start: int, context: AssertionContext, parts: Partition, meter: Meter
 ) -> Dfa:
-    """Raises BeyondBudget."""
+    """Return the Dfa of an Nfa with assertions. Raises BeyondBudget."""
     machine = Alternating(nfa, context, Atoms(parts), parts.count, meter)
     first = machine.config({(start, NONE)}), context.start
     dfa = Dfa()

@@ -29,9 +29,11 @@ def asked(nfa: Nfa) -> list[int]:
 
 
 class AssertionContext:
-    """Attributes:
-    kind: of each class.
-    kinds: classes of each kind, OUTSIDE left out.
+    """Kinds of characters, which decide whether an assertion holds between two of them.
+
+    Attributes:
+        kind: the kind of each class of characters.
+        kinds: the classes of each kind except OUTSIDE.
     """
 
     def __init__(self, nfa: Nfa, questions: list[int], parts: Partition, meter: Meter) -> None:

@@ -12,7 +12,8 @@ class InvalidPattern(GrammarError):
 
 
 class BeyondBudget(GrammarError):
-    """The pattern is too large for us or uses what we do not carry; another engine may take it."""
+    """The pattern is too large, or uses a feature that is not supported here; another engine may
+    accept it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Meter:
         self.spent = 0
 
     def spend(self, steps: int) -> None:
-        """Raises BeyondBudget where the sum exceeds the limit."""
+        """Count steps of compiling. Raises BeyondBudget where their sum exceeds the limit."""
         self.spent += steps
         if self.spent > self.budget.steps:
             raise BeyondBudget(

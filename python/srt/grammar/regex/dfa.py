@@ -69,7 +69,7 @@ class Atoms:
 
 
 def determinize(nfa: Nfa, start: int, parts: Partition, meter: Meter) -> Dfa:
-    """Raises BeyondBudget."""
+    """Return the Dfa of an Nfa without assertions. Raises BeyondBudget."""
     dfa = Dfa()
     atoms = Atoms(parts)
     follows: dict[int, list[tuple[int, int]]] = {}

@@ -28,7 +28,7 @@ STATES = 1000  # states of our own automaton; interegular compares each new stat
 def interegular(pattern: str, tree: Node, budget: Budget) -> tuple[Dfa, Partition]:
     """Compile a pattern. ``tree``: its syntax tree, by our own parser. Raises BeyondBudget."""
     if not plain(tree):
-        raise _refusal("assertions and look-arounds are not carried")
+        raise _refusal("assertions and look-arounds are not supported")
     if "[]" in pattern or "[^]" in pattern:
         raise _refusal("a class cannot begin with ]; write \\]")
     meter = Meter(replace(budget, nfa=STATES, dfa=STATES))

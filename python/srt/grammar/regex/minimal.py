@@ -162,7 +162,8 @@ def refine(
 
 
 def minimise(dfa: Dfa, parts: Partition, budget: Budget, meter: Meter) -> CharacterDfa:
-    """Raises GrammarError where the language is empty, and BeyondBudget."""
+    """Return the smallest automaton of the same language. Raises GrammarError where that language
+    is empty, and BeyondBudget."""
     cells = len(dfa.rows) * max(parts.count, 1)
     if cells > budget.cells:
         raise BeyondBudget(

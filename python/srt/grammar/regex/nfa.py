@@ -16,15 +16,17 @@ State = tuple[int, ...]
 
 
 class Nfa:
-    """Attributes:
-    states: of each its kind, then what belongs to it: CHAR (set, next); SPLIT (next, ...);
-        ASSERT (condition, next); AHEAD (negative, start of its body, next); BEHIND (negative,
-        index in ``behinds``, next); ACCEPT ().
-    sets: the sets of characters, by number.
-    conditions: the assertions, by number.
-    behinds: of each look-behind the start of any text and then its body, so that it accepts where
-        the look-behind holds.
-    always: a state from which every text is accepted; -1 where there is none.
+    """A nondeterministic automaton over sets of characters.
+
+    Attributes:
+        states: a tuple for each state, which begins with its kind: CHAR (set, next); SPLIT (next,
+            ...); ASSERT (condition, next); AHEAD (negative, start of its body, next); BEHIND
+            (negative, index in ``behinds``, next); ACCEPT ().
+        sets: the sets of characters, by number.
+        conditions: the assertions, by number.
+        behinds: for each look-behind, the start of an automaton of any text and then its body; it
+            accepts where the look-behind holds.
+        always: a state from which every text is accepted; -1 where there is none.
     """
 
     def __init__(self, meter: Meter) -> None:

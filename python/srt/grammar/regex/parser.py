@@ -55,8 +55,8 @@ class Flags:
 
 
 def parse(pattern: str, budget: Budget) -> Node:
-    """Raises InvalidPattern where ``re`` would not compile the pattern, and BeyondBudget for what
-    is larger than the budget or not carried."""
+    """Parse a pattern into a tree. Raises InvalidPattern where ``re`` would not compile it, and
+    BeyondBudget where it is larger than the budget or uses a feature that is not supported."""
     try:
         size = len(pattern.encode())
     except UnicodeEncodeError:

@@ -14,11 +14,13 @@ KEY_BITS = 60
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Attributes:
-    edges: first code point of each interval, ascending, from 0 [intervals].
-    labels: class of each interval, DEAD where no set has it [intervals].
-    members: classes in each set, ascending [sets].
-    count: number of classes.
+    """All characters in classes. Every set of the pattern holds all characters of a class or none.
+
+    Attributes:
+        edges: first code point of each interval, ascending, from 0 [intervals].
+        labels: class of each interval, DEAD where no set has it [intervals].
+        members: classes in each set, ascending [sets].
+        count: number of classes.
     """
 
     edges: Int32Array

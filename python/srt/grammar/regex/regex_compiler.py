@@ -2,8 +2,8 @@
 
     text -> tree (parser) -> tree (simplify) -> Nfa -> Dfa over classes of characters -> minimal
 
-The language is what ``re.fullmatch`` accepts, for valid Unicode text. Nothing is approximated:
-what is not carried exactly raises BeyondBudget.
+The language is what ``re.fullmatch`` accepts, for valid Unicode text. Nothing is approximated: a
+feature that is not supported exactly raises BeyondBudget.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FRONTS = ("own", "interegular")
 def compile_regex(pattern: str, budget: Budget = DEFAULT, front: str = "own") -> CharacterDfa:
     """``front``: "own", or "interegular" for that library's parser, which differs (see there).
 
-    Raises InvalidPattern for what is not a pattern, BeyondBudget for what is too large or not
-    carried, and GrammarError where no text matches.
+    Raises InvalidPattern for an invalid pattern, BeyondBudget for one that is too large or not
+    supported, and GrammarError where no text matches.
     """
     if front not in FRONTS:
         raise GrammarError(f"front {front!r} is unknown; use one of {', '.join(FRONTS)}")

@@ -47,7 +47,7 @@ class Scanner:
         return self.text[begin : self.at]
 
     def skip(self, end: str) -> bool:
-        """Go behind the next ``end``, whether there is one or not. A backslash and what follows
+        """Go after the next ``end``, whether there is one or not. A backslash and what follows
         are one thing to ``re``, even in a comment."""
         while self.next:
             char = self.take()

@@ -69,7 +69,7 @@ class _Printer:
         ):
             return ""
         raise BeyondBudget(
-            "regex: an assertion in the middle is not carried by llguidance; "
+            "regex: an assertion in the middle is not supported by llguidance; "
             "rewrite the pattern without it"
         )
 

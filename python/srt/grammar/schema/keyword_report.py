@@ -49,7 +49,9 @@ def examine(schema: Any) -> list[KeywordFinding]:
 
 
 def _refusals(schema: Any) -> tuple[frozenset[str], dict[str, str]]:
-    """Pointers of what had a say, and the refusals: each is taken out to find the next."""
+    """Return the pointers of the keywords that the grammar uses, and the reasons of refusals by
+    pointer. A refused keyword is removed and the schema compiled again, to find the next
+    refusal."""
     left = copy.deepcopy(schema)
     refusals: dict[str, str] = {}
     for _ in range(MOST_REFUSALS):

@@ -165,7 +165,7 @@ class _Counter:
         return found or ""
 
     def _from(self, at: int, count: int) -> str | None:
-        """The text behind ``count`` pairs, from the pair ``at`` on; None where there is none. Never
+        """The text after ``count`` pairs, from the pair ``at`` on; None where there is none. Never
         empty without a pair before."""
         if self._shape.high is None:
             count = min(count, self._cap) if count else 0

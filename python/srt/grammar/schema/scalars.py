@@ -181,7 +181,7 @@ def carried(source: Any, at: str) -> Pattern:
     try:
         return pattern_of(source)
     except BeyondBudget as error:
-        raise Refusal(at, f"{source!r} is not carried: {error}.") from None
+        raise Refusal(at, f"{source!r} is not supported: {error}.") from None
     except GrammarError as error:
         raise Refusal(at, f"{source!r}: {error}.") from None
 

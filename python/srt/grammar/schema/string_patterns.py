@@ -82,7 +82,8 @@ def one_of(words: frozenset[str]) -> Pattern:
 
 @lru_cache(maxsize=1024)
 def pattern_of(source: str) -> Pattern:
-    """Raises GrammarError for what ``re`` does not compile, or what is not carried."""
+    """Return the keyword ``pattern`` as a terminal of a grammar. Raises GrammarError where ``re``
+    does not compile it, or a feature is not supported."""
     wide = parse(source, BUDGET)
     try:
         narrow = parse(wrapped(source, "(?a:", ")"), BUDGET)
@@ -173,7 +174,7 @@ def _branch(parts: list[Node]) -> str:
 
 
 def _least(parts: list[Node], last: bool) -> list[Node]:
-    """The same where any text may stand before the first part, or behind the ``last``: a repetition
+    """The same where any text may stand before the first part, or after the ``last``: a repetition
     there is found where its least number is, so that counting further tells nothing apart."""
     parts = list(parts)
     while parts:

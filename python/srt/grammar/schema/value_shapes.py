@@ -119,10 +119,13 @@ class Other:
 
 @dataclass(frozen=True)
 class Object:
-    """Attributes:
-    mentions: each name that is mentioned once, with where, in the order in which they are written:
-        first those of ``properties``, then those that only ``required`` and its like name.
-    names: what each name must satisfy.
+    """Requirements of a schema on an object.
+
+    Attributes:
+        mentions: each name that the schema mentions once, with where, in the order of the output:
+            names in ``properties`` first, then names that only ``required`` or a similar keyword
+            has.
+        names: the state that each name must satisfy.
     """
 
     scopes: tuple[Scope, ...] = ()

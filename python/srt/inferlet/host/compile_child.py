@@ -45,7 +45,8 @@ def compiled(data: bytes) -> tuple[bool, bytes]:
 
 
 def check_component(component: Component, engine: Engine) -> None:
-    """Raises UploadRefused where it imports more than WASI and ``wait``, or lacks a function."""
+    """Raise UploadRefused where a component imports more than WASI and ``wait``, or lacks a
+    function."""
     strange = [
         name for name in imports_of(component, engine)
         if name != WAIT and not name.startswith("wasi:")
@@ -63,7 +64,7 @@ def check_component(component: Component, engine: Engine) -> None:
 
 
 def check_module(module: Module) -> None:
-    """Raises UploadRefused where it imports anything, or lacks what it must export."""
+    """Raise UploadRefused where a module imports anything, or lacks a required export."""
     for wanted in module.imports:
         raise UploadRefused(
             f"the module imports {wanted.module}.{wanted.name}; it may import nothing"

@@ -42,7 +42,7 @@ class ComponentGuest:
     """A component: strings cross by the canonical ABI, whose bounds wasmtime checks."""
 
     def __init__(self, store: Store, linker: Linker, component: Component) -> None:
-        """Raises GuestTrap."""
+        """Instantiate a component. Raises GuestTrap where that fails."""
         self.store = store
         try:
             instance = linker.instantiate(store, component)

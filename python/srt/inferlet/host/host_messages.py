@@ -54,7 +54,7 @@ class LoggedTurn(msgspec.Struct, frozen=True):
 
 
 class GuestImage(msgspec.Struct, frozen=True):
-    """Everything that a run depends on, but for its answers.
+    """Everything that a run depends on, except for its answers.
 
     Attributes:
         path: file of the precompiled component or module; the server made it.

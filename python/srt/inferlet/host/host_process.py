@@ -216,7 +216,7 @@ class HostProcess:
         self._remove()
 
     def _spawn(self) -> None:
-        """Raises OSError."""
+        """Start the host's process and connect to it. Raises OSError."""
         self._directory = socket_directory(SOCKET)
         (self._directory / MARKS).write_bytes(bytes(MOST_LANES * MARK.size))
         paths = [IMPORT_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -93,7 +93,7 @@ class Residency:
 
 
 def check_answers(answers: str, limits: GuestLimits) -> None:
-    """Raises LimitExceeded where a turn's answers have too many bytes."""
+    """Raise LimitExceeded where a turn's answers have too many bytes."""
     size = len(answers.encode())
     if size > limits.answer_bytes:
         raise LimitExceeded(
@@ -104,7 +104,7 @@ def check_answers(answers: str, limits: GuestLimits) -> None:
 
 
 def check_calls(calls: str, limits: GuestLimits) -> None:
-    """Raises LimitExceeded where a turn's calls are too long or too many, or no JSON list of
+    """Raise LimitExceeded where a turn's calls are too long or too many, or no JSON list of
     objects."""
     data = calls.encode()
     if len(data) > limits.calls_bytes:

@@ -88,7 +88,7 @@ class Recipe(NamedTuple):
     Attributes:
         tool: name and version of what builds it. Raises ToolchainMissing.
         sources: the files that it is made from, by their path in it.
-        make: builds the component in an empty directory; its file. Raises as ``runner``.
+        make: builds the component in an empty directory; its file. Raises the errors of ``runner``.
     """
 
     tool: Callable[[], str]
@@ -116,7 +116,7 @@ def prebuilt(directory: Path | None = None, recipe: Recipe | None = None) -> Pat
 
 
 def build(directory: Path | None = None, recipe: Recipe | None = None) -> Path:
-    """Build and precompile a runner. Raises as ``runner``."""
+    """Build and precompile a runner. Raises the errors of ``runner``."""
     directory, recipe = directory or cache_directory(), recipe or PYTHON
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     component = _component_path(directory, recipe)

@@ -82,7 +82,7 @@ class Uploads:
     """
 
     def __init__(self, most: int) -> None:
-        """Raises OSError."""
+        """Make a temporary directory for at most ``most`` programs. Raises OSError."""
         self._most = most
         self._programs: dict[tuple[str, Language | None], UploadedProgram] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="sglang-inferlets-"))

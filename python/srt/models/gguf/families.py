@@ -72,14 +72,17 @@ class Header:
 
 @dataclass(frozen=True)
 class Family:
-    """
+    """Names of an architecture's tensors and settings in a Hugging Face checkpoint.
+
+    A stem is a tensor's name in the GGUF file without ``blk.N.`` and ``.weight``.
+
     Attributes:
-        architecture: as a ``config.json`` calls it.
-        layer: stems of a layer's tensors, ``blk.N.`` left out, and theirs in the checkpoint.
-        settings: of the config, which differ from ``models/gguf/gguf_config.decoder``'s.
-        top: stems of the other tensors.
-        layers: what a layer's names begin with there.
-        changes: by stem; a stem "*_norm" is every norm's.
+        architecture: its name in ``config.json``.
+        layer: from the stems of a layer's tensors to their names in the checkpoint.
+        settings: settings of the config that differ from ``models/gguf/gguf_config.decoder``'s.
+        top: like ``layer``, for the tensors that belong to no layer.
+        layers: how the names of a layer's tensors begin in the checkpoint.
+        changes: change of the values, by stem; "*_norm" stands for every norm without an own entry.
     """
 
     architecture: str

@@ -1,6 +1,6 @@
 """GGML's block formats, dequantised.
 
-A tensor's rows are cut into blocks, stored one behind the other. In the tables below d and m are
+A tensor's rows are cut into blocks, stored one after the other. In the tables below d and m are
 float16 scales of a block, q unsigned integers of some bits, and s, t small integers that scale
 parts of a block (the "K" formats, blocks of 256):
 

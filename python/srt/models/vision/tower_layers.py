@@ -18,7 +18,7 @@ from sglang.srt.parallel.groups import Group
 
 
 def whole(place: Place) -> Place:
-    """Towers are small beside the text model: each rank has all of it."""
+    """Towers are small compared with the text model: each rank has all of it."""
     return replace(place, group=Group())
 
 

@@ -125,7 +125,7 @@ class VisionLanguageModel:
         inner = _inner(name)
         if inner:
             return self.text.ignores(inner)
-        # A tower's layers behind the last one that is read; the whole tower on other ranks.
+        # A tower's layers after the last one that is read; the whole tower on other ranks.
         return (name.startswith("model.") and not self.parts) or self.needless(name)
 
     def needless(self, name: str) -> bool:

@@ -113,7 +113,7 @@ class EncoderBlock:
 class ViT:
     """Tower of a multimodal model (``models.vision.vision_language``).
 
-    ``wanted``: after how many layers hidden states are taken, ascending or not. Layers behind the
+    ``wanted``: after how many layers hidden states are taken, ascending or not. Layers after the
     last of them are not loaded.
     """
 

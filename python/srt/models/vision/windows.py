@@ -23,12 +23,14 @@ EPS = 1e-6  # the norms' epsilon, whatever the config says
 
 @dataclass(frozen=True)
 class WindowTowerSpec:
-    """
+    """Sizes of a vision tower whose layers attend within windows.
+
     Attributes:
-        patch: pixels of a patch's side; frames: that make one step of time.
-        merge: patches of either side that become one hidden state of ``outputs`` numbers.
-        window: merged patches along a window's side.
-        whole: layers that see the whole frame.
+        patch: side of a patch, in pixels.
+        frames: number of frames in one step of time.
+        merge: side of a square of patches that becomes one hidden state of ``outputs`` numbers.
+        window: side of a window, in merged patches.
+        whole: layers that attend to the whole frame.
     """
 
     width: int

@@ -146,7 +146,7 @@ class Completer:
             self.runs.discard(run)
 
     async def generate(self, request: CompletionRequest) -> list[Output]:
-        """The ``n`` completions of ``request``, finished. Raises as ``stream`` does."""
+        """The ``n`` completions of ``request``, finished. Raises the errors of ``stream``."""
         found: dict[int, Output] = {}
         async with aclosing(self.stream(request.unread())) as outputs:
             async for output in outputs:
@@ -172,7 +172,7 @@ class Completer:
         return EngineSuccession(self.engines, request, self.resume_order, self.max_resumes)
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
-        """Canonical ids of texts as they are written behind another; for a thread beside the loop.
+        """Canonical ids of texts as they are written after another; for a thread beside the loop.
 
         Raises RequestError where the tokenizer cannot write one as it is.
         """
@@ -409,7 +409,7 @@ class _CompletionRun:
                     yield
 
     def _goal(self, sampling: SamplingParams, score_from: int, generated: int) -> Generate:
-        """The goal behind the prompt and the ``generated`` tokens of a lost engine."""
+        """The goal after the prompt and the ``generated`` tokens of a lost engine."""
         logprobs, resumed = self.request.logprobs, self.request.resumed
         since = -1 if resumed is None else resumed.since
         return Generate(
@@ -454,7 +454,7 @@ class _CompletionRun:
             yield output
 
     async def _choices(self) -> list[ScoredChoice]:
-        """Raises RequestError."""
+        """Return the texts that the output may be, each with its ids. Raises RequestError."""
         assert self.request.sampling.constraint is not None
         texts = self.request.sampling.constraint.choices()
         size = sum(map(bytes_of, texts))

@@ -81,7 +81,7 @@ class CompletionRequest:
         media: images and videos of the prompt.
         score_choices: the constraint's choices are scored as wholes (``choose``).
         adapter: name of the one to be used, "" for none.
-        interval: tokens that an output grows by at once, behind the first.
+        interval: tokens that an output grows by at once, after the first.
         resumed: the parked context that it goes on with; None for a new beginning.
         program: name of the program whose turn it is; "": what it goes on with says it.
         hint: facts about the application that it is a call of.
@@ -126,14 +126,14 @@ class CompletionRequest:
         return replace(self, interval=UNREAD, report_prompt=False)
 
     def opening(self, context: int, generated: Sequence[int] = ()) -> Open:
-        """Verb that opens its context, with the tokens ``generated`` behind the prompt."""
+        """Verb that opens its context, with the tokens ``generated`` after the prompt."""
         tokens = (self.prompt + ints(generated)).tobytes()
         return Open(context, tokens, self.namespace, self.segments, self.media, self.adapter)
 
     def verified(self, info: EngineInfo) -> CompletionRequest:
         """The same request with every number within the engine's bounds.
 
-        ``max_new_tokens`` is cut to what fits behind the prompt (the completion then ends by
+        ``max_new_tokens`` is cut to what fits after the prompt (the completion then ends by
         length); a ``top_k`` past the vocabulary keeps all. Raises RequestError.
         """
         verify_fields(self)
@@ -190,7 +190,7 @@ class CompletionRequest:
         if len(given) > limit:
             raise RequestError(
                 f"output_ids has {len(given)} tokens, of at most {limit} that the text may have "
-                "(max_new_tokens, or the room behind the prompt).",
+                "(max_new_tokens, or the room after the prompt).",
                 "output_ids",
             )
         for token in (min(given), max(given)):
@@ -381,7 +381,7 @@ def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
 
 
 def field_of(message: str) -> str | None:
-    """The sampling parameter that a message begins with."""
+    """The parameter that an error message begins with, for the error's ``param``; None if none."""
     word = re.split(r"[^a-z_]", message, maxsplit=1)[0]
     return word if word in (*PARAMETERS, *CONSTRAINT_NAMES) else None
 

@@ -57,8 +57,8 @@ class Encoder:
             raise RequestError(f"The prompt cannot be tokenized: {error}.", "prompt") from error
 
     async def encode_pieces(self, texts: Sequence[str]) -> list[Ints]:
-        """Ids of texts of some ``SMALL`` bytes together, or of one, each as it is. Raises as
-        ``encode`` does."""
+        """Return the ids of texts of about ``SMALL`` bytes together, or of one longer text, each
+        encoded alone. Raises the errors of ``encode``."""
         try:
             size = sum(map(bytes_of, texts))
             return await self.run(size, self._tokenizer.encode_pieces, texts)
@@ -66,7 +66,8 @@ class Encoder:
             raise RequestError(f"The text cannot be tokenized: {error}.", "text") from error
 
     async def encode_behind(self, text: str) -> Ints:
-        """Ids of a text behind another, whose ids are known. Raises as ``encode`` does."""
+        """Return the ids of a text that continues another one, whose ids are known, without those.
+        Raises the errors of ``encode``."""
         try:
             if len(text) < LONG:
                 await asyncio.sleep(0)

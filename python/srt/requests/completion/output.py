@@ -172,7 +172,7 @@ class Assembler:
         self._count(event.stats)
 
     def resume(self) -> None:
-        """The engine was lost: events of another request follow, which goes on behind the tokens so
+        """The engine was lost: events of another request follow, which goes on after the tokens so
         far, or which computes the prompt again where there are none."""
         output = self.output
         if output.tokens:

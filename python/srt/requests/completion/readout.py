@@ -59,7 +59,7 @@ class Reading:
         self.aborted = False
 
     def begin(self) -> None:
-        """Raises EngineLost."""
+        """Send the request to the engine. Raises EngineLost."""
         request, number = self.request, self._client.new_id()
         self._inbox = self._client.submit(
             number,

@@ -1,4 +1,4 @@
-"""RowScoring: rows of tokens scored behind one prompt, whatever the engine is.
+"""RowScoring: rows of tokens scored after one prompt, whatever the engine is.
 
 Where the engine can, as trees (``tree_scores``): equal beginnings are computed once, and many rows
 are one forward. Else, and where more than log-probabilities is wanted, each row is a request of a

@@ -151,7 +151,7 @@ class OneEngine:
         return Assignment(self.client)
 
     async def reassign(self, request: CompletionRequest, client: Client) -> Assignment:
-        """Raises EngineLost: there is no other engine."""
+        """Raise EngineLost, since there is no other engine."""
         raise (client.lost or EngineLost("the engine was lost")).again()
 
     def holder(self, request: CompletionRequest) -> Client:

@@ -1,8 +1,8 @@
 """Token trees: texts with equal beginnings as forwards that compute each beginning once.
 
-    rows      [5 7 9]  [5 7 2 4]  [5 8]          behind the root r
+    rows      [5 7 9]  [5 7 2 4]  [5 8]          after the root r
     computed  r  5  7  2                         a token that another one follows
-    read      5 | 7 8 | 2 9 | 4                  log-probabilities behind each of them
+    read      5 | 7 8 | 2 9 | 4                  log-probabilities after each of them
 
 The tokens of a forward stand in depth-first order; each sees the root, the tokens on its way from
 there and nothing else. The last token of a row is read and not computed.
@@ -54,7 +54,7 @@ class TreeForward:
         return len(self.tokens) - 1
 
     def mask(self, visible: int) -> bytes:
-        """``ForwardTokens.mask`` behind ``visible`` slots, which all tokens see."""
+        """``ForwardTokens.mask`` after ``visible`` slots, which all tokens see."""
         stride = -(-(visible + len(self.tokens)) // 8)
         sees = list[int]()
         for index, parent in enumerate(self.parents):
@@ -72,14 +72,14 @@ class TreeForward:
         return ints(value for target in self.order for value in self.targets[target])
 
     def take(self, values: array[float]) -> list[tuple[int, list[float]]]:
-        """Return each row's number and the log-probabilities of its tokens behind the root, from
+        """Return each row's number and the log-probabilities of its tokens after the root, from
         the values of ``pairs``."""
         found = dict(zip(self.order, values))
         return [(row, [found[target] for target in path]) for row, path in self.rows]
 
 
 def most_tokens(visible: int, context_length: int) -> int:
-    """Number of tokens that one forward behind ``visible`` slots may have."""
+    """Number of tokens that one forward after ``visible`` slots may have."""
     bits = (isqrt(visible * visible + 4 * MOST_BITS) - visible) // 2
     return min(MOST_TOKENS, bits, context_length - visible)
 

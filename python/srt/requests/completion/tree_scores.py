@@ -1,4 +1,4 @@
-"""TreeScores: log-probabilities of many texts behind one prompt, by forwards of a space.
+"""TreeScores: log-probabilities of many texts after one prompt, by forwards of a space.
 
     OpenSpace, PrefixPages (the prompt but its last token), ForwardTokens ..., CloseSpace
 

@@ -24,7 +24,7 @@ AT_ONCE = 32  # choices of one prompt that are in the engine at the same time
 
 @dataclass(slots=True)
 class ScoredChoice:
-    """One text: its tokens behind the prompt, and once they are scored, what is known of each."""
+    """One text: its tokens after the prompt, and once they are scored, what is known of each."""
 
     text: str
     tokens: list[int]

@@ -94,7 +94,8 @@ class Viewer:
         return self._processor.video_token if kind == "video" else self._processor.image_token
 
     async def read(self, sources: Sequence[MediaSource], room: int | None = None) -> list[Seen]:
-        """Raises RequestError, where they have more than ``room`` tokens as soon as that shows."""
+        """Fetch and decode images and videos. Raises RequestError, also as soon as they are known
+        to have more than ``room`` tokens."""
         self.verify(sources)
         self._waiting += len(sources)
         try:

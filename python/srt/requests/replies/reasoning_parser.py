@@ -53,7 +53,7 @@ def marks_for(name: str, template: str) -> Marks | None:
 
 
 def opened(marks: Marks, tail: str, begun: str = "") -> bool | None:
-    """Whether the text behind a prompt begins inside a thought; None where the prompt does not say
+    """Whether the text after a prompt begins inside a thought; None where the prompt does not say
     it.
 
     Args:
@@ -69,7 +69,7 @@ def opened(marks: Marks, tail: str, begun: str = "") -> bool | None:
 
 
 def behind_thought(marks: Marks, inside: bool | None, form: Form) -> Form:
-    """Text that is of ``form`` behind its thought. ``inside``: as ``opened`` says."""
+    """Text that is of ``form`` after its thought. ``inside``: as ``opened`` says."""
     if inside is False:
         return form
     space = {"type": "regex", "pattern": r"\n{0,2}"}

@@ -59,7 +59,7 @@ class AnswerLog:
                 self.failed += 1
 
     def close(self) -> None:
-        """Raises OSError where the disk did not take all."""
+        """Close the files. Raises OSError where the disk did not take all answers."""
         with self._lock:
             self._closed = True
             try:

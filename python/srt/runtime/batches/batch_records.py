@@ -103,7 +103,7 @@ class BatchRecords:
     """Records below ``directory``; those that ended are removed with their answers' lifetime."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError."""
+        """Read the records of a directory. Raises OSError."""
         self._directory = directory / "batches"
         found = RecordFiles(self._directory, _ID)
         self._records = {record.id: record for record in found.read(BatchRecord)}
@@ -118,7 +118,8 @@ class BatchRecords:
         return self._directory / f"{id}.{suffix}"
 
     def find(self, id: str, owner: str) -> BatchRecord:
-        """Raises RequestError ``not_found``, also for a batch of another owner."""
+        """Return the record of a batch. Raises RequestError ``not_found``, also for another
+        owner's."""
         record = self._records.get(id)
         if record is None or record.order.owner != owner:
             raise RequestError(f"There is no batch {request_error.shown(id)}.", "id", "not_found")
@@ -130,7 +131,7 @@ class BatchRecords:
         return sorted(found, key=lambda record: (-record.created_at, record.id))
 
     def save(self, record: BatchRecord) -> None:
-        """Raises OSError."""
+        """Write a record to disk, then keep it. Raises OSError."""
         self.write(record)
         self._records[record.id] = record
 

@@ -39,8 +39,8 @@ class BatchService:
         answer: Answer,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Raises OSError, also where another server has the directory, or it is no
-        server's."""
+        """Lock the directory and read its records. Raises OSError, also where another server uses
+        the directory, or no server made it."""
         self._now = now
         _verify_own(directory)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -78,7 +78,7 @@ class FileStore:
         unfinished: Collection[str] = (),
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Raises OSError."""
+        """Read the records of a directory, and remove unfinished files. Raises OSError."""
         self.file_bytes, self.all_bytes, self._now = file_bytes, all_bytes, now
         self.size, self.used, self._lock = 0, _unused, threading.Lock()
         self._first_end = 0.0  # when the first file expires, or earlier
@@ -100,7 +100,8 @@ class FileStore:
         return self._directory / f"{id}.data"
 
     def find(self, id: str, owner: str) -> FileRecord:
-        """Raises RequestError ``not_found``, also for a file of another owner."""
+        """Return the record of a file. Raises RequestError ``not_found``, also for another
+        owner's."""
         self.sweep()
         record = self._records.get(id)
         if record is None or record.owner != owner:
@@ -179,7 +180,7 @@ class FileStore:
             self.size += change
 
     def delete(self, record: FileRecord) -> None:
-        """Raises RequestError ``conflict`` for one that is in use."""
+        """Delete a file. Raises RequestError ``conflict`` where a batch uses it."""
         if record.id in self.used():
             raise RequestError(
                 f"{record.id} is the input of a batch that has not ended; cancel that batch first.",
@@ -224,7 +225,8 @@ class Upload:
             self._file = open(self._part, "xb", opener=private)  # noqa: SIM115 (closed by finish and drop)
 
     def write(self, data: bytes) -> None:
-        """Raises RequestError where a limit is exceeded, or the disk is full."""
+        """Append to the file. Raises RequestError where a limit is exceeded, or the disk is
+        full."""
         assert self._file is not None
         self._store.reserve(len(data), self.size)
         self.size += len(data)

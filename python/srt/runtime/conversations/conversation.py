@@ -186,7 +186,7 @@ async def _encoded(runtime: EngineRuntime, text: str, fits: bool) -> Ints:
 
 
 def verify_template(template: Any, variables: Mapping[str, Any]) -> None:
-    """Raises RequestError where a request brings a ``chat_template``, or where its
+    """Raise RequestError where a request has a ``chat_template``, or where its
     ``chat_template_kwargs`` are more than settings."""
     if template:
         raise RequestError(

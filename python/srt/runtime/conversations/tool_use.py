@@ -40,8 +40,8 @@ class ToolUse:
     legacy: bool = False
 
     def form(self, own: Constraint | None) -> Form | None:
-        """The form of the reply. ``own`` is the request's constraint beside the tools: JSON that
-        may come in place of a call, unless a call is required. Raises RequestError."""
+        """The form of the reply. ``own`` is the request's own constraint: JSON that may come
+        instead of a call, unless a call is required. Raises RequestError."""
         if own is not None and own.kind != "json_schema":
             raise RequestError(
                 f"{own.kind} cannot be given with tools; remove it, or set tool_choice: none.",

@@ -128,7 +128,8 @@ class ToolboxReply:
         self._reading, self._id_of = reading, id_of
 
     async def parts(self) -> AsyncGenerator[Part, None]:
-        """Raises RequestError and EngineLost."""
+        """Yield the reply's parts, those of all turns with tool calls included. Raises RequestError
+        and EngineLost."""
         outputs, thoughts, goes_on = list[Output](), 0, True
         while goes_on:
             call, reading = self._call, self._reading(self._call)

@@ -170,7 +170,8 @@ class Handles:
         return handle
 
     def find(self, name: str, tenant: str) -> Handle:
-        """Raises RequestError ``not_found``, also for another tenant's, and ``expired``."""
+        """Return the handle of a name. Raises RequestError ``not_found``, also for another
+        tenant's, and ``expired``."""
         handle = self._handles.get(name)
         if handle is None or handle.tenant != tenant:
             raise RequestError(

@@ -98,7 +98,7 @@ class Application:
 
 
 def _calls(run: ProgramRun, sources: Sources) -> Iterator[Node | None]:
-    """The calls among sources of a run, and those behind the variables of other runs there; None
+    """The calls among sources of a run, and those after the variables of other runs there; None
     for each of the other sources."""
     waiting, seen = [(run, sources)], set[str]()
     while waiting:

@@ -104,7 +104,7 @@ class ProgramRun:
     Attributes:
         variables: by the step that makes them and their name. inputs: those that its client is to
             set, by name.
-        ends: what a stream is behind the steps that joins wait for.
+        ends: what a stream is after the steps that joins wait for.
         read_as_text: calls whose output another stream appends as it is.
         states: of calls: running, done, failed, cancelled; others wait.
     """
@@ -269,7 +269,7 @@ class ProgramRun:
         return any(each.gets or each.criteria.level for each in made)
 
     def _stop(self, steps: Iterable[int], failure: StepFailure) -> None:
-        """Run none of these steps, and nothing behind them in their streams."""
+        """Run none of these steps, and nothing after them in their streams."""
         for step in steps:
             run, position = self._places[step]
             if run.stop(position, failure):

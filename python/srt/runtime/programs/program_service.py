@@ -357,7 +357,7 @@ def program_service(
 
 
 def raise_criteria(session: ProgramSession, variable: SemanticVariable, criteria: Criteria) -> None:
-    """Note what a client wants of a variable, beside what was wanted of it before."""
+    """Add what a client wants of a variable to what was wanted of it before."""
     joined = variable.criteria.joined(criteria)
     if joined != variable.criteria:
         variable.criteria = joined

@@ -169,7 +169,7 @@ class ProgramSessions:
 
     @contextmanager
     def using(self, session: ProgramSession) -> Iterator[None]:
-        """The session stays for as long as the block takes, and its timeout begins behind it."""
+        """The session stays for as long as the block takes, and its timeout begins after it."""
         session.holders += 1
         try:
             yield

@@ -26,7 +26,7 @@ class StepFailure:
         self.cancelled, self.cause = cancelled, self
 
     def of(self, step: int, label: str) -> StepFailure:
-        """The failure of another step that waited for this one."""
+        """Return the failure of a step that depended on the failed one, with the same reason."""
         found = StepFailure(step, label, self.reason, self.code, self.cancelled)
         found.cause = self.cause
         return found

@@ -123,7 +123,7 @@ class StepRunner:
         run.log_event({"event": "done", "step": step.number, "value": value})
 
     async def _transformed(self, step: AnyStep, value: Any, size: int) -> Any:
-        """A value of so many bytes behind the step's transforms. Raises TransformError."""
+        """A value of so many bytes after the step's transforms. Raises TransformError."""
         transforms = self._program.transforms[step.number]
         if not transforms or size <= SMALL:
             return transformed(transforms, value)
@@ -265,7 +265,7 @@ class StepRunner:
         run = self._run
         if text.parallel:
             raise RequestError(
-                "a choose cannot score behind join('concate_and_append'); use gen and compare its "
+                "a choose cannot score after join('concate_and_append'); use gen and compare its "
                 "text."
             )
         adapter = {}

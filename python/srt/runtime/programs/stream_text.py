@@ -92,7 +92,7 @@ class StreamText:
 
     def snapshot(self) -> StreamText:
         """A copy that holds the stream's own text alone: what stood before its begin is left out,
-        as a prompt may have many streams behind it."""
+        as a prompt may have many streams after it."""
         begin, media, parallel = self.origin
         return replace(
             self.copy(), origin=(0, media, parallel), length=self.length - begin, marks=[],

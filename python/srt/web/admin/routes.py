@@ -81,7 +81,7 @@ async def server_info(state: ServerState, request: Request) -> Response:
 
 
 async def statistics(state: ServerState) -> dict[str, Any]:
-    """The engine's counters and gauges. Raises as ``ServerState.control`` does."""
+    """The engine's counters and gauges. Raises the errors of ``ServerState.control``."""
     return (await state.runtime.control("stats")).data
 
 

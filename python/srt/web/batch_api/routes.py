@@ -67,7 +67,8 @@ class BatchBody(msgspec.Struct, kw_only=True):
 
 
 def service(state: ServerState) -> BatchService:
-    """Raises RequestError where the server has no directory for files."""
+    """Return the server's batch service. Raises RequestError where it was started without
+    ``--batch-dir``."""
     if state.batches is None:
         raise RequestError(
             "This server keeps no files and runs no batches; start it with --batch-dir DIRECTORY.",
@@ -224,7 +225,7 @@ def _batch(state: ServerState, request: Request) -> BatchRecord:
 
 
 def _page(found: Sequence[Record], after: str, limit: int) -> dict[str, Any]:
-    """The part of a list behind the record ``after``. Raises RequestError for an unknown one."""
+    """The part of a list after the record ``after``. Raises RequestError for an unknown one."""
     begin = 0
     if after:
         begin = next((i for i, record in enumerate(found, 1) if record.id == after), 0)

@@ -1,4 +1,4 @@
-"""Cycle: one request of a connection and its answer, of which nothing is written in vain."""
+"""Cycle: one request of a connection and its answer. Writing stops when the client is gone."""
 
 from __future__ import annotations
 

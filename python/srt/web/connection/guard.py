@@ -37,7 +37,7 @@ ORDINARY = frozenset({
 })  # fmt: skip
 ORDINARY_BELOW = ("/v1/", "/v2/", "/api/", "/explain/", "/page/")
 RESERVED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-"""What every key may do, but for the last. Everything else needs the admin's."""
+"""Routes that every key may call, without RESERVED. All other routes need an admin's key."""
 
 
 class Guard:
@@ -122,7 +122,8 @@ class Guard:
                 caller.slot.release()
 
     def _caller(self, scope: Scope, tenant: Tenant | None) -> Caller:
-        """Raises ServerError where it may not do what it asks for."""
+        """Return the caller of a request. Raises ServerError where its key may not call the
+        route."""
         number, path = scope["state"]["request_id"], scope["path"]
         if not self._state.tenants.guarded:
             return Caller(number)

@@ -5,7 +5,7 @@ uvicorn's protocol over httptools reads and answers; this one bounds what that l
 head       bytes (431), and seconds (408) until all headers are there
 body       seconds without progress (408)
 answer     seconds in which the client takes nothing of what it is sent: the request is aborted
-pipeline   requests sent before the answer to the one before them: one more is a 429, behind theirs
+pipeline   requests sent before the answer to the one before them: one more is a 429, after theirs
 others     connections at once (503)
 
 What arrives after an answer that did not wait for its body is read and forgotten for ``LINGER``
@@ -202,7 +202,7 @@ class Protocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers, behind a chunked body, are counted and forgotten."""
+        """Trailers, after a chunked body, are counted and forgotten."""
         self._count(len(name) + len(value) + 4)
         if self.part == HEAD:
             super().on_header(name, value)

@@ -56,7 +56,7 @@ class EventForm:
 
     Attributes:
         write: a value as an event.
-        end: bytes behind the last event, if nothing failed.
+        end: bytes after the last event, if nothing failed.
         error: the value that tells, as the last event, what failed.
         media: content type.
     """

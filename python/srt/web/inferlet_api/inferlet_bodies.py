@@ -61,7 +61,7 @@ class MessageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class RunQuery(msgspec.Struct):
     stream: Annotated[str, Bounds(one_of=("true", "false")), "Its events instead."] = "false"
-    starting_after: Annotated[int, _NUMBERS, "Events behind the one of this number."] | None = None
+    starting_after: Annotated[int, _NUMBERS, "Events after the one of this number."] | None = None
 
 
 class InferletObject(msgspec.Struct):

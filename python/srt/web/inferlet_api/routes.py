@@ -103,7 +103,7 @@ async def runs(state: ServerState, request: Request) -> Response:
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:
-    """A run; ``stream=true`` (query): its events, behind ``starting_after``, to its end."""
+    """A run; ``stream=true`` (query): its events, after ``starting_after``, to its end."""
     sandbox, caller = _sandbox(state)
     record = sandbox.get(caller.tenant, request.path_params["id"])
     query = read_query(request, RunQuery)
@@ -147,7 +147,7 @@ class _Completing:
         self._state, self._caller = state, caller
 
     async def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Raises RequestError and EngineLost."""
+        """Answer a body of /generate for an inferlet. Raises RequestError and EngineLost."""
         request = convert(body, GenerateRequest)
         found: dict[str, Any] = msgspec.to_builtins(
             await generate(self._state.runtime, request, self._caller)

@@ -38,7 +38,7 @@ class CurrentController:
         self._controller: Controller | None = None
 
     def __call__(self) -> Controller:
-        """Raises EngineLost."""
+        """Return the controller of the engine that serves now. Raises EngineLost."""
         clients = self._completion.engines.clients
         if not clients:
             raise self._completion.lost or EngineLost("no engine serves now")

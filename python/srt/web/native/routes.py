@@ -28,7 +28,7 @@ from starlette.responses import Response
 
 
 def numbered_event(value: Any) -> bytes:
-    """An event of ``/generate``, whose id is the number of tokens that its completion has, behind
+    """An event of ``/generate``, whose id is the number of tokens that its completion has, after
     the number of the completion where there are several."""
     if not isinstance(value, Generated):
         return event(value)

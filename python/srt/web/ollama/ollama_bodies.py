@@ -13,7 +13,7 @@ import msgspec
 from sglang.ir.declaration import Bounds
 from sglang.srt.requests.common_fields import NAME, TopLogprobs
 
-Model = Annotated[str, NAME, "The model or an adapter, with `:latest` behind it or without."]
+Model = Annotated[str, NAME, "The model or an adapter, with or without `:latest` after it."]
 KeepAlive = Annotated[
     str | int | float | None, None, "Without effect: the model stays loaded. 0 is no error."
 ]

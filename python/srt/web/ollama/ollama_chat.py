@@ -45,7 +45,7 @@ def prompt_chat(body: OllamaGenerateBody, model: str, thinks: bool) -> ChatReque
 
 
 def verify_generate(body: OllamaGenerateBody) -> None:
-    """Raises RequestError for fields that this server cannot honour."""
+    """Raise RequestError for fields that this server does not support."""
     advice = {
         "suffix": "the model fills no gaps; put all of the text into prompt",
         "template": "start the server with --chat-template, or send raw: true",

@@ -48,7 +48,7 @@ NEEDED_AT: dict[str, Schema] = {
     "/v1/messages": {"required": ["max_tokens"], "properties": {"max_tokens": {"type": "integer"}}},
 }
 # Groups of fields of which one is given whole, and nothing of the others; None is the field's own
-# schema, without null. A prompt is not empty: of a query and an item behind it, one is not.
+# schema, without null. A prompt is not empty: of a query and an item after it, one is not.
 GROUPS: dict[str, Sequence[dict[str, Schema | None]]] = {
     "SubmitBody": ({"prompt": None, "placeholders": None}, {"graph": None}),
     "CancelBody": ({"semantic_var_id": None}, {"submission_id": None}),

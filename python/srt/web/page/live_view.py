@@ -75,7 +75,8 @@ class LiveWatch:
         self._last: tuple[tuple[int, bool] | None, float, dict[str, Any]] = (None, 0.0, {})
 
     async def snapshots(self, limit: int, interval: float) -> AsyncGenerator[dict[str, Any], None]:
-        """Raises RequestError where too many streams are open, and EngineLost."""
+        """Yield snapshots with at most ``limit`` nodes of the radix tree, one every ``interval``
+        seconds. Raises RequestError where too many streams are open, and EngineLost."""
         if self.open >= MAX_WATCHERS:
             raise RequestError(
                 f"{self.open} streams of /live/events are open and {MAX_WATCHERS} may; close one.",
@@ -154,7 +155,7 @@ def _node(state: ServerState, node: dict[str, Any], seen: bool) -> dict[str, Any
 
 def _plain(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text without what a chat template puts around it: special tokens, and the role's name
-    behind one."""
+    after one."""
     parts, special = [], tokenizer.special_ids
     for marked, group in groupby(ids, lambda token: token in special):
         if not marked:

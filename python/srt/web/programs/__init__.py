@@ -1,1 +1,1 @@
-"""/v1/submit and the routes beside it: programs whose graphs clients send whole."""
+"""/v1/submit and the related routes: programs whose graphs clients send whole."""

@@ -94,10 +94,10 @@ def test_entries_name_their_tokens(http: httpx.Client) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "none": ({"options": []}, "options has 0 entries; give 1 to 10000", "options"),
     "too many": ({"options": ["a"] * 10_001}, "options has 10001 entries", "options"),
-    "a number": ({"options": [1]}, "options must be texts behind a text, or lists", "options"),
-    "mixed": ({"options": ["a", [1]]}, "options must be texts behind a text", "options"),
+    "a number": ({"options": [1]}, "options must be texts after a text, or lists", "options"),
+    "mixed": ({"options": ["a", [1]]}, "options must be texts after a text", "options"),
     "no such id": ({"options": [[-3]], "text": None, "input_ids": [1]}, "id -3", "prompt"),
-    "a list of texts": ({"text": ["a", "b"]}, "options must be texts behind a text", "options"),
+    "a list of texts": ({"text": ["a", "b"]}, "options must be texts after a text", "options"),
     "a stream": ({"stream": True}, "stream is true and options are scored", "stream"),
     "sampling": ({"sampling_params": {"n": 2}}, "sampling_params is given with", "sampling_params"),
     "log-probabilities": ({"return_logprob": True}, "return_logprob is given", "return_logprob"),

@@ -103,7 +103,7 @@ class KeywordParser(CallParser):
             self._break(char)
 
     def _value(self, char: str) -> None:
-        """The object behind two stars."""
+        """The object after two stars."""
         self._literal, self._closing, self._step = Literal(), "", self._in_value
         self._in_value(char)
 

@@ -45,7 +45,7 @@ class Literal:
         return (_inside(found[0]), found.end()) if found else ("", at)
 
     def take(self, char: str) -> tuple[str, bool]:
-        """JSON that ``char`` adds, and whether it belongs to the value: the one behind a number or
+        """JSON that ``char`` adds, and whether it belongs to the value: the one after a number or
         a word at the top does not."""
         if self._quote:
             return self._in_string(char), True

@@ -59,7 +59,7 @@ class Pythonic(Plain):
 
 
 def call_text(name: str, given: object) -> str:
-    """One call; with two stars where a key is no identifier of Python."""
+    """Write one call: ``f(a=1)``, or ``f(**{"a-b": 1})`` where a key is no Python identifier."""
     assert isinstance(given, dict)
     if all(key.isidentifier() for key in given):
         return f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in given.items())})"

@@ -1,4 +1,4 @@
-"""The body of /v1/messages: Anthropic's fields, and SGLang's own beside them."""
+"""The body of /v1/messages: Anthropic's fields, and SGLang's own."""
 
 from __future__ import annotations
 

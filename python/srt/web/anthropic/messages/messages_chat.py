@@ -45,7 +45,7 @@ _SPELLINGS = {
     re.compile(r"^stop "): "stop_sequences ",
     re.compile(r"^response_format \(or json_schema\)"): "output_config.format",
 }
-# Claude Code begins with a line for billing. It differs in every request, so nothing behind it
+# Claude Code begins with a line for billing. It differs in every request, so nothing after it
 # would be found in the cache.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 
@@ -54,8 +54,8 @@ Calls = dict[str, tuple[int, str]]  # by id: how many there were before, and the
 
 
 def chat_of(body: MessagesBody) -> ChatRequest:
-    """Raises RequestError; ServerError with the code by which clients know that no conversation is
-    kept here, and then send it whole."""
+    """Return a body of /v1/messages as a chat. Raises RequestError. Raises ServerError with a code
+    that tells clients to send the whole conversation, since none is kept here."""
     if body.thread is not None:
         raise ServerError(
             "thread_unsupported_request", "No thread is kept here; send the whole conversation."

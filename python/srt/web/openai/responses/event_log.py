@@ -63,7 +63,7 @@ async def written(
 async def with_errors(
     events: AsyncGenerator[Event, None], answer: Answer, ended: Callable[[], None]
 ) -> AsyncGenerator[Event, None]:
-    """The same events; an error behind the first one becomes events too.
+    """The same events; an error after the first one becomes events too.
 
     Calls ``ended`` before the events of the end. Raises what ``events`` raises before its first.
     """
@@ -162,7 +162,7 @@ def begin(
 
 
 async def follow(record: StoredResponse, after: int) -> AsyncGenerator[bytes, None]:
-    """The frames of a response's events, kept ones and then new ones, behind the ``after``-th.
+    """The frames of a response's events, kept ones and then new ones, after the ``after``-th.
 
     A comment comes first. Raises RequestError where they are kept no longer.
     """

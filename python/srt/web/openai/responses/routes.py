@@ -52,13 +52,13 @@ _NUMBERS = Bounds(0, (1 << 53) - 1)
 
 class ResponseQuery(msgspec.Struct):
     stream: Annotated[str, Bounds(one_of=("true", "false")), "Its events instead."] = "false"
-    starting_after: Annotated[int, _NUMBERS, "Events behind the one of this number."] | None = None
+    starting_after: Annotated[int, _NUMBERS, "Events after the one of this number."] | None = None
 
 
 class ItemsQuery(msgspec.Struct):
     order: Annotated[str, Bounds(one_of=("asc", "desc")), "Oldest or latest first."] = "desc"
     limit: Annotated[int, Bounds(1, 100), "Most items of one answer."] = 20
-    after: Annotated[str, None, "Items behind the one with this id."] | None = None
+    after: Annotated[str, None, "Items after the one with this id."] | None = None
 
 
 async def create(state: ServerState, request: Request) -> Response:
@@ -138,7 +138,7 @@ async def count(state: ServerState, request: Request) -> Response:
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:
-    """A stored response; ``stream=true`` (query): its events, behind ``starting_after``."""
+    """A stored response; ``stream=true`` (query): its events, after ``starting_after``."""
     record = _stored(state, request)
     query = read_query(request, ResponseQuery)
     if query.stream == "false":
@@ -196,7 +196,8 @@ async def input_items(state: ServerState, request: Request) -> Response:
 
 
 def _stored(state: ServerState, request: Request) -> StoredResponse:
-    """Raises RequestError, also for what belongs to another tenant."""
+    """Return the stored response of the path's id. Raises RequestError where the caller's tenant
+    has none."""
     id = request.path_params["id"]
     record = state.responses.find(CALLER.get().tenant, id)
     if record is None:

@@ -47,7 +47,7 @@ def error_text(error: Any) -> Any:
 
 def with_results(items: Iterable[Item]) -> Iterator[Item]:
     """The items, those of server calls each as a call and its result; of calls that ran beside one
-    another the results come behind them all. A call that has no result is left out."""
+    another the results come after them all. A call that has no result is left out."""
     for turn, group in groupby(items, _turn):
         if not turn:
             yield from group

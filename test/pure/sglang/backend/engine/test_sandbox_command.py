@@ -58,7 +58,7 @@ def test_words_of_the_program_need_the_dashes(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["inferlet", "launch", "ID", *KEY, "lamps"])
-    assert "lamps: what is for the program stands behind --" in capsys.readouterr().err
+    assert "lamps: flags of the program come after --" in capsys.readouterr().err
     assert sent == []
 
 

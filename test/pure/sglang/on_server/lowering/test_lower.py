@@ -198,7 +198,7 @@ def test_what_only_a_run_can_do_is_refused_with_the_line():
         (method, "'mine' is the program's own"),
         (constraint, "does not enforce regex"),
         (ahead, "looks one token ahead"),
-        (beside, "select cannot score behind"),
+        (beside, "select cannot score after"),
         (own_value, "cannot be sent to a server"),
     ]:
         with pytest.raises(ProgramError, match=message) as caught:

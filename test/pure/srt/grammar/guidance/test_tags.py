@@ -196,7 +196,7 @@ BAD = [
     (styled({"a": {"anyOf": [{"type": "string"}]}}), "/json_schema/properties/a: in style"),
     (styled({"a": {"type": "integer", "$ref": "#/x"}}), "/json_schema/properties/a/\\$ref"),
     (styled({}, required=["a"]), "/json_schema/required/0: 'a' is none of the properties"),
-    (styled({}, minProperties=1), "/json_schema/minProperties: not carried in style"),
+    (styled({}, minProperties=1), "/json_schema/minProperties: not supported in style"),
     (styled({"a": {}}, type="array"), "must be that of an object"),
     ({"type": "json_schema", "json_schema": {}, "any_order": True}, "/any_order: True is not supp"),
     ({"type": "json_schema", "json_schema": {}, "max_whitespace_cnt": 9}, "from 0 to 8"),
