@@ -201,11 +201,11 @@ class FutureHistory:
             self.asked[self.desk.ask(prompt, goal)] = (prompt, goal)
             return
         player, queue = r.choice(self.players), r.randrange(QUEUES)
-        action = r.choices(
-            [self._alloc, self._embed, self._forward, self._loop, self._free, self._renew,
-             self._wrong],
-            [12, 10, 20, 25, 4, 4, 10],
-        )[0]  # fmt: skip
+        actions: list[Callable[[Player, int], object]] = [
+            self._alloc, self._embed, self._forward, self._loop, self._free, self._renew,
+            self._wrong,
+        ]  # fmt: skip
+        action = r.choices(actions, [12, 10, 20, 25, 4, 4, 10])[0]
         action(player, queue)
 
     def _alloc(self, player: Player, queue: int) -> None:

@@ -241,7 +241,7 @@ def test_future_that_cannot_be_is_refused(programs: Programs | EnginePrograms, c
         emit("alloc_emb", queue=0, embs=list(range(10)))
         emit("alloc_kvpage", queue=0, pages=[0, 1, 2])
         emit("embed_txt", queue=0, tokens=[5], positions=[0], embs=[0])
-        row = {"queue": 0, "params": params, "iemb": [0]}
+        row: dict[str, Any] = {"queue": 0, "params": params, "iemb": [0]}
         first = ask("forward_with_sampling", **row, okv=[0], future=2)
         for future in (3, 4):
             ask("forward_with_sampling", **row, future=future)

@@ -263,7 +263,9 @@ def test_what_runs_ahead_is_not_in_flight_for_others() -> None:
     assert dispatcher.last_pass == 0.5  # from the end of the first one on
     assert second.follows is None
     dispatcher.put(Command(2, "forward"), 1.5)
-    assert dispatcher.delay(1.5, 0) > 0  # the other program's command is awaited
+    later = dispatcher.delay(1.5, 0)
+    assert later is not None
+    assert later > 0  # the other program's command is awaited
     dispatcher.close(1, 1.6)
     assert dispatcher.delay(1.6, 0) == 0.0
     dispatcher.close(0, 1.7)
