@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from sglang.backend.engine.module_build import unbuilt
 from sglang.errors import SglangError
 
 POLICIES = ("eager", "k", "t", "adaptive", "cohort")
@@ -101,6 +102,8 @@ def _main(path: str) -> Any:
         raise ValueError(
             f"{path} is JavaScript, which runs in a server's sandbox alone: sglang inferlet put"
         )
+    if told := unbuilt(path):
+        raise ValueError(f"{told}; its module runs in a server's sandbox alone")
     try:
         found = runpy.run_path(path)
     except Exception as error:

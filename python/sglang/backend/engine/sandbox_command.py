@@ -6,15 +6,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from sglang.backend.engine.inferlet_client import InferletClient
+from sglang.backend.engine.module_build import BuildFailed, build_module, missing, unbuilt
 from sglang.errors import BackendError
 from sglang.srt.commands.admin_call import read_keys
 from sglang.srt.commands.named_values import named_values
@@ -34,27 +32,9 @@ TARGETS = {
     "launch": "id of the program",
     "logs": "id of the run",
     "kill": "id of the run",
-    "build": f"a file in one of {', '.join(('.wat', '.c', '.rs', '.ts'))}",
+    "build": "a file in C (.c), Rust (.rs), AssemblyScript (.ts; TypeScript for the runner of "
+    "JavaScript is compiled to .js, by tsc) or WAT (.wat)",
 }
-BUILDERS = {
-    ".wat": ("wasmtime", "pip install wasmtime"),
-    ".c": ("clang", "pip install ziglang, or the packages clang and lld of the system"),
-    ".rs": ("rustc", "the system's Rust with the target wasm32-unknown-unknown"),
-    ".ts": ("asc", "npm install -g assemblyscript"),
-}
-"""The compiler for each kind of source, and how to get it."""
-COMMANDS: dict[str, list[str]] = {
-    ".c": [
-        "clang", "--target=wasm32-freestanding", "-Os", "-nostdlib", "-fno-builtin", "-I{headers}",
-        "-Wl,--no-entry", "-Wl,--export=alloc", "-Wl,--export=turn", "-Wl,-s", "-o", "{target}",
-        "{source}",
-    ],
-    ".rs": [
-        "rustc", "--target", "wasm32-unknown-unknown", "-O", "--crate-type", "cdylib", "-o",
-        "{target}", "{source}",
-    ],
-    ".ts": ["asc", "{source}", "-O", "--runtime", "stub", "-o", "{target}"],
-}  # fmt: skip
 
 
 class ActionFailed(Exception):
@@ -119,13 +99,15 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if arguments.action not in ("runner", "build"):
             read_keys(arguments)
         return actions[arguments.action](arguments)
-    except (BackendError, OSError, ValueError, RuntimeError, ActionFailed) as error:
+    except (BackendError, OSError, ValueError, RuntimeError, ActionFailed, BuildFailed) as error:
         print(f"sglang inferlet {arguments.action}: {error}", file=sys.stderr)
         return 1
 
 
 def put(arguments: argparse.Namespace) -> int:
     """Upload a file; its id. One in Python or JavaScript goes as its text."""
+    if told := unbuilt(arguments.target):
+        raise ActionFailed(told)
     print(_client(arguments).put(Path(arguments.target)))
     return 0
 
@@ -162,7 +144,7 @@ def kill(arguments: argparse.Namespace) -> int:
 def runner(arguments: argparse.Namespace) -> int:
     """Build the runners that are missing; their files. 1 where that of Python cannot be built."""
     if importlib.util.find_spec("wasmtime") is None:
-        raise ActionFailed(_missing("wasmtime", "pip install wasmtime componentize-py"))
+        raise ActionFailed(missing("wasmtime", "pip install wasmtime componentize-py"))
     from sglang.srt.inferlet.host.javascript_build import JAVASCRIPT
     from sglang.srt.inferlet.host.runner_build import PYTHON, ToolchainMissing, runner
 
@@ -179,46 +161,10 @@ def runner(arguments: argparse.Namespace) -> int:
 def build(arguments: argparse.Namespace) -> int:
     """Compile a source file to a core module; its file."""
     source = Path(arguments.target)
-    tool, how = BUILDERS.get(source.suffix, ("", ""))
-    if not tool:
-        known = ", ".join(BUILDERS)
-        raise ActionFailed(
-            f"{source} ends with {source.suffix!r}; known are {known}. A Python program needs no "
-            "build: put it as it is"
-        )
     target = Path(arguments.output or source.with_suffix(".wasm"))
-    if tool == "wasmtime":
-        if importlib.util.find_spec(tool) is None:
-            raise ActionFailed(_missing(tool, how))
-        from sglang.srt.inferlet.host.compiling import ProgramRefused, from_text
-
-        try:
-            target.write_bytes(from_text(source.read_text()))
-        except ProgramRefused as error:
-            raise ActionFailed(f"{source}: {error}") from None
-    else:
-        headers = files("sglang.srt") / "assets" / "inferlet" / "c"
-        values = {"source": source, "target": target, "headers": headers}
-        command = [word.format_map(values) for word in COMMANDS[source.suffix]]
-        if shutil.which(tool) is None:
-            command[:1] = _instead(tool, how)
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise ActionFailed(f"{tool} has failed:\n{done.stderr.strip()[-4000:]}")
+    build_module(source, target)
     print(target)
     return 0
-
-
-def _instead(tool: str, how: str) -> list[str]:
-    """Words that call the compiler of the package ziglang in place of clang. Raises
-    ActionFailed."""
-    if tool != "clang" or importlib.util.find_spec("ziglang") is None:
-        raise ActionFailed(_missing(tool, how))
-    return [sys.executable, "-m", "ziglang", "cc"]
-
-
-def _missing(tool: str, how: str) -> str:
-    return f"{tool} is not installed; get it by: {how}"
 
 
 def _client(arguments: argparse.Namespace) -> InferletClient:

@@ -14,6 +14,7 @@ from wasmtime.component import Func as ComponentFunc
 # Limits of a store, its memory apart. wasmtime limits each memory and table by itself, so a guest
 # has one memory, and 8 MiB of tables at most.
 TABLE_ELEMENTS, INSTANCES, TABLES, MEMORIES = 1 << 17, 128, 8, 1
+MOST_REASON = 4096  # bytes of the reason that a module gives for its trap
 
 
 class RunningGuest(Protocol):
@@ -74,6 +75,7 @@ class ModuleGuest:
     """A core module: ``alloc(n) -> pointer``, ``turn(pointer, length) -> pointer << 32 | length``.
 
     The first turn gets the JSON object of the start. A module has no other text: it is the program.
+    A module may export ``failure() -> pointer << 32 | length`` too: why its turn has trapped.
     """
 
     def __init__(self, store: Store, module: Module, most: int) -> None:
@@ -87,6 +89,7 @@ class ModuleGuest:
         if not (isinstance(memory, Memory) and isinstance(alloc, Func) and isinstance(turn, Func)):
             raise GuestTrap("the module must export memory, alloc and turn")
         self._memory, self._alloc, self._turn = memory, alloc, turn
+        self._failure = exports.get("failure")
 
     def start(self, source: str, arguments: str) -> str:
         return self.turn(arguments)
@@ -100,7 +103,7 @@ class ModuleGuest:
                 self._memory.write(self.store, data, where)
             packed = self._turn(self.store, where, len(data)) & 0xFFFFFFFFFFFFFFFF
         except (Trap, WasmtimeError) as error:
-            raise GuestTrap(reason(error)) from None
+            raise GuestTrap(self._reason() + reason(error)) from None
         begin, size = packed >> 32, packed & 0xFFFFFFFF
         self._bounds(begin, size, "turn")
         if size > self._most:
@@ -109,6 +112,23 @@ class ModuleGuest:
             return str(self._memory.read(self.store, begin, begin + size), "utf-8")
         except UnicodeDecodeError as error:
             raise GuestTrap(f"the text of turn is no UTF-8: {error.reason}") from None
+
+    def _reason(self) -> str:
+        """The module's text for its trap, to stand before that; mostly empty. The time of the turn
+        goes on: where it is over, this ends at once."""
+        if not isinstance(self._failure, Func):
+            return ""
+        try:
+            packed = self._failure(self.store)
+        except (Trap, WasmtimeError):
+            return ""
+        if not isinstance(packed, int):
+            return ""
+        begin, size = packed >> 32 & 0xFFFFFFFF, packed & 0xFFFFFFFF
+        if not size or size > MOST_REASON or begin + size > self._memory.data_len(self.store):
+            return ""
+        text = self._memory.read(self.store, begin, begin + size)
+        return str(text, "utf-8", "replace") + "\n"
 
     def _bounds(self, begin: int, size: int, function: str) -> None:
         memory = self._memory.data_len(self.store)

@@ -118,6 +118,34 @@ def test_a_hostile_module_ends_alone(bench: GuestBench, tmp_path: Path, name: st
     bench.host.end(beside)
 
 
+FAILURES = {
+    "a reason": (f"i64.const {16 << 32 | 12}", "hello.rs:7:5\nwasm trap"),
+    "no text": ("i64.const 0", "wasm trap"),
+    "past the memory": (f"i64.const {65535 << 32 | 8}", "wasm trap"),
+    "too long": (f"i64.const {16 << 32 | 5000}", "wasm trap"),
+    "a trap": ("unreachable", "wasm trap"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_module_says_why_it_traps(bench: GuestBench, tmp_path: Path, name: str) -> None:
+    failure, begin = FAILURES[name]
+    data = '(data (i32.const 16) "hello.rs:7:5")'
+    more = f'{data} (func (export "failure") (result i64) {failure})'
+    wat = text("i32.const 4096", "unreachable", more)
+    code, message = bench.ending(module(tmp_path / "fails.wasm", wat), LIMITS)
+    assert (code, message[: len(begin)]) == ("trap", begin)
+
+
+def test_a_reason_has_no_time_of_its_own(bench: GuestBench, tmp_path: Path) -> None:
+    spin = '(func (export "failure") (result i64) (loop br 0) i64.const 0)'
+    for turn in ("unreachable", "(loop br 0) i64.const 0"):
+        found = bench.ending(
+            module(tmp_path / "spin.wasm", text("i32.const 0", turn, spin)), LIMITS
+        )
+        assert found[0] == "turn_cpu"
+
+
 def test_answers_past_their_limit_end_the_run(bench: GuestBench, tmp_path: Path) -> None:
     run = bench.launch(module(tmp_path / "a.wasm", said("[]")), GuestLimits(answer_bytes=10))
     bench.run(run.turn(None))
