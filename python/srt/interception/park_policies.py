@@ -225,6 +225,11 @@ def priced_value(item: ParkedItem, costs: Costs) -> float:
     return saved / max(item.remaining, SOON)
 
 
+def claimed_value(remaining: float, costs: Costs) -> float:
+    """Value of a token's KV in a lower tier, with a claim that is used in ``remaining`` seconds."""
+    return costs.forward.b / max(remaining, SOON)
+
+
 def unclaimed_value(age: float, chance: float, costs: Costs) -> float:
     """Value of a token's KV without a claim, unused for ``age`` seconds, of which a share of
     ``chance`` is used again."""

@@ -23,12 +23,19 @@ from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.radix import Choose, RadixTree
 from sglang.srt.memory.radix_node import RadixNode
 
 
 class LowerTier(Protocol):
-    """The tier below host memory (``disk/disk_tier``)."""
+    """The tier below host memory (``disk/disk_tier``). ``choose`` as of ``HostTier``."""
+
+    tree: RadixTree
+    choose: Choose | None
+
+    def known(self, tokens: Ints, namespace: Namespace) -> tuple[Ints, Namespace]:
+        """Return the part of a path that may be here, and the namespace by which it is known."""
+        ...
 
     def note(self, tokens: Ints, namespace: Namespace) -> None:
         """Take note that host memory has all of this path."""
@@ -72,6 +79,7 @@ class HostTier:
         saved: pages that plans since the start have copied from the device, those of failed passes
             included.
         below: the lower tier; None where there is none.
+        choose: which leaf goes first where some have claims; None where none has.
         lent: pages that are in no tree, because the lower tier fills them.
     """
 
@@ -80,6 +88,7 @@ class HostTier:
         self.tree = RadixTree(PagePool(pages), page_size, clock)
         self.saved = 0
         self.below: LowerTier | None = None
+        self.choose: Choose | None = None
         self.lent: set[int] = set()
         self._moves = PageMoves()
         self._paths: list[tuple[Ints, Namespace]] = []  # paths that the plan completes
@@ -103,7 +112,7 @@ class HostTier:
         first = len(held)
         count = min(len(pages) - first, most)
         if count > self.tree.pool.free:
-            self.tree.evict(count - self.tree.pool.free)
+            self.tree.evict(count - self.tree.pool.free, choose=self.choose)
             count = min(count, self.tree.pool.free)
         if count > 0:
             own = self.tree.pool.take(count)
