@@ -247,7 +247,7 @@ class DiskTier:
         if any(slots[0] in job.slots for job in reads):
             slots = ints()
         wanted = min(len(slots) * each, pool.size // 2)
-        self.host.tree.evict(wanted - pool.free, choose=self.host.choose)
+        self.host.evict(wanted - pool.free)
         slots = slots[: min(pool.free, pool.size // 2) // each]
         if not slots:
             self.tree.unlock(lock)

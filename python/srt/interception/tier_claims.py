@@ -18,6 +18,7 @@ from sglang.srt.core.clock import Clock
 from sglang.srt.core.context import Context
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.namespace import Namespace
+from sglang.srt.interception.ghost_list import GhostList
 from sglang.srt.interception.park_policies import unclaimed_value
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.radix_node import RadixNode
@@ -151,6 +152,7 @@ class LowerClaims:
     def __init__(self, store: Store, value: Value, costs: Costs, clock: Clock) -> None:
         self._store, self._value, self._costs, self._clock = store, value, costs, clock
         self._tiers: list[TierClaims] = []
+        self._ghosts: GhostList | None = None
 
     def place(self, context: Context) -> None:
         """Begin a claim of a context on every tier."""
@@ -159,8 +161,10 @@ class LowerClaims:
             return
         if not self._tiers:
             self._tiers.append(self._on(host.tree))
+            self._ghosts = GhostList(host.tree.pool.size)
             if host.below is not None:
                 self._tiers.append(self._on(host.below.tree, host.below.known))
+        host.ghosts = self._ghosts
         for tier, level in zip(self._tiers, (host, host.below)):
             tier.place(context)
             assert level is not None
@@ -177,7 +181,7 @@ class LowerClaims:
             tier.drop(number)
         host = self._store.host
         if host is not None and not self._tiers[0]:  # the least recently used goes first again
-            host.choose = None
+            host.choose = host.ghosts = None
             if host.below is not None:
                 host.below.choose = None
 
