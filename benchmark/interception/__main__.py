@@ -4,7 +4,7 @@ radix cache alone, 1.3 times as often as where it is preserved, and no less ofte
 InferCept's min-waste, at 6 sessions a second. The other claims are in ``claims``.
 
     python -m benchmark.interception [--rates 2,4,6] [--arms discard,radix,priced] [--seeds 3]
-        [--workloads mixed,qa,chat] [--lost 0.1] [--json FILE] [--plot FILE]
+        [--workloads mixed,qa,chat] [--lost 0.1] [--host 100000] [--json FILE] [--plot FILE]
     python -m benchmark.interception --breakdown [--plot FILE]
     python -m benchmark.interception --report FILE [--plot FILE]
 
@@ -94,7 +94,7 @@ def measured(options: argparse.Namespace) -> Iterator[list[Record]]:
                 point, found = Point(workload, rate, arm, options.lost), []
                 for seed in range(options.seeds):
                     played = sessions(rate, options.seconds, seed, kinds, options.lost)
-                    run = Run(EVERY_ARM[arm], Machine(), played)
+                    run = Run(EVERY_ARM[arm], Machine(host=options.host), played)
                     outcome = run.run(options.seconds)
                     found.append(record(point, seed, options.seconds, outcome))
                     if options.json is not None:
@@ -111,6 +111,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="one after the other; mixed: all at once")  # fmt: skip
     add("--seconds", type=float, default=CLAIMED_SECONDS, help="virtual, a run")
     add("--seeds", type=seeds, default=1)
+    add("--host", type=int, default=Machine.host, help="tokens of host memory")
     add("--lost", type=share, default=0.0, help="share of the sessions whose last call never "
         "returns; arm 'priced closes' closes their contexts")  # fmt: skip
     add("--breakdown", action="store_true", help="InferCept's Figure 3: one technique after the "

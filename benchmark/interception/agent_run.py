@@ -14,7 +14,17 @@ from dataclasses import dataclass, field, replace
 
 from sglang.ir.sampling import SamplingParams
 from sglang.srt.commands.bench.stats import percentile
-from sglang.srt.core.messages import Advance, Append, Done, Generate, Open, Tokens, Truncate, Verb
+from sglang.srt.core.messages import (
+    Advance,
+    Append,
+    Done,
+    Generate,
+    Open,
+    Park,
+    Tokens,
+    Truncate,
+    Verb,
+)
 from sglang.srt.interception.gate import ProgramGate
 from sglang.srt.interception.working_set import context_of
 
@@ -25,6 +35,7 @@ from benchmark.interception.virtual_engine import TOKEN, Arm, Machine, VirtualEn
 PAGE = 16
 STAGGER = 20.0  # seconds within which the first programs begin
 POLL = 0.05  # seconds
+DEADLINE = 600.0  # seconds of a claim
 
 
 @dataclass
@@ -249,6 +260,8 @@ class AgentRun:
         self.answered(life, last)
         if not last:
             life.turn += 1
+            if self.arm.parking != "none":
+                self.engine.handle([Park(life.program.number, "gap", "", 0.0, DEADLINE)])
             heapq.heappush(self._due, (now + life.present.gap, life.program.number))
 
     def _refer(self, old: tuple[int, ...], new: tuple[int, ...]) -> None:

@@ -14,6 +14,7 @@ begins a program when its last one has ended. Arms:
                   the longest cached prefix first
     line          as radix, and a program's turns queue as if they had come with its first
     tiers         as line, with host memory
+    priced, eager, ttl    the same, and programs are parked between their turns
     ... + gate    a gate before the engine, at the client
 
 Columns:
@@ -34,7 +35,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang.srt.interception.gate import ProgramGate
@@ -56,7 +57,8 @@ from benchmark.interception.virtual_engine import ARMS, Arm, Machine
 HOST = 96_000  # tokens of host memory of arm ``tiers``
 BASES = {
     "fcfs": Arm("fcfs"), "radix": ARMS["radix"], "line": ARMS["radix + line"],
-    "tiers": ARMS["tiers"],
+    "tiers": ARMS["tiers"], "priced": ARMS["priced"], "eager": ARMS["eager"],
+    "ttl": replace(ARMS["priced"], parking="ttl"),
 }  # fmt: skip
 GATE = "+gate"
 CHOICES = [name + gate for name in BASES for gate in ("", GATE)]
@@ -153,8 +155,9 @@ def ratios(found: dict[str, Figures]) -> list[tuple[str, float, float]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_parser("benchmark.interception.agents", __doc__, None)
     parser.add_argument("--loads", type=loads, default=[0.75, 1.5, 3.0, 6.0], help="live KV / KV")
+    plain = [name for name in CHOICES if not BASES[name.removesuffix(GATE)].host]
     parser.add_argument(
-        "--arms", type=names(CHOICES), default=[name for name in CHOICES if "tiers" not in name],
+        "--arms", type=names(CHOICES), default=plain,
         help=f"of {', '.join(CHOICES)}",
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=CLAIMED_SECONDS, help="virtual, a run")

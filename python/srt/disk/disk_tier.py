@@ -40,7 +40,7 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.namespace import Namespace
 from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.radix import Choose, RadixTree
 from sglang.srt.memory.radix_node import RadixNode
 
 log = logging.getLogger("sglang.srt.engine")
@@ -127,6 +127,7 @@ class DiskTier:
         tree: prefix -> slots.
         traffic: what it has done.
         off: why it does nothing any more; "" while it does.
+        choose: which leaf goes first where some have claims; None where none has.
     """
 
     def __init__(self, disk: Disk, host: HostTier, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -134,6 +135,7 @@ class DiskTier:
         self.tree = RadixTree(PagePool(disk.slots), disk.slot_tokens, clock)
         self.traffic = DiskCounts()
         self.off = ""
+        self.choose: Choose | None = None
         self._digests = rebuild(self.tree, disk.records())  # by slot
         self._unwritten = Unwritten()
         self._flights: dict[int, DiskFlight] = {}
@@ -191,7 +193,7 @@ class DiskTier:
             self.traffic.dropped_tokens += len(tokens) - max(whole, held) * size
             return False
         lock, before = self.tree.lock(tokens, held * size, space)
-        self.tree.evict(count - self.tree.pool.free)
+        self.tree.evict(count - self.tree.pool.free, choose=self.choose)
         count = min(count, self.tree.pool.free)
         if count == 0:  # the jobs in flight hold all slots
             self.tree.unlock(lock)
@@ -217,6 +219,10 @@ class DiskTier:
         tokens = kept(tokens[:limit], namespace, self.tree.page_size)
         return self.tree.match(tokens, len(tokens), space_of(namespace))[0] if tokens else 0
 
+    def known(self, tokens: Ints, namespace: Namespace) -> tuple[Ints, Namespace]:
+        """Return the part of a path that may be here, and the namespace by which it is known."""
+        return kept(tokens, namespace, self.tree.page_size), space_of(namespace)
+
     def lacking(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
         """Return how many tokens of the match ``read`` would have to copy to host memory."""
         found = self.match(tokens, limit, namespace)
@@ -241,7 +247,8 @@ class DiskTier:
         pool = self.host.tree.pool
         if any(slots[0] in job.slots for job in reads):
             slots = ints()
-        self.host.tree.evict(min(len(slots) * each, pool.size // 2) - pool.free)
+        wanted = min(len(slots) * each, pool.size // 2)
+        self.host.evict(wanted - pool.free)
         slots = slots[: min(pool.free, pool.size // 2) // each]
         if not slots:
             self.tree.unlock(lock)

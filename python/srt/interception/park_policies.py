@@ -203,19 +203,21 @@ def eager(items: Items, view: ParkingView) -> ParkingDecision:
 
 
 def write_back(items: Items, view: ParkingView) -> ParkingDecision:
-    """Copy what will be evicted within the horizon, the first to go first."""
-    made, left, room = ParkingDecision(), view.storable, view.room
-    if not view.taken or left <= 0:
+    """Copy what will be evicted before a copy of it would be made if that began at the next
+    decision, the first to go first. What the device will still have is not copied."""
+    made, ahead, room = ParkingDecision(), 0, view.room
+    if not view.taken or view.storable <= 0:
         return made
-    needed = 1e3 * HORIZON * view.taken / max(view.costs.forward.at(view.taken), 1e-9)
-    if needed <= room:
+    milliseconds = max(view.costs.forward.at(view.taken), 1e-9)
+    if room >= 1e3 * HORIZON * view.taken / milliseconds:
         return made
     for item in sorted(items(), key=lambda i: priced_value(i, view.costs)):
-        if left <= 0 or room >= needed:
+        passes = (ahead + item.lacking) / view.storable + 1e3 * REFRESH / milliseconds
+        if ahead >= view.storable or room >= passes * view.taken:
             break
         room += item.tokens
         if item.lacking:
-            left -= item.lacking
+            ahead += item.lacking
             made.copy.append(item.id)
     return made
 
@@ -224,6 +226,11 @@ def priced_value(item: ParkedItem, costs: Costs) -> float:
     """Milliseconds saved by a token's KV, per second until they are."""
     saved = min(costs.forward.b, costs.copy.b) if not item.lacking else costs.forward.b
     return saved / max(item.remaining, SOON)
+
+
+def claimed_value(remaining: float, costs: Costs) -> float:
+    """Value of a token's KV in a lower tier, with a claim that is used in ``remaining`` seconds."""
+    return costs.forward.b / max(remaining, SOON)
 
 
 def unclaimed_value(age: float, chance: float, costs: Costs) -> float:

@@ -26,8 +26,10 @@ from sglang.srt.interception.park_policies import (
     REFRESH,
     ParkedItem,
     ParkingView,
+    claimed_value,
     unclaimed_value,
 )
+from sglang.srt.interception.tier_claims import LowerClaims
 from sglang.srt.interception.waste import added, chunks, waste_chunk_discard, waste_preserve
 from sglang.srt.memory.radix_node import RadixNode
 from sglang.srt.memory.store import Store, Transfer
@@ -97,6 +99,7 @@ class Parked:
         self._held = 0  # sum of the claims' ``pages``
         self._order: list[PathClaim] = []  # the first to go at the end
         self._ordered_at = self._acted_at = -math.inf
+        self._lower = LowerClaims(store, self._tier_value, costs, clock)
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -133,6 +136,15 @@ class Parked:
         heapq.heappush(self._deadlines, (claim.ends, next(self._numbers), claim))
         self._ordered_at = -math.inf
         self._store.choose = None if self._ignored else self._choose
+        if self.policy.soft and not self._ignored:
+            self._lower.place(context)
+
+    def _tier_value(self, number: int) -> float:
+        """Value of a token of a context's KV in a lower tier (``tier_claims``)."""
+        claim = self._claims[number]
+        if claim.returned:
+            return math.inf
+        return claimed_value(self._remaining(claim, self._clock.now()), self._costs)
 
     def returned(self, context: int) -> None:
         """Note that a context goes on: its next request has come."""
@@ -163,6 +175,7 @@ class Parked:
             self._learn(claim)
         self._held -= claim.pages
         self._store.tree.unclaim(claim.node)
+        self._lower.drop(context)
         if not self._claims:
             self._order.clear()
             self._deadlines.clear()
@@ -357,6 +370,7 @@ class Parked:
     def check(self) -> None:
         """Raise AssertionError where a claim counts in the tree and not here, or the reverse."""
         counts: dict[int, int] = {}
+        self._lower.check()
         assert self._held == sum(claim.pages for claim in self._claims.values()), "pages of claims"
         for number, claim in self._claims.items():
             assert not claim.context.active, "a claim of a context that runs"

@@ -22,13 +22,21 @@ from sglang.srt.core.batch import PageMoves
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.core.namespace import Namespace
+from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.memory.pages import PagePool
-from sglang.srt.memory.radix import RadixTree
+from sglang.srt.memory.radix import Choose, RadixTree
 from sglang.srt.memory.radix_node import RadixNode
 
 
 class LowerTier(Protocol):
-    """The tier below host memory (``disk/disk_tier``)."""
+    """The tier below host memory (``disk/disk_tier``). ``choose`` as of ``HostTier``."""
+
+    tree: RadixTree
+    choose: Choose | None
+
+    def known(self, tokens: Ints, namespace: Namespace) -> tuple[Ints, Namespace]:
+        """Return the part of a path that may be here, and the namespace by which it is known."""
+        ...
 
     def note(self, tokens: Ints, namespace: Namespace) -> None:
         """Take note that host memory has all of this path."""
@@ -53,6 +61,14 @@ class LowerTier(Protocol):
         ...
 
 
+class Ghosts(Protocol):
+    """Counts of pages without a claim, and the decision from them (``interception/ghost_list``)."""
+
+    def left(self, pages: int, read: bool) -> None: ...
+    def takes(self, pages: int, now: float) -> bool: ...
+    def requested(self, pages: int, left: float) -> None: ...
+
+
 class PassCopies(NamedTuple):
     """Host pages that a forward pass writes, and the tree paths that are complete once it has."""
 
@@ -72,6 +88,8 @@ class HostTier:
         saved: pages that plans since the start have copied from the device, those of failed passes
             included.
         below: the lower tier; None where there is none.
+        choose: which leaf goes first where some have claims; None where none has.
+        ghosts: says which pages without a claim are taken; None where all are.
         lent: pages that are in no tree, because the lower tier fills them.
     """
 
@@ -80,6 +98,9 @@ class HostTier:
         self.tree = RadixTree(PagePool(pages), page_size, clock)
         self.saved = 0
         self.below: LowerTier | None = None
+        self.choose: Choose | None = None
+        self.ghosts: Ghosts | None = None
+        self._read = set[int]()  # pages that were loaded, while there are ``ghosts``
         self.lent: set[int] = set()
         self._moves = PageMoves()
         self._paths: list[tuple[Ints, Namespace]] = []  # paths that the plan completes
@@ -103,18 +124,48 @@ class HostTier:
         first = len(held)
         count = min(len(pages) - first, most)
         if count > self.tree.pool.free:
-            self.tree.evict(count - self.tree.pool.free)
+            self.evict(count - self.tree.pool.free)
             count = min(count, self.tree.pool.free)
         if count > 0:
             own = self.tree.pool.take(count)
             node, _, _ = self.tree.publish(node, tokens, first * self.page_size, own)
             self._moves.stores += pages[first : first + count]
             self._moves.stored += own
+            if self._read:
+                self._read.difference_update(own)
             self.saved += count
             if self.below is not None:
                 self._paths.append((tokens[: (first + count) * self.page_size], namespace))
         self._locked.append(node)
         return max(count, 0)
+
+    def takes(self, leaf: RadixNode) -> bool:
+        """Whether a leaf that the device gives up is to be copied."""
+        ghosts = self.ghosts
+        if ghosts is None or leaf.claims:
+            return True
+        return ghosts.takes(len(leaf.pages), self.tree.clock.now())
+
+    def missed(self, miss: CacheMiss, tokens: Ints, limit: int, namespace: Namespace) -> None:
+        """Note what a request finds in no tier of what the device once had."""
+        if self.ghosts is not None:
+            had = max(self.match(tokens, limit, namespace) - miss.matched, 0)
+            left = self.tree.clock.now() - miss.evicted_ago
+            self.ghosts.requested((miss.evicted - had) // self.page_size, left)
+
+    def evict(self, count: int) -> None:
+        """Free at least ``count`` pages, if so many are not locked."""
+        leaves: list[tuple[RadixNode, int, bool]] = []
+
+        def leaving(leaf: RadixNode) -> None:
+            if not leaf.claims:
+                leaves.append((leaf, len(leaf.pages), leaf.pages[-1] in self._read))
+
+        save = None if self.ghosts is None else leaving
+        self.tree.evict(count, save=save, choose=self.choose)
+        if self.ghosts is not None:
+            for leaf, had, read in leaves:
+                self.ghosts.left(had - len(leaf.pages), read)
 
     def held(self, tokens: Ints, start: int, limit: int, namespace: Namespace, most: int) -> Ints:
         """Lock and return at most ``most`` host pages with the KV of ``tokens[start:limit]``."""
@@ -125,6 +176,8 @@ class HostTier:
 
     def load(self, held: Ints, pages: Ints) -> None:
         """Plan copies of host pages, which are locked, to the device."""
+        if self.ghosts is not None:
+            self._read.update(held)
         self._moves.loads += held
         self._moves.loaded += pages
 

@@ -181,6 +181,17 @@ class RadixTree:
             self._count_claim(last, 1)
         return last
 
+    def claim_below(self, node: RadixNode, tokens: Ints) -> RadixNode:
+        """Move a claim from ``node``, on the path of ``tokens``, down to the end of what the tree
+        has of them. Return the node that it is on now."""
+        while True:
+            end = node.depth + len(node.tokens)
+            child, length = self._child(node, tokens, end, len(tokens))
+            if child is None or not length:
+                return node
+            child.claims += 1
+            node = child
+
     def unclaim(self, node: RadixNode) -> None:
         """Take back a claim that ``claim`` has put."""
         self._count_claim(node, -1)

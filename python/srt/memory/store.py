@@ -207,7 +207,10 @@ class Store:
         """Explain why the cache holds no more of the context. To be called before ``acquire``."""
         if not self.share:
             return CacheMiss(0, limit)
-        return miss_of(self.tree, context.key, limit, context.namespace)
+        found = miss_of(self.tree, context.key, limit, context.namespace)
+        if found.evicted and self.host is not None:
+            self.host.missed(found, context.key, limit, context.namespace)
+        return found
 
     def acquire(self, context: Context, limit: int) -> int:
         """Lock the longest cached prefix of at most ``limit`` tokens, for an idle context, or move
@@ -440,8 +443,8 @@ class Store:
         Passes before the planned one have computed what is copied: a request with a row in the
         planned pass keeps its path locked (``Item.fixed``), and what the pass loads has its copy.
         """
-        transfer = self.transfer
-        if transfer is not None and transfer.storable:
+        transfer, host = self.transfer, self.host
+        if transfer is not None and transfer.storable and host is not None and host.takes(node):
             self._copy(node, transfer.storable)
 
     def copy(self, node: RadixNode, unbounded: bool = False) -> None:

@@ -13,7 +13,7 @@ from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.conversations.chat_request import ChatCall
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader
 from sglang.srt.runtime.engine_runtime import EngineRuntime
-from sglang.srt.runtime.parking.kv_hints import HintedTurn, KvHints
+from sglang.srt.runtime.parking.kv_hints import HintedTurn
 from sglang.srt.runtime.parking.parked_store import DEADLINE, ParkedContext, ParkFacts
 from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
 
@@ -40,12 +40,11 @@ def park_at_call(
 
 
 def hinted_or_parked(
-    runtime: EngineRuntime, call: ChatCall, output: Output, reader: ReplyReader, caller: Caller,
-    hints: KvHints | None,
-) -> list[HintAnswer]:  # fmt: skip
+    runtime: EngineRuntime, call: ChatCall, output: Output, reader: ReplyReader, caller: Caller
+) -> dict[str, list[HintAnswer]]:
     """Keep the context of a finished reply as its hints say; else, if it ends in calls, for their
-    results. Return the answers to the hints."""
-    request, answers = call.request, list[HintAnswer]()
+    results. Return the reply's field with the answers to the hints: none where no hint is given."""
+    request, hints, answers = call.request, call.hints, list[HintAnswer]()
     if hints is not None:
         refusal = "contexts with images or videos are not kept" if request.media else ""
         scope = runtime.scope(caller, request.namespace, request.adapter)
@@ -54,7 +53,7 @@ def hinted_or_parked(
         answers = turn.answers(output)
     if all(answer.outcome == "rejected" for answer in answers):
         park_at_call(runtime, call, output, reader, caller)
-    return answers
+    return {"kv_hints": answers} if answers else {}
 
 
 def _prompt_of(call: ChatCall) -> ContextText:

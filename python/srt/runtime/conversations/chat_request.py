@@ -34,7 +34,7 @@ from sglang.srt.runtime.conversations.conversation import (
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader, ThoughtReading
 from sglang.srt.runtime.conversations.tool_use import ToolUse, read_functions, read_tools, verified
 from sglang.srt.runtime.engine_runtime import EngineRuntime
-from sglang.srt.runtime.parking.kv_hints import KvHintsField
+from sglang.srt.runtime.parking.kv_hints import KvHints, KvHintsField
 from sglang.srt.runtime.prompt_progress import reporting
 
 MAX_CALLS = 128
@@ -105,12 +105,14 @@ class ChatCall:
         use: the tools; None where no call may be made.
         thinking: None where thoughts are part of the answer.
         source: the prompt's text (``ChatPrompt.source``).
+        hints: what becomes of the context at its end; None: no hint was given.
     """
 
     request: CompletionRequest
     use: ToolUse | None
     thinking: ThoughtReading | None = None
     source: str = ""
+    hints: KvHints | None = None
 
     @property
     def legacy(self) -> bool:
@@ -183,7 +185,7 @@ async def read_chat(
     )  # fmt: skip
     if body.return_progress:
         request = reporting(request)
-    return ChatCall(request, use, thinking, prompt.source)
+    return ChatCall(request, use, thinking, prompt.source, body.kv_hints)
 
 
 def _verify(body: ChatRequest) -> None:

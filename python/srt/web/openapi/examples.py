@@ -15,6 +15,14 @@ _CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
+_HINTS = {
+    "protocol_version": "0.1",
+    "message_id": "turn-17",
+    "actions": [
+        {"action_id": "a", "action_type": "kv.retain", "action_version": "1.0",
+         "payload": {"ttl_seconds": 2}},
+    ],
+}  # fmt: skip
 _WEATHER = {"name": "get_weather", "parameters": _CITY}
 _TEXTS = ["the lamp is lit", "the rope is long"]
 _SCORES: Bodies = [
@@ -110,6 +118,7 @@ EXAMPLES: dict[str, Bodies] = {
          "tool_choice": "required", "parallel_tool_calls": False},
         {"messages": _SAID, "response_format": {
             "type": "json_schema", "json_schema": {"name": "weather", "schema": _CITY}}},
+        {"messages": _SAID, **_GREEDY, "kv_hints": _HINTS},
     ],
     "/v1/embeddings": [{"input": _QUESTION}, {"input": _TEXTS, "encoding_format": "base64"}],
     "/v1/responses": [
@@ -117,6 +126,7 @@ EXAMPLES: dict[str, Bodies] = {
         {"input": _QUESTION, "max_output_tokens": 16, "stream": True, "store": False},
         {"input": _QUESTION, "tools": [{"type": "function", **_WEATHER}],
          "tool_choice": "required", "parallel_tool_calls": False},
+        {"input": _QUESTION, "max_output_tokens": 16, "kv_hints": _HINTS},
     ],
     "/v1/inferlets": [
         {"source": "async def main(ctx):\n    return await ctx.receive()\n", "name": "echo"},
@@ -133,6 +143,7 @@ EXAMPLES: dict[str, Bodies] = {
         {"messages": _SAID, **_GREEDY, "stream": True},
         {"messages": _SAID, "max_tokens": 64, "tool_choice": {"type": "any"},
          "tools": [{"name": "get_weather", "input_schema": _CITY}]},
+        {"messages": _SAID, **_GREEDY, "kv_hints": _HINTS},
     ],
     "/v1/messages/count_tokens": [{"messages": _SAID}],
     "/api/chat": [

@@ -135,6 +135,7 @@ class Response(Struct):
     model: str
     output: list[Object]
     usage: ResponseUsage | None
+    kv_hints: Maybe[list[HintAnswer]] = UNSET
 
 
 class InputTokens(Struct):
@@ -178,6 +179,7 @@ class MessageReply(Struct):
     ]  # fmt: skip
     stop_sequence: str | None
     usage: MessageUsage
+    kv_hints: Maybe[list[HintAnswer]] = UNSET
 
 
 class CountedTokens(Struct):

@@ -32,6 +32,7 @@ from sglang.srt.engine.masks import DraftMasks
 from sglang.srt.engine.planner import Planner
 from sglang.srt.engine.waiting_queue import WaitingQueue
 from sglang.srt.interception.parked import Parked
+from sglang.srt.interception.tier_claims import TierClaims
 from sglang.srt.memory.host_tier import HostTier
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.store import Store
@@ -417,6 +418,18 @@ MUTATIONS = {
     ],
     "claims are dropped where all leaves have them": [
         Mutation(Parked, "_choose", "return X", become("oldest"), 3),
+    ],
+    "a claim that ends still counts in a lower tier": [
+        Mutation(TierClaims, "drop", "_.unclaim(_)", drop),
+    ],
+    "a claim follows its path into a lower tier without counting": [
+        Mutation(RadixTree, "claim_below", "_.claims += 1", drop),
+    ],
+    "a claim gives up pages of a lower tier in use": [
+        Mutation(TierClaims, "_leaf", "not _.locks", drop),
+    ],
+    "a claim gives up the middle of a path of a lower tier": [
+        Mutation(TierClaims, "_leaf", "not _.children", drop),
     ],
     "preserved KV stops everybody": [
         Mutation(Planner, "plan", "_, _, _ = X, False, _", become("withheld")),

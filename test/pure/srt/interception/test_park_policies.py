@@ -121,18 +121,45 @@ def test_what_host_memory_has_is_given_up_at_once() -> None:
 
 def test_nothing_is_copied_while_memory_lasts() -> None:
     items = [item(1), item(2)]
-    needed = 1 + int(1e3 * 100 / COSTS.forward.at(100))  # tokens that a second of such passes takes
-    assert decide("priced", items, view(10_000, room=needed)).copy == []
-    assert decide("priced", items, view(10_000, room=needed - 1)).copy == [1]
-    assert decide("priced", items, view(10_000, room=needed - 1001)).copy == [1, 2]
+    second = 1 + int(1e3 * 100 / COSTS.forward.at(100))  # tokens that such passes take in it
+    assert decide("priced", items, view(1, room=second)).copy == []
+    assert decide("priced", items, view(1, room=second - 1)).copy == [1]
     assert decide("priced", items, view(0, room=0)).copy == []
+
+
+def test_what_can_be_copied_in_time_later_is_not_copied_yet() -> None:
+    """A pass takes 100 tokens and 15 ms, and may copy 200. A copy of 1,000 tokens takes 5 passes,
+    the next decision is 6.7 passes away, and 11.7 passes take 1,167 tokens."""
+    items = [item(1, remaining=9.0), item(2, remaining=8.0)]
+    assert decide("priced", items, view(200, room=1160)).copy == [1]
+    assert decide("priced", items, view(200, room=1170)).copy == []
+    assert decide("priced", items, view(100, room=1170)).copy == [1], "a slower link begins sooner"
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.booleans(), st.floats(0.01, 600.0)), max_size=8),
+    st.integers(1, 2000), st.integers(0, 20_000), st.integers(0, 20_000),
+)  # fmt: skip
+def test_more_room_means_no_more_copies(
+    parked: list[tuple[int, bool, float]], storable: int, room: int, more: int
+) -> None:
+    items = [
+        item(n, tokens, seconds, lacking=tokens if lacks else 0)
+        for n, (tokens, lacks, seconds) in enumerate(parked)
+    ]
+    few = decide("priced", items, view(storable, room + more)).copy
+    many = decide("priced", items, view(storable, room)).copy
+    assert many[: len(few)] == few
+    if items and room == 0:
+        first = min(items, key=lambda one: priced_value(one, COSTS))
+        assert not first.lacking or many[:1] == [first.id], "what goes at once is copied at once"
 
 
 def test_what_returns_last_is_copied_first_and_once() -> None:
     items = [item(1, remaining=1.0), item(2, remaining=9.0), item(3, remaining=5.0)]
-    assert decide("priced", items, view(2000)).copy == [2, 3]
+    assert decide("priced", items, view(2000, taken=600)).copy == [2, 3]
     items[1] = item(2, remaining=9.0, lacking=0)
-    assert decide("priced", items, view(2000)).copy == [3, 1]
+    assert decide("priced", items, view(2000, taken=600)).copy == [3, 1]
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.sampled_from([0, 1000]))

@@ -364,3 +364,22 @@ def test_claims_without_kv_are_not_sorted_again_and_again(monkeypatch: pytest.Mo
     for number in range(10, 20):
         desk.compute(number, close=True)
     assert len(sorts) == len(set(sorts)), "claims were sorted twice at one moment"
+
+
+@pytest.mark.parametrize(("policy", "counts"), [("priced", True), ("none", False), ("ttl", False)])
+def test_a_claim_counts_in_host_memory_too(policy: str, counts: bool) -> None:
+    desk = Desk(policy, capacity=25, host=40)
+    desk.compute(1)
+    desk.engine.handle([Park(1, expected=20.0)])
+    host, context = desk.engine.store.host, desk.engine.store.contexts[1]
+    assert host is not None
+    for number in range(2, 14):
+        desk.compute(number, close=True)
+        desk.clock.advance(0.5)
+    assert desk.cached(1) == 0 or policy == "ttl"
+    assert (host.choose is not None) == counts
+    if policy != "ttl":
+        assert (host.match(context.key, 10, context.namespace) > 0) == counts
+    desk.engine.handle([Close(1)])
+    assert host.choose is None, "without claims nothing is chosen"
+    assert not any(node.claims for node in host.tree.nodes())

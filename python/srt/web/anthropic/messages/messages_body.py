@@ -8,6 +8,7 @@ import msgspec
 from sglang.ir.sampling import PARAMETERS
 from sglang.srt.runtime.completion_fields import CompletionFields
 from sglang.srt.runtime.conversations.chat_request import MaxCalls
+from sglang.srt.runtime.parking.kv_hints import KvHintsField
 
 
 class _Block(msgspec.Struct, tag_field="type"):
@@ -139,6 +140,7 @@ class MessagesBody(CompletionFields, kw_only=True):
     tools: list[CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     max_calls: MaxCalls | None = None
+    kv_hints: KvHintsField | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None

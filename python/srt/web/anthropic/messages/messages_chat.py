@@ -75,6 +75,7 @@ def chat_of(body: MessagesBody) -> ChatRequest:
         tools=[_tool(i, tool) for i, tool in enumerate(body.tools or ())] or None,
         tool_choice=_choice(body),
         max_calls=body.max_calls,
+        kv_hints=body.kv_hints,
         parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
         continue_final_message=messages[-1]["role"] == "assistant",
         reasoning_effort=None if body.output_config is None else body.output_config.effort,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.conversations.call_parking import park_at_call
+from sglang.srt.runtime.conversations.call_parking import hinted_or_parked
 from sglang.srt.runtime.conversations.chat_request import (
     ChatCall,
     ReplyReader,
@@ -61,11 +61,11 @@ async def messages(state: ServerState, request: Request) -> Response:
             ((output,),) = await unless_gone(request, state.finish([call.request]))
     reader, blocks = call.reader(), blocks_of(body)
     events = [*blocks.add(reader.take(output, True)[0]), *blocks.end()]
-    park_at_call(state.runtime, call, output, reader, CALLER.get())
+    kept = hinted_or_parked(state.runtime, call, output, reader, CALLER.get())
     stop = stopping(output, reader.called, body.max_tokens)
     counts = _counts(state, call, output, reader)
     reply = {"content": content_of(events, not reader.called), **stop, "usage": counts}
-    return json_response({**head(state, body, call), **reply})
+    return json_response({**head(state, body, call), **reply, **kept})
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
@@ -110,12 +110,12 @@ async def _events(
                 for event in blocks.add(reader.take(output, finished)[0]):
                     yield event
             if finished:
-                park_at_call(state.runtime, call, output, reader, CALLER.get())
+                kept = hinted_or_parked(state.runtime, call, output, reader, CALLER.get())
                 for event in blocks.end():
                     yield event
                 stop = stopping(output, reader.called, body.max_tokens or 0)
                 counts = _counts(state, call, output, reader)
-                yield {"type": "message_delta", "delta": stop, "usage": counts}
+                yield {"type": "message_delta", "delta": stop, "usage": counts, **kept}
     yield {"type": "message_stop"}
 
 

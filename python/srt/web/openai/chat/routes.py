@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.semantics.tool_calls.deltas import AnswerWords, Delta, Thought
-from sglang.srt.requests.completion.output import Output
 from sglang.srt.runtime.conversations.call_parking import hinted_or_parked
 from sglang.srt.runtime.conversations.chat_request import (
     ChatCall,
@@ -69,18 +68,9 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
             choice["logprobs"] = logprobs_of(state, output, range(output.released))
         choices.append({**choice, **finish_of(call, output, reader)})
         thoughts += thought_tokens(state.runtime, call, output, reader)
-        found = _kept(state, body, call, output, reader)
+        found = hinted_or_parked(state.runtime, call, output, reader, CALLER.get())
     counts = counts_of(call, usage(results), thoughts)
     return json_response({**reply.head(KIND), "choices": choices, "usage": counts, **found})
-
-
-def _kept(
-    state: ServerState, body: ChatRequest, call: ChatCall, output: Output, reader: ReplyReader
-) -> dict[str, Any]:
-    """Keep the context of a finished reply; return the answers to ``kv_hints``, if any."""
-    caller, hints = CALLER.get(), body.kv_hints
-    answers = hinted_or_parked(state.runtime, call, output, reader, caller, hints)
-    return {"kv_hints": answers} if answers else {}
 
 
 async def _events(
@@ -129,7 +119,7 @@ async def _events(
                     more = {}
             if finished:
                 thoughts += thought_tokens(state.runtime, call, output, reader)
-                kept = _kept(state, body, call, output, reader)
+                kept = hinted_or_parked(state.runtime, call, output, reader, CALLER.get())
                 yield {**chunk(output.index, CLOSING, **finish_of(call, output, reader)), **kept}
     if counted:
         yield {**head, "choices": [], "usage": counts_of(call, collected.usage(), thoughts)}

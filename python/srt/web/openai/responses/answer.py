@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sglang.srt.requests.completion.output import Output
+from sglang.srt.requests.completion.output import HintAnswer, Output
 from sglang.srt.runtime.conversations.chat_request import ChatCall
 from sglang.srt.web.exchange.error_replies import describe
 from sglang.srt.web.openai.responses.item_writer import Event, ItemWriter
@@ -32,6 +32,7 @@ class Answer:
     Attributes:
         status: as the API has it; ``ended`` once it is the last one.
         created: its first event was emitted.
+        kept: the field with the answers to the hints; none where no hint was given.
     """
 
     def __init__(self, state: ServerState, body: ResponsesBody, call: ChatCall, name: str) -> None:
@@ -39,6 +40,7 @@ class Answer:
         self.writer = ItemWriter(name)
         self.status = "queued" if body.background else "in_progress"
         self.created = self._started = False
+        self.kept: dict[str, list[HintAnswer]] = {}
         self._fixed = _fixed(state, body, call)
         self._created = int(time.time())
         self._completed: int | None = None
@@ -63,6 +65,7 @@ class Answer:
             **self._fixed,
             "output": self.writer.items(),
             "usage": self._usage,
+            **self.kept,
         }
 
     def create(self) -> list[Event]:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import msgspec
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.conversations.call_parking import park_at_call
+from sglang.srt.runtime.conversations.call_parking import hinted_or_parked
 from sglang.srt.runtime.conversations.chat_request import ChatCall, thought_tokens
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import describe
@@ -54,9 +54,10 @@ async def written(
                         for event in answer.writer.write(piece.deltas, piece.logprobs):
                             yield event
                 if finished:
-                    park_at_call(state.runtime, call, output, pieces.reader, CALLER.get())
-                    thoughts = thought_tokens(state.runtime, call, output, pieces.reader)
-                    for event in answer.end([output], pieces.reader.called, thoughts):
+                    caller, reader = CALLER.get(), pieces.reader
+                    answer.kept = hinted_or_parked(state.runtime, call, output, reader, caller)
+                    thoughts = thought_tokens(state.runtime, call, output, reader)
+                    for event in answer.end([output], reader.called, thoughts):
                         yield event
 
 

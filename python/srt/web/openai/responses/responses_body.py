@@ -10,6 +10,7 @@ from sglang.srt.requests.common_fields import ReplyTokens, SeparateReasoning, St
 from sglang.srt.requests.request_error import RequestError, Reworded
 from sglang.srt.runtime.completion_fields import CompletionFields, refuse
 from sglang.srt.runtime.conversations.chat_request import MAX_CALLS, ChatRequest
+from sglang.srt.runtime.parking.kv_hints import KvHintsField
 from sglang.srt.web.openai.responses.responses_tools import chat_tools, choice_of, tools_of
 
 LOGPROBS = "message.output_text.logprobs"
@@ -52,6 +53,7 @@ class ResponsesBody(CompletionFields, kw_only=True):
         f"Calls of the server's own tools (`toolbox`), at most {MAX_CALLS} of which are run; "
         "`--toolbox-max-calls` by default.",
     ] = None
+    kv_hints: KvHintsField | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     include: list[str] | None = None
@@ -153,6 +155,7 @@ def chat_of(body: ResponsesBody, messages: list[dict[str, Any]]) -> ChatRequest:
         reasoning_effort=body.effort,
         separate_reasoning=body.separate_reasoning,
         stream_reasoning=body.stream_reasoning,
+        kv_hints=body.kv_hints,
         tools=functions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from helpers.hints import KEEPING, emptied, hints
 from helpers.http_server import Served, is_error, serve_text
 from sglang.srt.config import Config
 from sglang.srt.requests.request_error import RequestError
@@ -24,19 +25,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(autouse=True)
 def clean(served: Served) -> Iterator[None]:
-    yield
-    served.client.post("/abort_request", json={"abort_all": True})
-    served.client.idle()
-    served.state.runtime.parked.check()
-    assert served.state.runtime.parked.empty
-
-
-def hints(*kinds: str, **payload: Any) -> dict[str, Any]:
-    actions = [
-        {"action_id": f"a{i}", "action_type": kind, "action_version": "1.0", "payload": payload}
-        for i, kind in enumerate(kinds)
-    ]
-    return {"protocol_version": "0.1", "message_id": "m", "actions": actions}
+    yield from emptied(served)
 
 
 def body(kv_hints: dict[str, Any], text: str = PROMPT, **more: Any) -> dict[str, Any]:
@@ -57,10 +46,7 @@ def outcomes(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [(answer["action_id"], answer["outcome"]) for answer in answers]
 
 
-@pytest.mark.parametrize(
-    ("kind", "outcome"),
-    [("kv.retain", "accepted"), ("kv.pin", "clipped"), ("kv.demote", "accepted")],
-)
+@pytest.mark.parametrize(("kind", "outcome"), KEEPING)
 def test_a_kept_context_goes_on_with_its_own_tokens(
     served: Served, kind: str, outcome: str
 ) -> None:

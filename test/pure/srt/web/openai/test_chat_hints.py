@@ -1,17 +1,18 @@
-"""``kv_hints`` of chats: answered in the reply, and kept as they say."""
+"""``kv_hints`` of chats, responses and messages: answered in the reply, and kept as they say."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
+from helpers.hints import KEEPING, emptied, hints
 from helpers.http_server import Served, is_error, serve_text
-from helpers.scripted_server import serve_scripted
 from helpers.toolbox import InProcess, Turns, called
 from helpers.toy_tokenizer import byte_level
 from sglang.srt.config import Config, ToolboxConfig
@@ -19,9 +20,15 @@ from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.app import make_app
 from sglang.srt.web.server_state import ServerState
 
-PATH = "/v1/chat/completions"
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+PATHS = [CHAT, RESPONSES, MESSAGES]
 ASK = {"role": "user", "content": "the lazy dog"}
-WEATHER = {"type": "function", "function": {"name": "weather"}}
+WEATHER: dict[str, dict[str, Any]] = {
+    CHAT: {"type": "function", "function": {"name": "weather"}},
+    RESPONSES: {"type": "function", "name": "weather"},
+    MESSAGES: {"name": "weather", "input_schema": {"type": "object"}},
+}
+PARTS = {CHAT: "choices", RESPONSES: "output", MESSAGES: "content"}
 
 
 @pytest.fixture(scope="module")
@@ -37,76 +44,94 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(autouse=True)
 def clean(served: Served) -> Iterator[None]:
-    yield
-    served.client.post("/abort_request", json={"abort_all": True})
-    served.client.idle()
-    served.state.runtime.parked.check()
-    assert served.state.runtime.parked.empty
+    yield from emptied(served)
 
 
-def hints(*kinds: str, **payload: Any) -> dict[str, Any]:
-    actions = [
-        {"action_id": f"a{i}", "action_type": kind, "action_version": "1.0", "payload": payload}
-        for i, kind in enumerate(kinds)
-    ]
-    return {"protocol_version": "0.1", "message_id": "m", "actions": actions}
+def body(path: str, messages: Sequence[dict[str, Any]] = (ASK,), **more: Any) -> dict[str, Any]:
+    said = "input" if path == RESPONSES else "messages"
+    limit = {RESPONSES: "max_output_tokens"}.get(path, "max_tokens")
+    return {said: list(messages), limit: 64, "temperature": 0, **more}
 
 
-def body(kv_hints: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"messages": [ASK], "max_tokens": 4, "temperature": 0, "kv_hints": kv_hints, **more}
+def answers_of(path: str, reply: httpx.Response) -> list[tuple[str, str]]:
+    """The answers of a reply; those of a stream are in the event of its end alone."""
+    if reply.headers["content-type"].startswith("application/json"):
+        found = reply.json()
+    else:
+        lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
+        having = [json.loads(line) for line in lines if "kv_hints" in line]
+        (found,) = having or [{}]
+        if path == CHAT:
+            assert found["choices"][0]["finish_reason"]
+        else:
+            assert found["type"] in ("response.completed", "message_delta")
+            found = found.get("response", found)
+    return [(answer["action_id"], answer["outcome"]) for answer in found["kv_hints"]]
 
 
-@pytest.mark.parametrize(
-    ("kind", "outcome"),
-    [("kv.retain", "accepted"), ("kv.pin", "clipped"), ("kv.demote", "accepted")],
-)
+def asked(model: Turns, path: str, *bodies: dict[str, Any]) -> tuple[Any, ServerState]:
+    """The last reply."""
+    state = ServerState(Config.of(), model)  # type: ignore[arg-type]
+
+    async def post() -> httpx.Response:
+        state.toolbox = InProcess(ToolboxConfig(), state.metrics.tool_ran)
+        transport = httpx.ASGITransport(make_app(state), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for sent in bodies:
+                reply = await client.post(path, json=sent)
+            return reply
+
+    return asyncio.run(post()), state
+
+
+@pytest.mark.parametrize(("kind", "outcome"), KEEPING)
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
 def test_a_kept_context_goes_on(
-    tokenizer: Tokenizer, kind: str, outcome: str, stream: bool
+    tokenizer: Tokenizer, path: str, kind: str, outcome: str, stream: bool
 ) -> None:
     model = Turns(tokenizer, "Fine.")
     model.real = True
-    with (
-        serve_scripted(model) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        chat: Any = client.chat.completions
-        more = {"kv_hints": hints(kind, "kv.share", ttl_seconds=60)}
-        if stream:
-            chunks = list(chat.create(model="m", messages=[ASK], extra_body=more, stream=True))
-            assert chunks[-1].choices[0].finish_reason
-            assert not any(hasattr(chunk, "kv_hints") for chunk in chunks[:-1])
-            answers = chunks[-1].kv_hints
-        else:
-            answers = chat.create(model="m", messages=[ASK], extra_body=more).kv_hints
-        found = [(answer["action_id"], answer["outcome"]) for answer in answers]
-        assert found == [("a0", outcome), ("a1", "rejected")]
-        again = [ASK, {"role": "assistant", "content": "Fine."}, {"role": "user", "content": "so"}]
-        after = chat.create(model="m", messages=again)
-    first, second = model.requests
-    assert first.resumed is None
-    assert second.resumed is not None
-    assert not hasattr(after, "kv_hints"), "no hints, no answers"
+    first = body(path, kv_hints=hints(kind, "kv.share", ttl_seconds=60), stream=stream)
+    reply, _ = asked(model, path, first)
+    assert answers_of(path, reply) == [("a0", outcome), ("a1", "rejected")]
+    again = [ASK, {"role": "assistant", "content": "Fine."}, {"role": "user", "content": "so"}]
+    model.requests.clear()
+    after, _ = asked(model, path, first, body(path, again))
+    before, behind = model.requests
+    assert before.resumed is None
+    assert behind.resumed is not None
+    assert "kv_hints" not in after.json(), "no hints, no answers"
 
 
 @pytest.mark.parametrize("kind", ["kv.retain", "kv.demote"])
-def test_the_engine_keeps_the_context(served: Served, kind: str) -> None:
-    found = served.client.post(PATH, json=body(hints(kind, ttl_seconds=60))).json()
-    assert found["kv_hints"] == [{"action_id": "a0", "outcome": "accepted", "reason": ""}]
+@pytest.mark.parametrize("path", PATHS)
+def test_the_engine_keeps_the_context(served: Served, path: str, kind: str) -> None:
+    sent = body(path, kv_hints=hints(kind, ttl_seconds=60))
+    reply = served.client.post(path, json=sent)
+    assert answers_of(path, reply) == [("a0", "accepted")]
     assert served.state.runtime.parked.counts()["parked"] == 1
-    another = {**ASK, "content": "another"}
-    served.client.post(PATH, json=body(hints(kind), messages=[another]))
-    full = served.client.post(PATH, json=body(hints(kind), messages=[ASK, another])).json()
-    assert full["kv_hints"][0]["outcome"] == "accepted"
+    for content in ("another", "third"):
+        asks = [{**ASK, "content": content}]
+        full = served.client.post(path, json=body(path, asks, kv_hints=hints(kind)))
+        assert answers_of(path, full) == [("a0", "accepted")]
     assert served.state.runtime.parked.counts()["parked"] == 2, "the oldest gives way"
 
 
-def test_a_hint_that_is_rejected_changes_no_answer(served: Served) -> None:
-    plain = served.client.post(PATH, json=body(hints())).json()
-    assert "kv_hints" not in plain, "no action, no answer"
-    found = served.client.post(PATH, json=body(hints("kv.prefetch", "kv.x"))).json()
-    assert found["choices"] == plain["choices"]
-    assert [answer["outcome"] for answer in found["kv_hints"]] == ["rejected"] * 2
+@pytest.mark.parametrize("path", PATHS)
+def test_a_hint_that_is_rejected_changes_no_answer(served: Served, path: str) -> None:
+    def written(kv_hints: dict[str, Any]) -> tuple[httpx.Response, str]:
+        reply = served.client.post(path, json=body(path, kv_hints=kv_hints))
+        parts = reply.json()[PARTS[path]]
+        for part in parts:
+            part.pop("id", None)
+        return reply, json.dumps(parts)
+
+    plain, text = written(hints())
+    assert "kv_hints" not in plain.json(), "no action, no answer"
+    found, same = written(hints("kv.prefetch", "kv.x"))
+    assert same == text
+    assert answers_of(path, found) == [("a0", "rejected"), ("a1", "rejected")]
 
 
 @pytest.mark.parametrize(
@@ -115,46 +140,77 @@ def test_a_hint_that_is_rejected_changes_no_answer(served: Served) -> None:
         ({"kv_hints": {**hints(), "protocol_version": "9"}}, "kv_hints.protocol_version"),
         ({"kv_hints": hints(*["kv.retain"] * 17)}, "kv_hints.actions"),
         ({"kv_hints": hints("kv.pin", ttl_seconds=-1)}, "kv_hints.actions[0].payload.ttl_seconds"),
-        ({"n": 2}, "kv_hints"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
 def test_bad_hints_are_named(
-    served: Served, change: dict[str, Any], param: str, stream: bool
+    served: Served, path: str, change: dict[str, Any], param: str, stream: bool
 ) -> None:
-    reply = served.client.post(PATH, json={**body(hints("kv.retain"), stream=stream), **change})
-    assert is_error(reply, 400)["param"] == param
+    reply = served.client.post(path, json=body(path, stream=stream, **change))
+    if path == MESSAGES:
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"].startswith(param)
+    else:
+        assert is_error(reply, 400)["param"] == param
 
 
-def asked(model: Turns, **more: Any) -> tuple[httpx.Response, ServerState]:
-    state = ServerState(Config.of(), model)  # type: ignore[arg-type]
-
-    async def post() -> httpx.Response:
-        state.toolbox = InProcess(ToolboxConfig(), state.metrics.tool_ran)
-        transport = httpx.ASGITransport(make_app(state), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.post(PATH, json={"messages": [ASK], **more})
-
-    return asyncio.run(post()), state
+def test_hints_are_for_one_chat(served: Served) -> None:
+    reply = served.client.post(CHAT, json=body(CHAT, n=2, kv_hints=hints("kv.retain")))
+    assert is_error(reply, 400)["param"] == "kv_hints"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("kind", "tool"), [("kv.demote", "kv.demote"), ("kv.share", "weather")])
+@pytest.mark.parametrize("path", PATHS)
 def test_a_reply_that_ends_in_calls_is_kept_once(
-    tokenizer: Tokenizer, kind: str, tool: str, stream: bool
+    tokenizer: Tokenizer, path: str, kind: str, tool: str, stream: bool
 ) -> None:
     model = Turns(tokenizer, called("weather"))
     model.real = True
-    response, state = asked(model, tools=[WEATHER], kv_hints=hints(kind), stream=stream)
-    if stream:
-        assert '"kv_hints"' in response.text
-    else:
-        assert json.loads(response.text)["choices"][0]["finish_reason"] == "tool_calls"
+    sent = body(path, tools=[WEATHER[path]], kv_hints=hints(kind), stream=stream)
+    reply, state = asked(model, path, sent)
+    assert len(answers_of(path, reply)) == 1
     (context,) = state.runtime.parked._all()
     assert context.facts.claim.tool == tool
 
 
-def test_hints_do_not_go_with_the_servers_tools(tokenizer: Tokenizer) -> None:
-    model = Turns(tokenizer, "x")
-    response, _ = asked(model, tools=[{"type": "toolbox"}], kv_hints=hints("kv.retain"))
-    assert is_error(response, 400)["param"] == "kv_hints"
+@pytest.mark.parametrize("path", PATHS)
+def test_hints_do_not_go_with_the_servers_tools(tokenizer: Tokenizer, path: str) -> None:
+    sent = body(path, tools=[{"type": "toolbox"}], kv_hints=hints("kv.retain"))
+    reply, _ = asked(Turns(tokenizer, "x"), path, sent)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith("kv_hints is given with tools")
+
+
+def test_clients_of_all_three_read_the_answers(served: Served) -> None:
+    url, more = str(served.client.base_url).rstrip("/"), {"kv_hints": hints("kv.pin")}
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude,
+    ):
+        ask: Any = [ASK]
+        replies: list[Any] = [
+            client.chat.completions.create(model="m", messages=ask, max_tokens=4, extra_body=more),
+            client.responses.create(
+                model="m", input=ask, max_output_tokens=4, extra_body=more, background=False
+            ),
+            claude.messages.create(model="m", messages=ask, max_tokens=4, extra_body=more),
+        ]
+        with client.responses.stream(model="m", input=ask, extra_body=more) as responses:
+            replies.append(responses.get_final_response())
+    assert [reply.kv_hints[0]["outcome"] for reply in replies] == ["clipped"] * 4
+    stored = replies[1]
+    again = served.client.get(f"{RESPONSES}/{stored.id}").json()
+    assert again["kv_hints"] == stored.kv_hints, "a stored response has them too"
+
+
+def test_a_response_in_the_background_is_kept(served: Served) -> None:
+    sent = body(RESPONSES, kv_hints=hints("kv.retain"), background=True)
+    id = served.client.post(RESPONSES, json=sent).json()["id"]
+    served.client.idle()
+    found: dict[str, Any] = {}
+    while found.get("status") not in ("completed", "incomplete"):
+        found = served.client.get(f"{RESPONSES}/{id}").json()
+    assert found["kv_hints"] == [{"action_id": "a0", "outcome": "accepted", "reason": ""}]
+    assert served.state.runtime.parked.counts()["parked"] == 1
