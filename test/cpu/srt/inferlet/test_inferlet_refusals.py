@@ -213,7 +213,7 @@ def test_wrong_call_is_refused_and_spoils_nothing(
     assert text == undisturbed != ""
 
 
-FUTURES = {
+FUTURES: dict[str, tuple[list[int], dict[str, Any], str]] = {
     "no forward samples it": ([5], {}, "embedding 5 is empty"),
     "not the first entry": ([0, 2], {}, "is entry 1 of iemb"),
     "freed": ([3], {}, "no embedding 3"),
