@@ -199,11 +199,24 @@ CATEGORIES: dict[str, list[str]] = {
     "countries": COUNTRIES,
 }
 
+ALL_WORDS = [
+    word
+    for words in (
+        *(JOBS, TRAITS, FRUITS, VEGETABLES, ANIMALS, COLOURS, TOOLS, OBJECTS, PLACES),
+        *(ADJECTIVES, VERBS, SPORTS, CITIES, FIRST_NAMES, SURNAMES),
+    )
+    for word in words
+]
+KNOWN_WORDS = frozenset(word.lower() for word in ALL_WORDS)
+
 ONSETS = words_of("b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t th tr v w z")
 VOWELS = words_of("a e i o u ai ea ia oo")
 CODAS = ["", "", "", "l", "m", "n", "r", "s", "t", "x", "nd", "ck", "rn", "sk"]
 
 HELD_OUT_EVERY = 7
+OPEN_SHARE = 0.3
+"""Share of the training words in a role that are no members of its list. Without them a model
+learns the lists, and completes the start of a word it has to copy to one that it knows."""
 
 
 def pseudo_word(rng: random.Random, held_out: bool, syllables: int = 2) -> str:
@@ -221,21 +234,49 @@ class Words:
     def __init__(self, held_out: bool) -> None:
         self.held_out = held_out
 
+    def stranger(self, rng: random.Random) -> str:
+        """A word of no list: invented, or the start of one word with the end of another."""
+        if rng.random() < 0.5:
+            return self.invented(rng)
+        while True:
+            start, end = rng.choice(ALL_WORDS).lower(), rng.choice(ALL_WORDS).lower()
+            word = start[: rng.randint(2, 5)] + end[-rng.randint(2, 4) :]
+            if zlib.crc32(word.encode()) % HELD_OUT_EVERY and word not in KNOWN_WORDS:
+                return word
+
+    def opened(self, rng: random.Random, word: str) -> str:
+        """The word, or in training now and then a stranger in its place, capitalised alike."""
+        if self.held_out or rng.random() >= OPEN_SHARE:
+            return word
+        stranger = self.stranger(rng)
+        return stranger.capitalize() if word[0].isupper() else stranger
+
+    def either(self, rng: random.Random, words: list[str]) -> str:
+        """One word of either side, for jobs that need its spelling: nothing in a prompt says how
+        the token of a whole word is spelt, so words held out could not be right."""
+        return self.opened(rng, rng.choice(words))
+
     def side(self, words: list[str]) -> list[str]:
         """The part of a list that belongs to this side."""
         return [w for i, w in enumerate(words) if (i % HELD_OUT_EVERY == 3) == self.held_out]
 
     def pick(self, rng: random.Random, words: list[str]) -> str:
-        """One word of this side."""
+        """One word of this side, in training now and then a stranger."""
+        return self.opened(rng, self.member(rng, words))
+
+    def member(self, rng: random.Random, words: list[str]) -> str:
+        """One word of this side, for jobs that depend on its meaning."""
         index = rng.randrange(len(words))
         while (index % HELD_OUT_EVERY == 3) != self.held_out:
             index = rng.randrange(len(words))
         return words[index]
 
     def sample(self, rng: random.Random, words: list[str], count: int) -> list[str]:
-        """Different words, of this side if it has enough of them."""
+        """Different words, of this side if it has enough of them, and strangers in training."""
         side = self.side(words)
-        return rng.sample(side if len(side) >= count else words, count)
+        chosen = rng.sample(side if len(side) >= count else words, count)
+        opened = [self.opened(rng, word) for word in chosen]
+        return opened if len(set(opened)) == count else chosen
 
     def invented(self, rng: random.Random) -> str:
         """An invented word."""

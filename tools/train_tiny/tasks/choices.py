@@ -79,7 +79,7 @@ def membership(rng: random.Random, words: Words, size: int) -> Job:
         return Job("choice_yes_no", tuple(turns), context=body)
     turns = []
     for _ in range(rng.randint(1, 4)):
-        word = rng.choice(words.side(w.FRUITS + w.ANIMALS + w.OBJECTS + w.CITIES))
+        word = words.either(rng, w.FRUITS + w.ANIMALS + w.OBJECTS + w.CITIES)
         letter = word[0].lower() if rng.random() < 0.5 else rng.choice("abcdefghklmnoprstw")
         flag = word.lower().startswith(letter)
         turns.append(Turn(f"Does {word} start with the letter {letter}?", yes_no(flag)))
@@ -97,7 +97,20 @@ def oldest(rng: random.Random, words: Words, size: int) -> Job:
     by_age = sorted(zip(ages, names, strict=True))
     turns = [Turn("Who is the oldest?", by_age[-1][1]), Turn("Who is the youngest?", by_age[0][1])]
     rng.shuffle(turns)
-    return Job("choice_oldest", tuple(turns[: rng.randint(1, 2)]), context=body)
+    turns = turns[: rng.randint(1, 2)]
+    if not words.held_out:  # more questions about one text teach more
+        for _ in range(rng.randint(0, 2)):
+            (_, one), (_, other) = sorted(rng.sample(by_age, 2))
+            pair = rng.choice((f"{one} or {other}", f"{other} or {one}"))
+            older = Turn(f"Who is older, {pair}?", other)
+            most = Turn("How old is the oldest?", str(by_age[-1][0]))
+            least = Turn("How old is the youngest?", str(by_age[0][0]))
+            turns += [
+                rng.choice((older, Turn(f"Who is younger, {pair}?", one))),
+                rng.choice((most, least)),
+            ]
+        rng.shuffle(turns)
+    return Job("choice_oldest", tuple(turns), context=body)
 
 
 def options_of(rng: random.Random, items: list[str]) -> str:
@@ -110,8 +123,13 @@ def multiple_choice(rng: random.Random, words: Words, size: int) -> Job:
     """Pick the letter of the option that the rule names."""
     del size
     count = rng.choice((2, 3, 4, 4, 4))
-    kind = rng.randrange(4)
-    if kind == 0:
+    kind = rng.randrange(4 if words.held_out else 5)
+    if kind == 4:  # the step that the other kinds end with, alone
+        items = words.things(rng, count)
+        right = rng.randrange(count)
+        question = rng.choice(("Which option is {}?", "What is the letter of {}?", "Find {}."))
+        question = question.format(items[right])
+    elif kind == 0:
         values = rng.sample(range(1, 100), count)
         rule = rng.choice(("largest", "smallest"))
         right = values.index(max(values) if rule == "largest" else min(values))

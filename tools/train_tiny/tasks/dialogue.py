@@ -84,6 +84,8 @@ def style(rng: random.Random, words: Words, size: int) -> Job:
     question = f"What does the {thing} go with?"
     kind = rng.randrange(4)
     if kind == 0:
+        answer = words.either(rng, pool)
+        sentence = f"The {thing} goes with the {answer}."
         system, reply = "Answer in uppercase.", answer.upper()
     elif kind == 1:
         system, reply = "Answer in one word.", answer

@@ -75,12 +75,12 @@ Operation = Callable[[random.Random, Words], tuple[str, str]]
 
 
 def upper(rng: random.Random, words: Words) -> tuple[str, str]:
-    word = words.pick(rng, rng.choice((w.ANIMALS, w.FRUITS, w.COLOURS, w.OBJECTS)))
+    word = words.either(rng, rng.choice((w.ANIMALS, w.FRUITS, w.COLOURS, w.OBJECTS)))
     return word, word.upper()
 
 
 def capitalise(rng: random.Random, words: Words) -> tuple[str, str]:
-    word = words.pick(rng, rng.choice((w.ANIMALS, w.FRUITS, w.COLOURS, w.OBJECTS)))
+    word = words.either(rng, rng.choice((w.ANIMALS, w.FRUITS, w.COLOURS, w.OBJECTS)))
     return word, word.capitalize()
 
 
@@ -135,7 +135,7 @@ def capital(rng: random.Random, words: Words) -> tuple[str, str]:
 
 def kind_of(rng: random.Random, words: Words) -> tuple[str, str]:
     name = rng.choice(("fruit", "animal", "tool", "vegetable", "sport", "color"))
-    item = words.pick(rng, w.CATEGORIES[name + "s"])
+    item = words.member(rng, w.CATEGORIES[name + "s"])
     return item, name
 
 
