@@ -126,7 +126,8 @@ def test_streams_tell_the_same(engine: sgl.Engine) -> None:
 def test_a_program_asks_for_it(engine: sgl.Engine) -> None:
     @sgl.function
     def program(s, speculation):
-        s += PASSAGE + sgl.gen("a", 40, temperature=0, speculation=speculation)
+        s += PASSAGE
+        s += sgl.gen("a", 80, temperature=0, ignore_eos=True, speculation=speculation)
 
     states = {source: program.run(source, backend=engine) for source in ("off", *SOURCES)}
     assert len({state["a"] for state in states.values()}) == 1

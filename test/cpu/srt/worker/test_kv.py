@@ -172,13 +172,13 @@ def test_a_gpu_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(model_loading, "gpu_driver", lambda: True)
     monkeypatch.setattr(
-        torch, "empty",
+        model_loading.torch, "empty",  # type: ignore[attr-defined]  # the stand-in of torch
         lambda size, device: SimpleNamespace(device=GPU) if "cuda" in device else empty(size),
     )  # fmt: skip
     assert model_loading.device_of("auto") == model_loading.device_of("cuda") == str(GPU)
     asked: list[str] = []
     monkeypatch.setattr(
-        torch,
+        model_loading.torch,  # type: ignore[attr-defined]
         "empty",
         lambda size, device: asked.append(device) or SimpleNamespace(device=GPU),
     )

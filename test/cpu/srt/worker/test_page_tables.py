@@ -136,7 +136,7 @@ def generated(tokens: int, page_size: int, depth: int, fail_at: int = 0) -> tupl
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_retraction_and_a_failed_pass_change_no_text(page_size: int, depth: int) -> None:
     wanted, _ = generated(2000, page_size, 1)
-    found, engine = generated(80, page_size, depth)
+    found, engine = generated(64, page_size, depth)
     assert engine.stats.retractions > 0
     assert found == wanted
     found, engine = generated(80, page_size, depth, fail_at=9)

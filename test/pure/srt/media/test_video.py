@@ -113,7 +113,7 @@ def test_playlists_fetch_nothing(tmp_path: Path) -> None:
         def listen() -> None:
             with contextlib.suppress(OSError):
                 server.accept()[0].close()
-            asked.append(None)
+                asked.append(None)
 
         listener = threading.Thread(target=listen)
         listener.start()
