@@ -11,6 +11,8 @@ from helpers.http_server import Client, is_error
 from helpers.launched import best_model, client_of, launched
 from helpers.program_graphs import Plain, branch, chain, fork, gen, graph, map_reduce, stream, text
 
+from benchmark.applications.sent_programs import Chain, MapReduce, SentProgram
+
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
@@ -44,6 +46,11 @@ def test_a_chain_is_generate_after_generate(client: Client) -> None:
         ours = done[2 * i + 1]["answers"][0]
         assert (ours["text"], ours["output_ids"]) == (theirs["text"], theirs["output_ids"])
         prompt += theirs["text"]
+
+
+@pytest.mark.parametrize("program", [Chain(1, 3, 6), MapReduce(2, 3, 60, 6)])
+def test_the_benchmarks_programs_give_one_text(client: Client, program: SentProgram) -> None:
+    assert program.by_client(client) == program.by_server(client)
 
 
 def test_reasoning_is_split_off(client: Client) -> None:
