@@ -66,7 +66,7 @@ class MapReduce:
     tokens: int
 
     def by_client(self, client: httpx.Client) -> list[str]:
-        documents = [self._document(i) for i in range(self.documents)]
+        documents = [document(self.seed, i, self.characters) for i in range(self.documents)]
         with ThreadPoolExecutor(self.documents) as pool:
             maps = list(pool.map(lambda text: generated(client, text, self.tokens), documents))
         return [*maps, generated(client, "Notes: " + "; ".join(maps) + ". Report:", self.tokens)]
@@ -75,7 +75,7 @@ class MapReduce:
         streams, number = [], 0
         ends: list[dict[str, Any]] = []
         for i in range(self.documents):
-            text = {"number": number, "op": "text", "text": self._document(i)}
+            text = {"number": number, "op": "text", "text": document(self.seed, i, self.characters)}
             nodes = [text, _gen(number + 1, f"x{i}", self.tokens)]
             streams.append({**_stream(i + 1, nodes), "begin": {"call": f"map{i}"}})
             ends.append({"step": number + 1, "name": f"x{i}"})
@@ -95,10 +95,11 @@ class MapReduce:
         graph = {"name": "map", "streams": [_stream(0, main), *streams], "arguments": {}}
         return _submitted(client, graph, [*(end["step"] for end in ends), number])
 
-    def _document(self, index: int) -> str:
-        head = f"Document {self.seed}.{index}. "
-        filler = f"Line {index} of {self.seed} is long. " * (self.characters // 20 + 1)
-        return (head + filler)[: self.characters]
+
+def document(seed: int, index: int, characters: int) -> str:
+    """A text of that length, which no other seed and index have."""
+    filler = f"Line {index} of {seed} is long. " * (characters // 20 + 1)
+    return (f"Document {seed}.{index}. " + filler)[:characters]
 
 
 def generated(client: httpx.Client, text: str, tokens: int) -> str:
