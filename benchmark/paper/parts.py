@@ -189,5 +189,5 @@ WORKS: dict[str, Work] = {
     "ablations": (claims.ABLATED, 6, ablations),
     "curve": ((CURVE,), 8, curve),
 }
-"""Of the whole run. First what takes as long as it takes, seven minutes in all; what comes after
-has fewer items and rounds where time is short."""
+"""Parts of the whole run, in order. The first ones take a fixed time, seven minutes in all. Later
+ones have fewer items and rounds where time is short."""

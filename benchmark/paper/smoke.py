@@ -31,8 +31,8 @@ from benchmark.peers.child import ROOT
 SECONDS = 120.0
 START_SECONDS = 60.0
 FORKED, CONSTRAINED = "llm_judge", "json_regex"
-"""Where branches fork after a common prefix and where texts are held to a pattern, so that every
-ablation has something to change."""
+"""Programs of the ablations. One forks branches after a common prefix, the other constrains its
+texts by a pattern, so that every ablation has something to change."""
 
 
 def smoke(say: Callable[[str], None]) -> int:
