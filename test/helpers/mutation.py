@@ -13,12 +13,13 @@ import builtins
 import copy
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 from helpers.code_pattern import Found, find, is_letter, parse
+from helpers.tables import Corrupt
 
 
 class Place(NamedTuple):
@@ -176,6 +177,16 @@ def mutate(monkeypatch: pytest.MonkeyPatch, *mutations: Mutation) -> None:
         for name in function.__qualname__.split("."):
             code = _inner(code, name)
         monkeypatch.setattr(function, "__code__", code)
+
+
+def caught(run: Callable[[int], object], seeds: Iterable[int]) -> bool:
+    """Whether ``run`` of one of the seeds fails, in whatever way."""
+    for seed in seeds:
+        try:
+            run(seed)
+        except (Exception, Corrupt):
+            return True
+    return False
 
 
 def _function(mutation: Mutation) -> FunctionType:

@@ -7,9 +7,8 @@ from collections import Counter
 
 import pytest
 from helpers.future_histories import FutureHistory
-from helpers.mutation import Mutation, become, constant, drop, mutate
+from helpers.mutation import Mutation, become, caught, constant, drop, mutate
 from helpers.seeds import LONG
-from helpers.tables import Corrupt
 from sglang.srt.inferlet.embed_map import EmbedMap
 from sglang.srt.inferlet.future_token import FutureToken
 from sglang.srt.inferlet.held_space import HeldSpace
@@ -74,18 +73,11 @@ def test_future_histories(first: int) -> None:
     assert not rare, f"histories {first} to {first + CHUNK - 1} hardly contain: {rare}"
 
 
-def caught() -> bool:
-    """Whether one of the histories fails, in whatever way."""
-    for seed in range(WITHIN):
-        try:
-            FutureHistory(seed).run()
-        except (Exception, Corrupt):
-            return True
-    return False
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_histories_catch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch, *MUTATIONS[name])
-    assert caught(), f"{WITHIN} histories pass although {name}"
+    seeds = range(WITHIN)
+    assert caught(lambda seed: FutureHistory(seed).run(), seeds), (
+        f"{WITHIN} histories pass although {name}"
+    )
