@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 from sgl_kernel import rows
@@ -61,10 +62,7 @@ class HostResults:
         return Readings(
             sums.logprobs(chosen).tolist(),
             [sums.top_list(i, count) for i, count in enumerate(wanted.tops)],
-            [
-                sums.logprobs(logits[i][list(ids)], i).tolist() if ids else []
-                for i, ids in enumerate(wanted.probes)
-            ],
+            sums.probe_lists(wanted.probes),
             [sums.packed(i, count) for i, count in enumerate(wanted.packed)]
             if any(wanted.packed)
             else [],
@@ -93,15 +91,26 @@ class LogSums:
         self._logits = logits
         self._largest, self._sums = rows.log_sums(logits, threads)
 
-    def logprobs(self, logits: Array, row: int | None = None) -> Array:
-        """Natural logarithms, float32, of logits of one row, or of one logit of each."""
+    def logprobs(self, logits: Array, row: int | Array | None = None) -> Array:
+        """Natural logarithms, float32, of logits of one row, of one logit of each, or of logits
+        of the rows of the indices."""
         at = slice(None) if row is None else row
         with np.errstate(invalid="ignore"):  # logits that are not finite give NaN
             found: Array = (logits - self._largest[at] - self._sums[at]).astype(np.float32)
         return found
 
+    def probe_lists(self, probes: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probabilities of some ids of each row, read at once for all rows."""
+        sizes = [len(ids) for ids in probes]
+        at = np.repeat(np.arange(len(probes)), sizes)
+        ids = np.fromiter((token for row in probes for token in row), np.intp, len(at))
+        values = iter(self.logprobs(self._logits[at, ids], at).tolist())
+        return [list(islice(values, size)) for size in sizes]
+
     def top_list(self, row: int, count: int) -> TopList:
         """The most likely (id, log-probability) of a row, most likely first."""
+        if count < 1:
+            return []
         logits = self._logits[row]
         ids = most_likely(logits, count)
         return list(zip(ids.tolist(), self.logprobs(logits[ids], row).tolist()))
