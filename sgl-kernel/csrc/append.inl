@@ -1,18 +1,42 @@
 // What becomes of q, k and v before attention: a norm for each head, rotation by position
 // (RoFormer, Su et al. 2021), and k and v to the pool. Each head of a token is done by itself.
 
-// Dimensions [0, half) rotate with [half, 2 half): vectors first, what is left one by one.
-static void rotate(float* x, const float* cos, const float* sin, int64_t half) {
+// Dimensions [0, n) of x rotate with those of y: vectors first, what is left one by one.
+static void rotate_pairs(float* x, float* y, const float* cos, const float* sin, int64_t n) {
   int64_t i = 0;
-  for (; i + LANES <= half; i += LANES) {
-    F a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+  for (; i + LANES <= n; i += LANES) {
+    F a = load(x + i), b = load(y + i), c = load(cos + i), s = load(sin + i);
     store(x + i, a * c - b * s);
-    store(x + half + i, a * s + b * c);
+    store(y + i, a * s + b * c);
   }
-  for (; i < half; i++) {
-    float a = x[i], b = x[half + i];
+  for (; i < n; i++) {
+    float a = x[i], b = y[i];
     x[i] = a * cos[i] - b * sin[i];
-    x[half + i] = a * sin[i] + b * cos[i];
+    y[i] = a * sin[i] + b * cos[i];
+  }
+}
+
+// The first `turned` dimensions of a token's vector, each section by a position of its own.
+static void rotate(const Pass& pass, const Rotary& rotary, int64_t token, float* x) {
+  const int64_t half = rotary.turned / 2;
+  int64_t begin = 0;
+  for (int64_t axis = 0; axis < pass.axes; axis++) {
+    const int64_t count = pass.axes == 1 ? half : rotary.sections[axis];
+    const int64_t at = pass.positions[axis * pass.tokens + token] * half + begin;
+    rotate_pairs(x + begin, x + half + begin, rotary.cos + at, rotary.sin + at, count);
+    begin += count;
+  }
+}
+
+static void turn(Team& team, const Pass& pass, const Rotary& rotary, int64_t count, const float* x,
+                 int64_t ldx, Columns from, float* y, int64_t ldy, Columns to) {
+  Range mine = team.part(pass.tokens * count);
+  for (int64_t unit = mine.begin; unit < mine.end; unit++) {
+    const int64_t token = unit / count, i = unit % count;
+    float* out = y + token * ldy + to.first + i * to.apart;
+    memcpy(out, x + token * ldx + from.first + i * from.apart,
+           static_cast<size_t>(rotary.turned) * 4);
+    rotate(pass, rotary, token, out);
   }
 }
 
@@ -101,15 +125,14 @@ static inline int64_t slot_of(const Pass& pass, int64_t row, int64_t position) {
 
 static void append(Team& team, const Pass& pass, const Heads& heads, const Rotary& rotary,
                    float* qkv, int64_t ld, const KV& kv) {
-  int64_t dim = heads.dim, half = rotary.turned / 2, units = heads.q + heads.kv;
+  int64_t dim = heads.dim, units = heads.q + heads.kv;
   // A unit is a query head, or a key head with its values.
   Range mine = team.part(pass.tokens * units);
-  int64_t token = -1, position = 0, slot = 0;
+  int64_t token = -1, slot = 0;
   for (int64_t unit = mine.begin; unit < mine.end; unit++) {
     int64_t head = unit % units;
     if (unit / units != token) {
       token = unit / units;
-      position = pass.positions[token];
       // The slot is found by the token's index in its row: positions only rotate.
       const int64_t row = row_of(pass, token);
       slot = slot_of(pass, row, pass.starts[row] + token - pass.firsts[row]);
@@ -117,7 +140,7 @@ static void append(Team& team, const Pass& pass, const Heads& heads, const Rotar
     float* x = qkv + token * ld + head * dim;
     const float* gain = head < heads.q ? rotary.q_gain : rotary.k_gain;
     if (gain) norm_row(x, gain, rotary.eps, dim, x);
-    if (half) rotate(x, rotary.cos + position * half, rotary.sin + position * half, half);
+    if (rotary.turned) rotate(pass, rotary, token, x);
     if (head < heads.q) continue;
     int64_t index = slot * heads.kv + head - heads.q;
     const bool shared = kv.shared();

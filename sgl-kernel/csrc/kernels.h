@@ -151,10 +151,11 @@ struct Experts {
 
 // As srt/attention/attention_protocol.Layout. Row r has counts[r] new tokens, which see starts[r]
 // before them and lie at firsts[r]... among all tokens of the pass; its page table is
-// pages[tables[r]..tables[r + 1]). q and k are rotated by ``positions``, whatever the rows see.
+// pages[tables[r]..tables[r + 1]). q and k are rotated by ``positions``, whatever the rows see: one
+// a token, or three one behind the other (time, height and width: Qwen2-VL, Wang et al. 2024).
 struct Pass {
   int64_t rows, tokens, page_size;
-  const int32_t *ids, *positions;                    // [tokens]
+  const int32_t *ids, *positions;                    // [tokens], positions [axes, tokens]
   const int32_t *starts, *counts, *firsts, *tables;  // [rows], tables [rows + 1]
   const int32_t* pages;
   // Tokens whose embeddings are not the table's (those of images): given_at [given], ascending, and
@@ -162,6 +163,7 @@ struct Pass {
   const int32_t* given_at = nullptr;
   const float* embeddings = nullptr;
   int64_t given = 0;
+  int64_t axes = 1;
 };
 
 struct Heads {
@@ -185,11 +187,19 @@ struct KV {
 
 // Rotary tables: [length, dim / 2] cosines and sines; `turned` dimensions of each head rotate,
 // dimension i with i + turned / 2. With gains, q and k are normed per head (RMSNorm) before.
+// `sections`: of the turned / 2 pairs, how many turn by each of a token's three positions, where
+// the pass has three.
 struct Rotary {
   const float *cos, *sin;
   int64_t turned;
   const float *q_gain, *k_gain;  // [dim], or null
   float eps;
+  int64_t sections[3];
+};
+
+// Vectors of a buffer's row: vector i begins at column first + i * apart.
+struct Columns {
+  int64_t first, apart;
 };
 
 // ---- sampling --------------------------------------------------------------------------------
@@ -239,6 +249,9 @@ struct Kernels {
 
   // attention.inl. qkv [tokens, ld] holds the q heads, the k heads, the v heads of each token, no v
   // where they are shared.
+  // turn copies `count` vectors of each token, of rotary.turned dimensions, and rotates them.
+  void (*turn)(Team&, const Pass&, const Rotary&, int64_t count, const float* x, int64_t ldx,
+               Columns from, float* y, int64_t ldy, Columns to);
   // append rotates q in place, rotates k and writes k and v to the pool.
   void (*append)(Team&, const Pass&, const Heads&, const Rotary&, float* qkv, int64_t ld,
                  const KV&);

@@ -10,6 +10,7 @@
 #include "kernels.h"
 #include "meeting.h"
 #include "pages.h"
+#include "parts.h"
 #include "tape.h"
 
 namespace sgl {
@@ -136,7 +137,7 @@ Pass pass_of(const int64_t* p) {
   return {p[0], p[1], p[2], f.pointer<const int32_t>(3), f.pointer<const int32_t>(4),
           f.pointer<const int32_t>(5), f.pointer<const int32_t>(6), f.pointer<const int32_t>(7),
           f.pointer<const int32_t>(8), f.pointer<const int32_t>(9), f.pointer<const int32_t>(10),
-          f.pointer<const float>(11), p[12]};
+          f.pointer<const float>(11), p[12], p[13]};
   // clang-format on
 }
 Heads heads_of(const int64_t* p) {
@@ -146,7 +147,8 @@ Heads heads_of(const int64_t* p) {
 Rotary rotary_of(const int64_t* p) {
   Fields f{p};
   return {f.pointer<const float>(0), f.pointer<const float>(1), p[2],
-          f.pointer<const float>(3), f.pointer<const float>(4), f.real(5)};
+          f.pointer<const float>(3), f.pointer<const float>(4), f.real(5),
+          {p[6], p[7], p[8]}};
 }
 KV kv_of(const int64_t* p) {
   Fields f{p};
@@ -178,28 +180,20 @@ bool attend(int threads, const int64_t* pass, const int64_t* heads, const float*
   return true;
 }
 
-// Matrices of one shape, each for its part of x: y[t][i] = W_i x[t][i]; parts of x and y lie px and
-// py apart. Some matrices at a time, so that scratch memory stays small. False: no memory.
+Parts parts_of(const int64_t* matrices, int64_t count) {
+  Parts found;
+  for (int64_t i = 0; i < count; i++) found.push_back(matrix_of(matrices + 6 * i));
+  return found;
+}
+
+// y[t][i] = W_i x[t][i]; parts of x and y lie px and py apart. False: no memory.
 bool linear_each(int threads, const int64_t* matrices, int64_t count, const float* x, int64_t ldx,
                  int64_t px, int64_t m, float* y, int64_t ldy, int64_t py) {
-  constexpr size_t kMost = 8 << 20;
-  size_t each = (kernels().scratch_bytes(matrix_of(matrices), m) + 63) / 64 * 64;
-  auto step = static_cast<int64_t>(each && each < kMost ? kMost / each : 1);
-  step = step < count ? step : count;
-  Memory memory = scratch(each * static_cast<size_t>(step));
+  const Parts parts = parts_of(matrices, count);
+  Memory memory = scratch(parts_bytes(parts, m));
   if (!memory) return false;
-  auto* room = static_cast<char*>(memory.get());
   auto body = [&](Team& team) {
-    for (int64_t first = 0; first < count; first += step) {
-      int64_t last = first + step < count ? first + step : count;
-      auto at = [&](int64_t i) { return room + each * static_cast<size_t>(i - first); };
-      for (int64_t i = first; i < last; i++)
-        kernels().prepare(team, matrix_of(matrices + 6 * i), {}, x + i * px, ldx, m, at(i));
-      team.barrier();
-      for (int64_t i = first; i < last; i++)
-        kernels().multiply(team, matrix_of(matrices + 6 * i), at(i), m, {}, y + i * py, ldy);
-      team.barrier();
-    }
+    multiply_parts(team, parts, x, ldx, {0, px}, m, y, ldy, {0, py}, memory.get());
   };
   parallel(threads, body);
   return true;
@@ -270,9 +264,9 @@ void tape_choose(Tape* tape, int64_t out, int64_t x) { tape->choose(out, x); }
 void tape_reorder(Tape* tape, int64_t out, int64_t x, const int32_t* order) {
   tape->reorder(out, x, order);
 }
-void tape_norm(Tape* tape, int64_t out, int64_t x, int64_t first, int64_t count, const float* gain,
-               float eps, const float* bias, bool centred, bool add) {
-  tape->norm(out, x, {gain, eps, bias, centred, add}, first, count);
+void tape_norm(Tape* tape, int64_t out, int64_t to, int64_t x, int64_t first, int64_t count,
+               const float* gain, float eps, const float* bias, bool centred, bool add) {
+  tape->norm(out, to, x, {gain, eps, bias, centred, add}, first, count);
 }
 void tape_activate(Tape* tape, int64_t x, int64_t act) {
   tape->activate(x, static_cast<Activation>(act));
@@ -285,6 +279,16 @@ void tape_linear(Tape* tape, int64_t out, int64_t x, const int64_t* matrix, cons
 void tape_experts(Tape* tape, int64_t out, int64_t x, const Mixture* mixture, const float* gain,
                   float eps) {
   tape->experts(out, x, mixture->experts, {gain, eps});
+}
+// to, from: the two fields of Columns.
+void tape_turn(Tape* tape, int64_t out, int64_t to_first, int64_t to_apart, int64_t x,
+               int64_t from_first, int64_t from_apart, int64_t count, const int64_t* rotary) {
+  tape->turn(out, {to_first, to_apart}, x, {from_first, from_apart}, count, rotary_of(rotary));
+}
+void tape_each(Tape* tape, int64_t out, int64_t to_first, int64_t to_apart, int64_t x,
+               int64_t from_first, int64_t from_apart, int64_t count, const int64_t* matrices) {
+  tape->multiply_each(out, {to_first, to_apart}, x, {from_first, from_apart},
+                      parts_of(matrices, count));
 }
 void tape_append(Tape* tape, int64_t qkv, const int64_t* heads, const int64_t* rotary,
                  const int64_t* kv) {
@@ -361,6 +365,8 @@ PyMethodDef methods[] = {
     method<tape_place>("tape_place"),
     method<tape_linear>("tape_linear"),
     method<tape_experts>("tape_experts"),
+    method<tape_turn>("tape_turn"),
+    method<tape_each>("tape_each"),
     method<tape_append>("tape_append"),
     method<tape_attend>("tape_attend"),
     method<tape_run>("tape_run"),

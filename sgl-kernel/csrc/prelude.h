@@ -33,7 +33,7 @@
   {                                                                                           \
 #isa, isa::packed_bytes, isa::pack, isa::pack_integers, isa::unpack, isa::scratch_bytes,      \
         isa::prepare, isa::multiply, isa::takes, isa::experts_bytes, isa::experts,           \
-        isa::low_bytes, isa::shrink, isa::append, isa::attend_bytes, isa::attend, isa::norm,  \
-        isa::gate, isa::activate, isa::log_sums, isa::draw_bytes, isa::draw                   \
+        isa::low_bytes, isa::shrink, isa::turn, isa::append, isa::attend_bytes, isa::attend,  \
+        isa::norm, isa::gate, isa::activate, isa::log_sums, isa::draw_bytes, isa::draw        \
   }
 // clang-format on

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 namespace sgl {
 namespace {
@@ -58,9 +59,11 @@ void Tape::reorder(int64_t out, int64_t x, const int32_t* order) {
   steps_.push_back(s);
 }
 
-void Tape::norm(int64_t out, int64_t x, const FullNorm& norm, int64_t first, int64_t count) {
+void Tape::norm(int64_t out, int64_t to, int64_t x, const FullNorm& norm, int64_t first,
+                int64_t count) {
   Step s{};
   s.kind = Kind::NORM, s.out = out, s.x = x, s.full = norm, s.first = first, s.count = count;
+  s.to.first = to;
   steps_.push_back(s);
 }
 
@@ -88,6 +91,21 @@ void Tape::adapt(int64_t product) { steps_.back().product = product; }
 void Tape::experts(int64_t out, int64_t x, const Experts& experts, const Norm& norm) {
   Step s{};
   s.kind = Kind::EXPERTS, s.out = out, s.x = x, s.experts = &experts, s.norm = norm;
+  steps_.push_back(s);
+}
+
+void Tape::turn(int64_t out, Columns to, int64_t x, Columns from, int64_t count,
+                const Rotary& rotary) {
+  Step s{};
+  s.kind = Kind::TURN, s.out = out, s.to = to, s.x = x, s.from = from, s.count = count;
+  s.rotary = rotary;
+  steps_.push_back(s);
+}
+
+void Tape::multiply_each(int64_t out, Columns to, int64_t x, Columns from, Parts parts) {
+  Step s{};
+  s.kind = Kind::PARTS, s.out = out, s.to = to, s.x = x, s.from = from;
+  s.parts = std::move(parts);
   steps_.push_back(s);
 }
 
@@ -158,6 +176,7 @@ bool Tape::reserve(int threads, const Pass& pass, int64_t chosen, const Adapted*
       need = std::max(need, kernels().scratch_bytes(s.w, rows));
     }
     given = s.handed;
+    if (s.kind == Kind::PARTS) bytes = std::max(bytes, parts_bytes(s.parts, rows));
     if (s.kind == Kind::EXPERTS) bytes = std::max(bytes, kernels().experts_bytes(*s.experts, rows));
     if (s.kind != Kind::ATTEND) continue;
     if (attended && attended->heads.window == s.heads.window) continue;
@@ -241,7 +260,7 @@ void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows, const
       break;
     }
     case Kind::NORM:
-      k.norm(team, s.full, x + s.first, ldx, rows, s.count, out + s.first, ldo);
+      k.norm(team, s.full, x + s.first, ldx, rows, s.count, out + s.to.first, ldo);
       break;
     case Kind::ACTIVATE: k.activate(team, s.act, out, ldo, rows, ldo); break;
     case Kind::PLACE: {
@@ -253,6 +272,10 @@ void Tape::step(Team& team, const Step& s, const Pass& pass, int64_t rows, const
       break;
     }
     case Kind::LINEAR: linear(team, s, rows, adapted); break;
+    case Kind::PARTS:
+      multiply_parts(team, s.parts, x, ldx, s.from, rows, out, ldo, s.to, scratch_);
+      break;
+    case Kind::TURN: k.turn(team, pass, s.rotary, s.count, x, ldx, s.from, out, ldo, s.to); break;
     case Kind::EXPERTS:
       k.experts(team, *s.experts, s.norm, x, ldx, rows, s.add, out, ldo, scratch_);
       break;

@@ -12,6 +12,7 @@
 
 #include "kernels.h"
 #include "meeting.h"
+#include "parts.h"
 
 namespace sgl {
 
@@ -27,14 +28,18 @@ class Tape {
   void choose(int64_t out, int64_t x);
   // out[t][i] = x[t][order[i]].
   void reorder(int64_t out, int64_t x, const int32_t* order);
-  // Of columns [first, first + count) of both.
-  void norm(int64_t out, int64_t x, const FullNorm&, int64_t first, int64_t count);
+  // Of columns [first, first + count) of x, to as many of out from `to` on.
+  void norm(int64_t out, int64_t to, int64_t x, const FullNorm&, int64_t first, int64_t count);
   void activate(int64_t x, Activation);
   // x[t] += row positions[t] of table [positions, width of x]; before any choice.
   void place(int64_t x, const float* table);
   void linear(int64_t out, int64_t x, const Matrix&, const Norm&, const Epilogue&);
   // out += experts(norm(x)).
   void experts(int64_t out, int64_t x, const Experts&, const Norm&);
+  // Vectors of out = those of x, rotated.
+  void turn(int64_t out, Columns to, int64_t x, Columns from, int64_t count, const Rotary&);
+  // Vector i of out = part i times vector i of x.
+  void multiply_each(int64_t out, Columns to, int64_t x, Columns from, Parts);
   void append(int64_t qkv, const Heads&, const Rotary&, const KV&);
   void attend(int64_t out, int64_t qkv, const Heads&, const KV&);
 
@@ -63,7 +68,7 @@ class Tape {
  private:
   enum class Kind {
     // clang-format off
-    EMBED, CHOOSE, PLACE, REORDER, NORM, ACTIVATE, LINEAR, EXPERTS, APPEND, ATTEND, REDUCE
+    EMBED, CHOOSE, PLACE, REORDER, NORM, ACTIVATE, LINEAR, PARTS, EXPERTS, TURN, APPEND, ATTEND, REDUCE
     // clang-format on
   };
   struct Step {
@@ -76,6 +81,8 @@ class Tape {
     const int32_t* order;
     FullNorm full;
     int64_t first, count;
+    Columns from, to;
+    Parts parts;
     Activation act;
     const float* table;
     Heads heads;

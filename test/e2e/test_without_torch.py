@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from helpers import hf_models
+from helpers import vision
 from helpers.http_server import Client
 from helpers.launched import PYTHON, Server, launched
 from helpers.paths import ROOT
@@ -123,9 +123,9 @@ def test_a_flag_that_needs_torch_says_so(flags: list[str]) -> None:
 
 
 def test_a_model_that_needs_torch_says_so(tmp_path: Path) -> None:
-    """No tape holds latent attention."""
-    config = hf_models.config("DeepseekV2ForCausalLM")
-    config.architectures = ["DeepseekV2ForCausalLM"]
+    architecture = "LlavaForConditionalGeneration"
+    config = vision.config(architecture)
+    config.architectures = [architecture]
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), default=str))
     command = "import sys; from sglang.srt.config import Config; from sglang.srt.worker import " \
         "model_loading; model_loading.plan_of(Config.of(model_path=sys.argv[1], " \
@@ -136,6 +136,6 @@ def test_a_model_that_needs_torch_says_so(tmp_path: Path) -> None:
         timeout=60,
     )  # fmt: skip
     assert (
-        "no native pass holds all of DeepseekV2ForCausalLM (attend_latent); torch is not installed"
+        f"no native pass holds all of {architecture} (vision towers); torch is not installed"
         in done.stderr
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from sglang.srt.layers.weight import Place, Slot, Slots, Stored
-from sglang.srt.numeric.host_arrays import Weight, outline
+from sglang.srt.numeric.host_arrays import Weight, beginning
 from sglang.srt.numeric.torch_later import Tensor, torch
 
 if TYPE_CHECKING:
@@ -87,10 +87,10 @@ class Expansion:
 
     @property
     def whole(self) -> Weight:
-        shape, first = self.shape, self.of_values.parts[0].weight
+        shape, first = self.shape, self.keys.parts[0].weight
         size = (self.count, shape.still + shape.value, shape.rank)
-        if isinstance(first, np.ndarray):  # no native operation is recorded of it
-            return outline(size, first.dtype)
+        if isinstance(first, np.ndarray):
+            return beginning(first, size)
         return first.as_strided(size, (size[1] * size[2], size[2], 1), 0)
 
     def queries(self, x: Tensor) -> Tensor:

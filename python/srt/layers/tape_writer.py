@@ -11,8 +11,17 @@ import numpy as np
 from sglang.srt.attention.attention_protocol import Heads
 from sglang.srt.layers.embedding import TokenEmbedding
 from sglang.srt.layers.experts import Experts
+from sglang.srt.layers.latent_expansion import Expansion
 from sglang.srt.layers.linear import ColumnLinear, RowLinear
-from sglang.srt.layers.norm import HeadNorms, HeadsNorm, LayerNorm, RMSNorm, WholeRMSNorm
+from sglang.srt.layers.norm import (
+    HeadNorm,
+    HeadNorms,
+    HeadsNorm,
+    LayerNorm,
+    RMSNorm,
+    WholeRMSNorm,
+)
+from sglang.srt.layers.operations import HeadGains
 from sglang.srt.layers.pass_writer import PassDescription, PassWriter
 from sglang.srt.layers.rotary import Rotary, SectionedRotary
 from sglang.srt.layers.weight import Stored
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MissingWord(Exception):
-    """A model says a word that a tape does not have."""
+    """A model says what a tape does not have."""
 
 
 class TapeValue(NamedTuple):
@@ -38,11 +47,11 @@ class TapeValue(NamedTuple):
 
 
 class TapeWriter:
-    """Implements ``pass_writer.PassWriter``, except for words that a tape does not have
+    """Implements ``pass_writer.PassWriter``, except for norms over the heads of all ranks
     (``missing_word``).
 
-    All layers share their buffers, one for each width: a product's outputs are read by what follows
-    at once. What was attended may wait for another product, so it has buffers of its own.
+    All layers share their buffers, one for each use and width: outputs are read by what follows at
+    once. Products by name have buffers of their own, since latent attention reads two of them.
     """
 
     def __init__(self, tape: Tape, pools: Sequence[paged.KV]) -> None:
@@ -75,7 +84,9 @@ class TapeWriter:
         return TapeValue(x.buffer, norm)
 
     def product(self, x: TapeValue, layer: ColumnLinear) -> TapeValue:
-        return TapeValue(self._linear(x, layer, self._outputs(layer)))
+        assert layer.packed is not None
+        into = self._buffer(" ".join(layer.parts), layer.packed.outputs)
+        return TapeValue(self._linear(x, layer, into))
 
     def gate(self, x: TapeValue, layer: ColumnLinear, act: str) -> TapeValue:
         return TapeValue(self._linear(x, layer, self._outputs(layer), act=act))
@@ -87,32 +98,72 @@ class TapeWriter:
     def attend(
         self, qkv: TapeValue, heads: Heads, rotary: Rotary | None, norms: HeadNorms | None
     ) -> TapeValue:
+        check_norms(norms)
+        first = 0
+        for norm, count in zip(norms or (), (heads.num_heads, heads.num_kv_heads)):
+            self._norm_heads(qkv.buffer, norm, first, count)
+            first += count * heads.head_dim
+        turns = self._turns(rotary, norms and norms.gains)
+        return self._attend(qkv.buffer, heads, turns, shared=False)
+
+    def attend_latent(
+        self, q: TapeValue, latent: TapeValue, heads: Heads, rotary: Rotary, norm: RMSNorm,
+        expansion: Expansion,
+    ) -> TapeValue:  # fmt: skip
+        """Queries in the space of latents and the latent lie side by side, as heads do."""
+        tape, shape, count = self.tape, expansion.shape, heads.num_heads
+        own, unit = shape.still + shape.turned, heads.head_dim
+        keys, values = expansion.keys.packed, expansion.of_values.packed
+        assert keys is not None
+        assert values is not None
+        turns, key = self._turns(rotary), count * unit
+        qkv = self._buffer("latents", key + unit)
+        tape.each(q.buffer, keys, qkv, (0, own), (0, unit))
+        tape.turn(q.buffer, turns, count, qkv, (shape.still, own), (shape.rank, unit))
+        tape.norm(latent.buffer, norm.weight, norm.eps, into=qkv, to=key)
+        tape.turn(latent.buffer, turns, 1, qkv, (shape.rank, 0), (key + shape.rank, 0))
+        sums = self._attend(qkv, heads, self._turns(None), shared=True)
+        into = self._buffer("attended", count * shape.value)
+        tape.each(sums.buffer, values, into, (0, shape.rank), (0, shape.value))
+        return TapeValue(into)
+
+    def _attend(self, qkv: int, heads: Heads, turns: paged.Rotary, shared: bool) -> TapeValue:
+        from sgl_kernel import paged
+
+        shape = paged.Heads(
+            heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.scale, heads.window,
+            heads.soft_cap, heads.value_dim, shared, heads.sinks,
+        )  # fmt: skip
+        pool = self.pools[heads.index]
+        self.tape.append(qkv, shape, turns, pool)
+        into = self._buffer("sums" if shared else "attended", shape.q * shape.value)
+        return TapeValue(self.tape.attend(qkv, shape, pool, into))
+
+    def _turns(self, rotary: Rotary | None, gains: HeadGains | None = None) -> paged.Rotary:
+        """The rotation, none without ``rotary``, and the norms of heads before it."""
         from sgl_kernel import paged
         from sgl_kernel.arrays import floats
 
-        check_attention(rotary, norms)
-        q_gain, k_gain, eps, first = None, None, 0.0, 0
-        if norms is not None and norms.gains is not None:
-            q_gain, k_gain, eps = norms.gains
-            q_gain, k_gain = floats(q_gain), floats(k_gain)
-        for norm, count in zip(norms or (), (heads.num_heads, heads.num_kv_heads)):
-            if isinstance(norm, WholeRMSNorm):
-                self.tape.norm(qkv.buffer, norm.weight, norm.eps, into=qkv.buffer, first=first)
-            first += count * heads.head_dim
+        q_gain, k_gain, eps = gains or (None, None, 0.0)
         cos = sin = np.empty((0, 0), np.float32)  # turns nothing
         if rotary is not None:
             if id(rotary) not in self._angles:
                 self._angles[id(rotary)] = rotary.angles()
             cos, sin = self._angles[id(rotary)]
-        shape = paged.Heads(
-            heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.scale, heads.window,
-            heads.soft_cap, heads.value_dim, sinks=heads.sinks,
+        return paged.Rotary(
+            cos, sin, None if q_gain is None else floats(q_gain),
+            None if k_gain is None else floats(k_gain), eps,
+            rotary.sections if isinstance(rotary, SectionedRotary) else None,
         )  # fmt: skip
-        pool = self.pools[heads.index]
-        turns = paged.Rotary(cos, sin, q_gain, k_gain, eps)
-        self.tape.append(qkv.buffer, shape, turns, pool)
-        into = self._buffer("attended", shape.q * shape.value)
-        return TapeValue(self.tape.attend(qkv.buffer, shape, pool, into))
+
+    def _norm_heads(self, qkv: int, norm: HeadNorm, first: int, count: int) -> None:
+        """Norm ``count`` heads from column ``first`` on, unless the attention does it."""
+        if isinstance(norm, WholeRMSNorm):
+            self.tape.norm(qkv, norm.weight, norm.eps, into=qkv, first=first)
+        elif isinstance(norm, HeadsNorm):
+            for i in range(count):
+                at, gain = first + i * norm.dim, norm.weight[i]
+                self.tape.norm(qkv, gain, norm.eps, into=qkv, first=at, centred=True)
 
     def choose(self, *values: TapeValue) -> list[TapeValue]:
         whole, self.stream = self.stream, self.tape.choose(self.stream)
@@ -187,20 +238,16 @@ class TapeWriter:
         return self._buffers[use, width]
 
 
-def check_attention(rotary: Rotary | None, norms: HeadNorms | None) -> None:
-    """Raise MissingWord for what a tape's attention cannot do."""
-    if isinstance(rotary, SectionedRotary):
-        raise MissingWord("positions of three parts")
+def check_norms(norms: HeadNorms | None) -> None:
+    """Raise MissingWord for norms of heads that a tape does not have."""
     for norm in norms or ():
-        if isinstance(norm, HeadsNorm):
-            raise MissingWord("norms of heads with gains of their own")
         if isinstance(norm, WholeRMSNorm) and norm.group.size > 1:
             raise MissingWord("norms over the heads of all ranks")
 
 
 class TapeWords:
-    """A writer that records nothing. Raises MissingWord for a word that ``TapeWriter`` does not
-    have. Its models need no weights."""
+    """A writer that records nothing. Raises MissingWord for what ``TapeWriter`` does not have. Its
+    models need no weights."""
 
     def __getattr__(self, word: str) -> Callable[..., Any]:
         if not hasattr(TapeWriter, word):
@@ -210,14 +257,14 @@ class TapeWords:
     def attend(
         self, qkv: Any, heads: Heads, rotary: Rotary | None, norms: HeadNorms | None
     ) -> None:
-        check_attention(rotary, norms)
+        check_norms(norms)
 
     def choose(self, *values: Any) -> list[Any]:
         return list(values)
 
 
 def missing_word(model: PassDescription) -> str:
-    """The first word of the model that a tape does not have, "" where it has all."""
+    """The first thing the model says that a tape does not have, "" where it has all."""
     try:
         model.write(cast(PassWriter, TapeWords()))
     except MissingWord as missing:

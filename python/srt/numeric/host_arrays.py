@@ -107,8 +107,16 @@ def outline(shape: tuple[int, ...], dtype: DType) -> Array:
 
 def stacked(first: Array, count: int) -> Array:
     """[count, ...]: an array and those that follow it in memory."""
-    strides = (first.nbytes if first.strides[-1] else 0, *first.strides)
-    return np.lib.stride_tricks.as_strided(first, (count, *first.shape), strides)
+    return beginning(first, (count, *first.shape))
+
+
+def beginning(first: Array, shape: tuple[int, ...]) -> Array:
+    """A contiguous array of ``shape`` whose memory begins where that of ``first`` does, which is a
+    part of it; an outline where that is one."""
+    strides = np.cumprod((first.itemsize, *reversed(shape[1:])))[::-1]
+    if not first.strides[-1]:
+        strides = np.zeros_like(strides)
+    return np.lib.stride_tricks.as_strided(first, shape, tuple(strides.tolist()))
 
 
 def tanh(x: Weight) -> Weight:

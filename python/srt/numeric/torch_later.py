@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 NEEDED = (
-    "torch is not installed. Native CPU kernels do without it for most models; GPUs, images and "
-    "videos, models that native kernels compute layer by layer, several ranks and --cpu-kernels "
-    "torch need it: pip install -e '.[srt]' in the project's folder."
+    "torch is not installed. Native CPU kernels do without it for text models; GPUs, images and "
+    "videos, several ranks and --cpu-kernels torch need it: pip install -e '.[srt]' in the "
+    "project's folder."
 )
 
 

@@ -211,7 +211,8 @@ class Parts:
         if len(kinds) != 1 or weights[0].paired or weights[0].order is not None:
             raise ValueError(f"parts are {kinds}; matrices of one shape and format are needed.")
         self.weights = tuple(weights)
-        self._table = np.stack([w.native.array for w in weights])
+        self.k, self.n = weights[0].k, weights[0].n
+        self.table = np.stack([w.native.array for w in weights])
 
     def __call__(self, x: AnyArray, threads: int = 1) -> AnyArray:
         """float32 [m, parts, k] -> [m, parts, n]; a row's bits do not depend on the others. Raises
@@ -220,7 +221,7 @@ class Parts:
         if dtype_name(x) != "float32" or x.shape != (m, count, w.k) or (m and stride(x, 2) != 1):
             raise ValueError(f"x is {described(x)}; float32 [m, {count}, {w.k}].")
         y = empty(x, m, count, w.n)
-        table = int(self._table.__array_interface__["data"][0])
+        table = address(self.table)
         if not need().linear_each(
             threads, table, count, address(x), stride(x), stride(x, 1), m, address(y),
             stride(y), stride(y, 1),

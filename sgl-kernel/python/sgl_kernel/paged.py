@@ -82,19 +82,33 @@ class Heads:
 @dataclass(frozen=True)
 class Rotary:
     """Cosines and sines [length, turned / 2], float32, and the gains [dim] of q and k where they
-    are normed before they are rotated."""
+    are normed before they are rotated.
+
+    ``sections``: how many of the turned / 2 pairs of dimensions turn by each of a token's three
+    positions, in a pass that has three. By default all turn by the first one.
+    """
 
     cos: AnyArray
     sin: AnyArray
     q_gain: AnyArray | None = None
     k_gain: AnyArray | None = None
     eps: float = 1e-6
+    sections: tuple[int, int, int] | None = None
+
+    @property
+    def turned(self) -> int:
+        """The number of a head's dimensions that turn."""
+        return 2 * int(self.cos.shape[1])
 
     @property
     def fields(self) -> Fields:
+        """Raises ValueError for sections that do not add up to the pairs."""
+        sections = self.sections or (self.turned // 2, 0, 0)
+        if min(sections) < 0 or 2 * sum(sections) != self.turned:
+            raise ValueError(f"sections {sections} do not add up to {self.turned // 2} pairs.")
         values = [
-            address(self.cos), address(self.sin), 2 * self.cos.shape[1], address(self.q_gain),
-            address(self.k_gain), bits(self.eps),
+            address(self.cos), address(self.sin), self.turned, address(self.q_gain),
+            address(self.k_gain), bits(self.eps), *sections,
         ]  # fmt: skip
         return Fields(values, self)
 
@@ -121,7 +135,8 @@ class KV:
 
 class Pass(Fields):
     """Rows of new tokens, all arrays int32: ids and positions [tokens], starts and counts [rows],
-    tables [rows + 1], pages. Nothing is checked against pools and vocabulary here.
+    tables [rows + 1], pages. Positions [3, tokens] are times, heights and widths. Nothing is
+    checked against pools and vocabulary here.
 
     ``given``: indices of tokens whose embeddings are not the table's, int32, ascending, and these
     embeddings [len, width], contiguous float32. Raises ValueError where they are something else.
@@ -134,19 +149,22 @@ class Pass(Fields):
         rows, tokens = len(counts), len(ids)
         self.rows, self.tokens = rows, tokens
         self.width = 0
+        axes = len(positions) if positions.ndim > 1 else 1
+        if positions.shape not in ((tokens,), (3, tokens)):
+            raise ValueError(f"positions are {described(positions)}; [{tokens}] or [3, {tokens}].")
         at, states = _given(*given, tokens) if given else (ids[:0], None)
         if states is not None:
             self.width = states.shape[1]
         firsts = np.cumsum(counts, dtype=np.int32) - counts
         # One block of memory, so that one address is looked up.
-        sizes = (tokens, tokens, rows, rows, rows, rows + 1, len(pages), len(at))
+        sizes = (tokens, axes * tokens, rows, rows, rows, rows + 1, len(pages), len(at))
         block = np.concatenate(
-            [ids, positions, starts, counts, firsts, tables, pages, at], dtype=np.int32
+            [ids, positions.ravel(), starts, counts, firsts, tables, pages, at], dtype=np.int32
         )
         base = int(block.__array_interface__["data"][0])
         places = [base + 4 * int(n) for n in np.cumsum((0, *sizes[:-1]))]
         super().__init__(
-            [rows, tokens, page_size, *places, address(states), len(at)], block, states
+            [rows, tokens, page_size, *places, address(states), len(at), axes], block, states
         )
 
 

@@ -18,10 +18,11 @@ from sgl_kernel.fields import Fields
 from sgl_kernel.lora import Adapted, Adapter
 from sgl_kernel.meeting import Meeting
 from sgl_kernel.native import need
-from sgl_kernel.packed import ACTIVATIONS, Packed, around_product
+from sgl_kernel.packed import ACTIVATIONS, Packed, Parts, around_product
 from sgl_kernel.paged import KV, Array, Heads, Pass, Rotary
 
 Groups: TypeAlias = tuple[Sequence[Adapter], Array]
+Columns: TypeAlias = tuple[int, int]
 
 
 class Tape:
@@ -98,20 +99,19 @@ class Tape:
         bias: AnyArray | None = None,
         centred: bool = False,
         first: int = 0,
+        to: int | None = None,
     ) -> int:
         """RMSNorm, or LayerNorm where ``centred``, written or added to ``into``, a new buffer by
-        default. A ``gain`` shorter than x is wide is that of the columns from ``first`` on."""
+        default. A ``gain`` shorter than x is wide is that of the columns from ``first`` on; their
+        norm lies from column ``to`` on, by default the same."""
         gain, bias = floats(gain), None if bias is None else floats(bias)
-        width, count = self._widths[x], size(gain)
-        into = self.buffer(width) if into is None else into
-        if self._widths[into] != width or not 0 <= first <= width - count:
-            raise ValueError(
-                f"buffers are {width} and {self._widths[into]} wide; {count} columns from {first} "
-                f"on cannot be normed."
-            )
+        count, to = size(gain), first if to is None else to
+        into = self.buffer(self._widths[x]) if into is None else into
+        for buffer, begin in ((x, first), (into, to)):
+            self._verify(buffer, (begin, 0), 1, count)
         out = self._out(into, gain, bias)
         need().tape_norm(
-            self._tape, out, x, first, count, address(gain), eps, address(bias), centred, add
+            self._tape, out, to, x, first, count, address(gain), eps, address(bias), centred, add
         )
         return out
 
@@ -166,6 +166,43 @@ class Tape:
         out = self._out(self._reordered[key], order)
         need().tape_reorder(self._tape, out, x, address(order))
         return out
+
+    def each(
+        self, x: int, parts: Parts, into: int, source: Columns = (0, 0), target: Columns = (0, 0)
+    ) -> int:
+        """Vectors ``target`` of ``into``: each part times its own of the vectors ``source`` of x.
+        Columns are those of the first vector's beginning, and from one beginning to the next."""
+        count = len(parts.weights)
+        self._verify(x, source, count, parts.k)
+        self._verify(into, target, count, parts.n)
+        out = self._out(into, parts)
+        need().tape_each(self._tape, out, *target, x, *source, count, address(parts.table))
+        return out
+
+    def turn(
+        self, x: int, rotary: Rotary, count: int, into: int,
+        source: Columns = (0, 0), target: Columns = (0, 0),
+    ) -> int:  # fmt: skip
+        """Vectors ``target`` of ``into``: ``count`` vectors ``source`` of x, ``rotary.turned``
+        wide, rotated. Columns as of ``each``. Before ``choose``."""
+        self._verify(x, source, count, rotary.turned)
+        self._verify(into, target, count, rotary.turned)
+        if self._chooses:
+            raise ValueError("tokens are rotated by position, before any choice.")
+        out, fields = self._out(into, rotary), rotary.fields
+        self._kept.append(fields)
+        need().tape_turn(self._tape, out, *target, x, *source, count, fields.address)
+        return out
+
+    def _verify(self, buffer: int, columns: Columns, count: int, width: int) -> None:
+        """Raise ValueError where vectors do not lie in a buffer."""
+        first, apart = columns
+        has = self._widths[buffer]
+        if first < 0 or apart < 0 or first + (count - 1) * apart + width > has:
+            raise ValueError(
+                f"buffer {buffer} is {has} wide; it has no {count} vectors of {width} from "
+                f"column {first} on, {apart} apart."
+            )
 
     def experts(
         self, x: int, layer: Experts, into: int, gain: AnyArray | None, eps: float, add: bool = True
