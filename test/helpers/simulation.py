@@ -79,6 +79,7 @@ FINDERS = (
     856,
     864,
     2984,
+    92037309,
 )  # seeds of others that it runs: each alone finds a fault of test_mutations
 NARROW = 1000  # from here on a quarter of the seeds have little room for copies or for grammars
 NAMES = "xyz"  # names of adapters

@@ -172,7 +172,9 @@ class Store:
             context.sent = min(context.sent, keep)
 
     def redo(self, context: Context) -> None:
-        """Compute the last token again, into the page it has: the same keys and values."""
+        """Compute the last token again, into a page that no other active context has locked."""
+        if len(context.tokens) <= context.shared * self.page_size and self._node(context).locks > 1:
+            self.release(context)
         context.saved = min(context.saved, len(context.tokens) - 1)
         context.ready = min(context.ready, context.saved)
 
@@ -236,9 +238,8 @@ class Store:
         host, transfer = self.host, self.transfer
         most = transfer.loadable if transfer is not None else 0
         first = context.saved // self.page_size
-        if host is None or transfer is None or not most or first < context.shared:
-            return 0
-        if not context.active:  # a cut has released it
+        idle = not context.active  # a cut has released it
+        if host is None or transfer is None or not most or idle or first < context.shared:
             return 0
         held = host.held(context.key, first * self.page_size, limit, context.namespace, most)
         count = (first + len(held)) * self.page_size - context.saved
