@@ -65,6 +65,7 @@ class Claim:
             target.
         concurrency: items that run at once where throughput is measured.
         constrained: texts are held to a pattern: end tokens count even with random weights.
+        module: holds the claim as ``CLAIM``; by default ``claim`` of its folder.
         model: makes the checkpoint of a size ("S") that it needs; None: any model of text will do.
     """
 
@@ -78,4 +79,5 @@ class Claim:
     speedup: float | None = None
     concurrency: int = 64
     constrained: bool = False
+    module: str = ""
     model: Callable[[str], Path] | None = None

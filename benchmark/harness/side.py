@@ -153,7 +153,8 @@ class Hosted:
         self.name, self.backend, self.versions, self._child = name, backend, versions, child
 
     def run(self, claim: Claim, items: Sequence[Item], mode: str) -> Outcome:
-        question = {"do": "claim", "name": claim.name, "items": [dict(i) for i in items]}
+        module = claim.module or f"benchmark.{claim.name}.claim"
+        question = {"do": "claim", "module": module, "items": [dict(i) for i in items]}
         return Outcome(**self._child.ask({**question, "mode": mode}, RUN_SECONDS))
 
     def flush(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from sglang import Engine
 
-from benchmark.harness.claim import Api, Claim, Item
+from benchmark.harness.claim import Item
 from benchmark.harness.command import command_parser
 from benchmark.harness.contenders import contenders
 from benchmark.harness.machine import machine
@@ -30,6 +30,7 @@ from benchmark.harness.records import append
 from benchmark.models import EMBEDDED
 from benchmark.select.options import KINDS, options, prompt
 from benchmark.select.ways import ROWS, WAYS, Differs, select, verify
+from benchmark.select.workload import CLAIM
 
 LARGE, FASTER = 1000, 10.0
 
@@ -112,10 +113,6 @@ def _shown(row: dict[str, Any]) -> str:
     )
 
 
-async def _plain(api: Api, item: Item) -> str:
-    return str(item["options"][await api.choose(item["prompt"], item["options"])])
-
-
 def _guidance(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows of Guidance, where it is installed."""
     model, peers = Path(given.model or EMBEDDED), Path(given.peers)
@@ -123,7 +120,6 @@ def _guidance(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if found.missing:
         print(f"guidance: {found.missing}")
         return
-    claim = Claim("select", "select", "", lambda scale, seed: [], None, _plain)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory(prefix="select-") as logs:
         side = found.start(Path(logs))
         try:
@@ -136,7 +132,7 @@ def _guidance(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                             "prompt": text, "options": options(kind, count, given.seed + number),
                         }  # fmt: skip
                         begun = perf_counter()
-                        [answer] = side.run(claim, [item], "single").answers
+                        [answer] = side.run(CLAIM, [item], "single").answers
                         if answer not in item["options"]:
                             raise Differs(f"guidance: {answer!r} is none of the options")
                         times.append(perf_counter() - begun)

@@ -21,9 +21,9 @@ class Host:
         self.api: Api = getattr(import_module(module), name)(**spec["settings"])
         return {"versions": getattr(self.api, "versions", {})}
 
-    def claim(self, name: str, items: Sequence[Item], mode: str) -> dict[str, Any]:
-        """An ``Outcome`` of the claim in the folder ``name``, as plain data."""
-        claim = import_module(f"benchmark.{name}.claim").CLAIM
+    def claim(self, module: str, items: Sequence[Item], mode: str) -> dict[str, Any]:
+        """An ``Outcome`` of the claim of ``module``, as plain data."""
+        claim = import_module(module).CLAIM
         before = self._counts()
         found = run_plain(claim, self.api, items, mode).plain()
         return {**found, **{key: n - before[key] for key, n in self._counts().items()}}

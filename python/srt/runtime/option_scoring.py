@@ -71,9 +71,9 @@ async def _read(runtime: EngineRuntime, body: GenerateRequest) -> CompletionRequ
         rows = [own + await runtime.prompt(option, "options") for option in options]
     else:
         raise RequestError("options must be texts after a text, or lists of token ids.", "options")
-    for row in rows:
-        verify_prompt(row, runtime.info)
     behind = min(common_prefix(own, row) for row in rows)
+    for i, row in enumerate(rows):  # the ids that all options begin with are verified once
+        verify_prompt(row, runtime.info, behind if i else 0)
     scored = ScoredRows([row[behind:].tolist() for row in rows], behind)
     _verify_scored(sum(map(len, scored.rows)))
     return CompletionRequest(

@@ -288,12 +288,14 @@ def _verify_generated(entries: int) -> None:
         )
 
 
-def verify_prompt(prompt: Ints, info: EngineInfo) -> None:
-    """Raise RequestError where ``prompt`` is empty, too long or holds an id out of range."""
+def verify_prompt(prompt: Ints, info: EngineInfo, first: int = 0) -> None:
+    """Raise RequestError where ``prompt`` is empty, too long or holds an id out of range from
+    ``first`` on."""
     if not prompt:
         raise RequestError("The prompt is empty; give at least one token.", "prompt")
     verify_length(len(prompt), info)
-    for token in (min(prompt), max(prompt)):
+    ids = prompt[first:]
+    for token in (min(ids), max(ids)) if ids else ():
         if not 0 <= token < info.vocab_size:
             raise RequestError(
                 f"The prompt holds token id {token}; ids are 0 to {info.vocab_size - 1}.", "prompt"
