@@ -355,10 +355,12 @@ class History:
                 again = asked.hint is not None and request.stats.retractions > 0
                 self.seen["retracted with a hint"] += again
 
-    def _progress(self) -> tuple[int, int, bool]:
-        """State that a step changes: passes planned, passes in flight, idle copies owed."""
+    def _progress(self) -> tuple[int, ...]:
+        """State that a step changes: passes planned, passes in flight, idle copies owed, requests
+        that wait, of which the disk may let go some at the end of a step."""
         engine = self.engine
-        return engine.planner.step_number, len(engine._in_flight), engine.disk.work
+        copies = engine.disk.work
+        return engine.planner.step_number, len(engine._in_flight), copies, len(engine.waiting)
 
     # -- the client ------------------------------------------------------------------------------
 

@@ -38,7 +38,8 @@ from sglang.srt.engine.rows import make_rows
 from sglang.srt.engine.waiting_queue import WaitingQueue
 from sglang.srt.interception.attained import AttainedService
 from sglang.srt.interception.parked import Parked
-from sglang.srt.memory.store import Match, Store
+from sglang.srt.memory.match import Match
+from sglang.srt.memory.store import Store
 from sglang.srt.schedule.costs import Costs
 from sglang.srt.schedule.prefill_budget import PrefillBudget
 from sglang.srt.schedule.scheduler import AGING, Reserve, pages, plan
@@ -305,22 +306,20 @@ class Planner:
             self._act(decided)
         proposed = self._proposed(decided)
         for number, count in decided:
-            request = self.running.get(number)
+            request = known = self.running.get(number)
             if request is None:
                 request = self._admit(self.waiting[number], count, planned)
-                context = request.context
                 count = count or 1  # all of it was cached, until a parked context's KV was evicted
-            else:
-                context = request.context
-                if len(context.tokens) - context.saved > 1:
-                    most = count + self._unowed(decided)
-                    gained = self._acquire(request, most)
-                    saved += gained
-                    count = min(count, most - gained)
-                    if self.store.host is not None:
-                        loaded = self._load(request, count, planned, most - gained)
-                        self._found(request, loaded)
-                        count = max(min(count, most - gained - loaded), 0)
+            context = request.context
+            if known is not None and len(context.tokens) - context.saved > 1:
+                most = count + self._unowed(decided)
+                gained = self._acquire(request, most)
+                saved += gained
+                count = min(count, most - gained)
+                if self.store.host is not None:
+                    loaded = self._load(request, count, planned, most - gained)
+                    self._found(request, loaded)
+                    count = max(min(count, most - gained - loaded), 0)
             work = len(context.tokens) - context.saved
             if count > work:
                 saved += count - work
@@ -331,7 +330,7 @@ class Planner:
             saved += count if waits else 0  # others may have what it was given
             if waits or count == 0:
                 continue
-            if context.namespace.adapter and not self._adapts(planned, context):
+            if not (self._adapts(planned, context) and self.store.redoes(context)):
                 continue
             prompt = context.saved < request.spec.prompt
             if prompt:

@@ -11,7 +11,7 @@ planned pass writes may be read by the rows of that same pass and of all later o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 from sglang.srt.core.batch import PageMoves
 from sglang.srt.core.clock import SYSTEM_CLOCK, Clock
@@ -25,6 +25,7 @@ from sglang.srt.core.request_stats import CacheMiss
 from sglang.srt.core.segments import Segments, cut, verify
 from sglang.srt.core.tree_watcher import TreeWatcher
 from sglang.srt.memory.host_tier import HostTier
+from sglang.srt.memory.match import Match
 from sglang.srt.memory.misses import miss_of
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import Choose, RadixTree
@@ -68,22 +69,6 @@ class PageHolder(Protocol):
 AHEAD = 256  # tokens that are evicted at once where host memory keeps them
 
 
-class Match(NamedTuple):
-    """Cached prefix of a context.
-
-    Attributes:
-        tokens: those on the device.
-        pins: pages that a lock would pin.
-        path: numbers of the nodes.
-        host: tokens after them that host memory has.
-    """
-
-    tokens: int
-    pins: int
-    path: tuple[int, ...]
-    host: int = 0
-
-
 class Store:
     """Contexts by id, the page pool and the radix tree.
 
@@ -119,6 +104,7 @@ class Store:
         self.numbers = Numbers()
         self._active: dict[int, Context] = {}
         self._dropped: list[int] = []  # contexts released since the last pass was planned
+        self._redone: set[int] = set()  # pages of the tree that the planned pass writes again
 
     # -- contexts --------------------------------------------------------------------------------
 
@@ -172,11 +158,17 @@ class Store:
             context.sent = min(context.sent, keep)
 
     def redo(self, context: Context) -> None:
-        """Compute the last token again, into a page that no other active context has locked."""
-        if len(context.tokens) <= context.shared * self.page_size and self._node(context).locks > 1:
-            self.release(context)
+        """Compute the last token again, into the page it has: the same keys and values."""
         context.saved = min(context.saved, len(context.tokens) - 1)
         context.ready = min(context.ready, context.saved)
+
+    def redoes(self, context: Context) -> bool:
+        """Note that the planned pass goes on with the context. Return False where another row of it
+        computes a token again (``redo``) into the same page."""
+        again = context.pages[context.saved // self.page_size : context.shared]
+        free = self._redone.isdisjoint(again)
+        self._redone.update(again)
+        return free
 
     def close(self, context: Context) -> None:
         if context.active:
@@ -300,6 +292,7 @@ class Store:
 
     def moves(self, number: int) -> PageMoves | None:
         """End the plan of pass ``number``. Return the pages that it copies."""
+        self._redone.clear()
         return None if self.host is None else self.host.planned(number)
 
     def exclusive(self, context: Context) -> int:

@@ -19,7 +19,7 @@ FUNCTION_LINES = 80
 # One class each, whole.
 EXCEPTIONS: dict[str, int] = {
     "python/sglang/run/stream_executor.py": 531,
-    "python/srt/engine/planner.py": 516,
+    "python/srt/engine/planner.py": 515,
 }
 
 

@@ -58,8 +58,8 @@ MUTATIONS = {
     "a Fill that was copied whole while it waited never ends": [
         Mutation(Planner, "_load_idle", "not _.context.work", never),
     ],
-    "a token is computed again into a page that others share": [
-        Mutation(Store, "redo", "_.locks > 1", never),
+    "two rows of a pass compute a token again into one page": [
+        Mutation(Store, "redoes", "_.isdisjoint(_)", always),
     ],
     "a path is unlocked only at its end": [
         Mutation(RadixTree, "unlock", "N = N.parent", become("N = None")),
@@ -480,7 +480,7 @@ MUTATIONS = {
 # A history that catches what few others do: it is tried first. Where the simulation has changed and
 # it catches nothing, all are tried.
 TRIED_FIRST = {
-    "a token is computed again into a page that others share": 92037309,
+    "two rows of a pass compute a token again into one page": 92037309,
     "a Fill that was copied whole while it waited never ends": 2984,
     "KV of an image that could not be encoded is found again": 856,
     "the rest of a page that was computed in part is skipped": 451,
