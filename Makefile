@@ -19,7 +19,7 @@ PIP := -m pip install -qq --disable-pip-version-check --no-input
 PEERS := vllm llama guidance dspy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo check fast test test-clients test-gpu-versions kernels-asan kernels-tsan docs test-ray soak histories test-long lint format bench bench-peers paper paper-smoke wheels clean
+.PHONY: help setup browser demo check fast test test-clients test-gpu-versions kernels-asan kernels-tsan kernels-arm docs test-ray soak histories test-long lint format bench bench-peers paper paper-smoke wheels clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +100,17 @@ kernels-tsan: build/kernels-tsan/threads  ## the kernels' threads and meetings u
 build/kernels-tsan/threads: $(THREADED) $(wildcard sgl-kernel/csrc/*.h)
 	@mkdir -p $(@D)
 	@$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Werror -fsanitize=thread -pthread $(THREADED) -o $@
+
+# Each instruction set of Arm on a processor that has it: all, sdot without bfdot, and neither.
+ARM_CXX ?= aarch64-linux-gnu-g++
+ARM_RUN ?= qemu-aarch64
+kernels-arm:  ## the kernels for Arm, by a cross compiler and in an emulator (Debian: g++-aarch64-linux-gnu qemu-user): minutes
+	@for need in $(ARM_CXX) $(ARM_RUN); do command -v $$need >/dev/null || { \
+	  echo "$$need is not installed; on Debian: apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }; done
+	@$(MAKE) --no-print-directory -j $(JOBS) build/kernels-arm/kernels
+	@$(ARM_RUN) -cpu max build/kernels-arm/kernels neon_bf16 neon_dot neon plain
+	@$(ARM_RUN) -cpu neoverse-n1 build/kernels-arm/kernels neon_dot neon plain
+	@$(ARM_RUN) -cpu cortex-a72 build/kernels-arm/kernels neon plain
 
 docs: .docs/.installed  ## the documentation as a site in build/site (ARGS=serve shows it at port 8000)
 	@PYTHONPATH=python:. NO_MKDOCS_2_WARNING=1 .docs/bin/python -m mkdocs $(or $(ARGS),build)
@@ -191,6 +202,14 @@ build/kernels-asan/%.o: sgl-kernel/csrc/%.cpp $(KERNELS)
 build/kernels-asan/sgl_kernel/_C.abi3.so: $(KERNEL_OBJECTS)
 	@mkdir -p $(@D)
 	@$(CXX) -shared -pthread -fsanitize=address $^ -o $@
+
+ARM_OBJECTS := $(patsubst sgl-kernel/csrc/%.cpp,build/kernels-arm/%.o,$(filter-out %/module.cpp,$(wildcard sgl-kernel/csrc/*.cpp)))
+build/kernels-arm/%.o: sgl-kernel/csrc/%.cpp $(KERNELS)
+	@mkdir -p $(@D)
+	@$(ARM_CXX) @sgl-kernel/csrc/compile_flags.txt -Wall -Wextra -Werror -c $< -o $@
+
+build/kernels-arm/kernels: sgl-kernel/test/test_kernels.cpp $(ARM_OBJECTS)
+	@$(ARM_CXX) -std=c++17 -O1 -Wall -Wextra -Werror -static -pthread $^ -o $@
 
 # A machine without an NVIDIA GPU gets the torch release that the tests were run with, in a CPU build
 # where pip can reach one: on Linux that is the release with the label +cpu. With a GPU, pip chooses the

@@ -270,8 +270,10 @@ struct Reader {
     if (high < keys) keys = high;
     const uint32_t* q = desk.q + (h * count * group + x) * stride;
     float* records = state(parts, h, 0) + x * record.floats();
-    if constexpr (in_tiles(form)) this->meet_in_tiles(of, keys, x, n, q, records);
-    else meet_in_vectors(of, keys, x, n, q, records);
+#if HAVE_TILES
+    if constexpr (in_tiles(form)) return meet_in_tiles(of, keys, x, n, q, records);
+#endif
+    meet_in_vectors(of, keys, x, n, q, records);
   }
 
   void meet_in_vectors(const Scores& of, int64_t keys, int64_t x, int n, const uint32_t* q,

@@ -6,6 +6,13 @@
 #include "kernels.h"
 #include "tiles.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
 namespace sgl {
 namespace {
 
@@ -25,6 +32,22 @@ bool avx512_bf16() {
   return avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 bool amx() { return avx512_bf16() && tiles_allowed(); }
+#elif defined(__aarch64__)
+#if defined(__linux__)
+bool neon_dot() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+bool neon_bf16() { return neon_dot() && getauxval(AT_HWCAP2) & HWCAP2_BF16; }
+#elif defined(__APPLE__)
+bool feature(const char* name) {
+  int has = 0;
+  size_t size = sizeof has;
+  return !sysctlbyname(name, &has, &size, nullptr, 0) && has;
+}
+bool neon_dot() { return feature("hw.optional.arm.FEAT_DotProd"); }
+bool neon_bf16() { return neon_dot() && feature("hw.optional.arm.FEAT_BF16"); }
+#else
+bool neon_dot() { return false; }
+bool neon_bf16() { return false; }
+#endif
 #endif
 bool always() { return true; }
 
@@ -35,6 +58,10 @@ const Choice kChoices[] = {
     {&kAvx512Bf16, avx512_bf16, true},
     {&kAvx512, avx512, true},
     {&kAvx2, avx2, true},
+#elif defined(__aarch64__)
+    {&kNeonBf16, neon_bf16, true},
+    {&kNeonDot, neon_dot, true},
+    {&kNeon, always, true},
 #endif
     {&kPlain, always, true},
 #if defined(__x86_64__)

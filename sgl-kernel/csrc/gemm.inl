@@ -3,7 +3,7 @@
 //   gemm_layout   where what lies in a packed matrix
 //   gemm_pack     from plain weights to packed ones, quantised, and back
 //   gemm_prepare  x: normed, converted
-//   gemm_steps    the loops, in vectors of any width
+//   gemm_steps    the loops, in vectors of any width; products_x86, products_arm: by instruction
 //   gemm_tiles    the loops, in AMX tiles (amx)
 //   gemm_finish   bias, activation, residual
 //
@@ -143,13 +143,8 @@ static void multiply_task(const Cut& c, const Output& o, const void* scratch, in
 
 // Rows in whole vectors of bf16, without padding, scales and sums.
 static bool takes(const Matrix& w) {
-#if HAVE_DOT
   bool plain = w.format == Format::BF16 || w.format == Format::W8 || w.format == Format::W4;
-  return plain && inputs_of(layout(w), 1).padded == w.k && w.k % LANES == 0;
-#else
-  (void)w;
-  return false;
-#endif
+  return PAIRS && plain && inputs_of(layout(w), 1).padded == w.k && w.k % LANES == 0;
 }
 
 static void multiply(Team& team, const Matrix& w, const void* scratch, int64_t m, const Epilogue& e,

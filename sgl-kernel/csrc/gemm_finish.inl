@@ -12,7 +12,7 @@ struct Output {
   int64_t stride = 0;
 };
 
-#if HAVE_DOT && !HAVE_TILES
+#if HAVE_QUADS && !HAVE_SIGNED
 constexpr int32_t OFFSET = 128;  // dpbusd was given x + 128
 #else
 constexpr int32_t OFFSET = 0;

@@ -22,8 +22,13 @@
 constexpr int NV = 4;           // vectors side by side in a block
 constexpr int NB = NV * LANES;  // columns of a block
 
-#if HAVE_DOT
-constexpr bool QUADS = true;  // W8A8 as int8 quadruples: for dpbusd and tdpbssd
+#if HAVE_PAIRS
+constexpr bool PAIRS = true;  // bf16 pairs: for dpbf16ps, tdpbf16ps and bfdot
+#else
+constexpr bool PAIRS = false;
+#endif
+#if HAVE_QUADS
+constexpr bool QUADS = true;  // W8A8 as int8 quadruples: for dpbusd, tdpbssd and sdot
 #else
 constexpr bool QUADS = false;
 #endif
@@ -106,9 +111,8 @@ static Inputs inputs_of(const Layout& l, int64_t m) {
   Inputs in;
   in.padded = l.steps * l.inputs;
   in.bytes = 4;
-#if HAVE_DOT
-  if (l.format != Format::F32) in.bytes = l.format == Format::W8A8 ? 1 : 2;
-#endif
+  if (l.format == Format::W8A8) in.bytes = QUADS ? 1 : 4;
+  else if (l.format != Format::F32) in.bytes = PAIRS ? 2 : 4;
   in.rows_at = l.format == Format::W8A8 ? round_up(m * 4, 64) : 0;
   in.sums_at = in.padded * in.bytes;
   int64_t sums = affine(l.format) ? ceil_div(l.steps, l.group_steps) * 4 : 0;

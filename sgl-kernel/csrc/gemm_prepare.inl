@@ -33,10 +33,10 @@ static float quantise(const Normed& x, int64_t k, uint8_t* row) {
   F inverse = splat(inverse_of(largest));
   for_row(x, k, [&](int64_t i, F v) {
     I q = nearest(largest == largest ? v * inverse : F{});
-#if HAVE_TILES
+#if HAVE_SIGNED
     typedef int8_t Q __attribute__((vector_size(LANES), aligned(1), may_alias));
     *reinterpret_cast<Q*>(row + i) = __builtin_convertvector(q, Q);
-#elif HAVE_DOT  // dpbusd takes x without a sign; settled by the sums of the weights (finish)
+#elif HAVE_QUADS  // dpbusd takes x without a sign; settled by the sums of the weights (finish)
     typedef uint8_t Q __attribute__((vector_size(LANES), aligned(1), may_alias));
     *reinterpret_cast<Q*>(row + i) = __builtin_convertvector(q + 128, Q);
 #else
@@ -50,7 +50,7 @@ static float quantise(const Normed& x, int64_t k, uint8_t* row) {
 static void sum_groups(const Layout& l, const Inputs& in, uint8_t* row) {
   float* sums = reinterpret_cast<float*>(row + in.sums_at);
   int64_t group = 2 * l.group_steps;
-#if HAVE_DOT
+#if HAVE_PAIRS
   const bf16* x = reinterpret_cast<const bf16*>(row);
 #else
   const float* x = reinterpret_cast<const float*>(row);
@@ -72,7 +72,7 @@ static void prepare_row(const Layout& l, const Inputs& in, const Norm& norm, con
   } else if (l.format == Format::F32) {
     for_row(v, l.k, [&](int64_t i, F f) { store(reinterpret_cast<float*>(row) + i, f); });
   } else {
-#if HAVE_DOT
+#if HAVE_PAIRS
     for_row(v, l.k, [&](int64_t i, F f) { store_rounded(reinterpret_cast<bf16*>(row) + i, f); });
 #else
     for_row(v, l.k,

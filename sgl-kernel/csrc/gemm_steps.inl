@@ -11,7 +11,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-constexpr int MR = LANES >= 16 ? 6 : 3;  // rows: MR * NV sums and a few more fit the registers
+constexpr int MR = REGISTERS >= 32 ? 6 : 3;  // rows: MR * NV sums and a few more fit the registers
 
 INLINE float float_at(const uint8_t* p) {
   float f;
@@ -30,59 +30,31 @@ struct StepF32 {
   INLINE F mad(F sum, F w, F x) { return sum + w * x; }
 };
 
-#if HAVE_DOT
-INLINE F dword_in_all(const uint8_t* x) {
-  int32_t d;
-  memcpy(&d, x, 4);
-  return (F)_mm512_set1_epi32(d);
-}
+#if HAVE_QUADS
+#if defined(__aarch64__)
+#include "products_arm.inl"
+#else
+#include "products_x86.inl"
+#endif
+#endif
 
+#if HAVE_PAIRS
 struct StepBf16 {
   using Wide = StepBf16;
   static constexpr int BYTES = 4 * NB, XBYTES = 4, PARTS = 1;
   INLINE F weight(const uint8_t* w, int v, int) { return (F)vector_at(w, v); }
   INLINE F input(const uint8_t* x, int) { return dword_in_all(x); }
-  INLINE F mad(F sum, F w, F x) {
-    return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
-  }
+  INLINE F mad(F sum, F w, F x) { return add_pairs(sum, w, x); }
 };
 
-// Sums are int32 in the guise of floats.
-struct StepW8A8 {
-  using Wide = StepW8A8;
-  static constexpr int BYTES = 4 * NB, XBYTES = 4, PARTS = 1;
-  INLINE F weight(const uint8_t* w, int v, int) { return (F)vector_at(w, v); }
-  INLINE F input(const uint8_t* x, int) { return dword_in_all(x); }
-  INLINE F mad(F sum, F w, F x) {
-    return (F)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)w);
-  }
-};
-
-// Integers up to 127 are bf16 numbers without rounding.
 struct StepW8 : StepBf16 {
   static constexpr int BYTES = 2 * NB;
-  INLINE F weight(const uint8_t* w, int v, int) {
-    const __m128i* at = reinterpret_cast<const __m128i*>(w + v * 2 * LANES);
-    __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
-    __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at + 1)));
-    return (F)_mm512_cvtne2ps_pbh(high, low);
-  }
+  INLINE F weight(const uint8_t* w, int v, int) { return pairs_of_bytes(w + v * 2 * LANES); }
 };
-
-// -8..7 as bf16, looked up by the low five bits of a word, of which the last does not count.
-// clang-format off
-alignas(64) constexpr uint16_t kNibbles[32] = {
-    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000,
-    0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
-    0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-// clang-format on
 
 struct StepW4 : StepBf16 {
   static constexpr int BYTES = NB;
-  INLINE F weight(const uint8_t* w, int v, int) {
-    __m512i words = _mm512_srli_epi16((__m512i)vector_at(w, 0), 4 * v);
-    return (F)_mm512_permutexvar_epi16(words, _mm512_load_si512(kNibbles));
-  }
+  INLINE F weight(const uint8_t* w, int v, int) { return pairs_of_nibbles(vector_at(w, 0), v); }
 };
 
 #else  // floats all through: an input and its weights are widened
@@ -108,7 +80,6 @@ struct StepW8 : Pairs {
     return __builtin_convertvector(q, F);
   }
 };
-using StepW8A8 = StepW8;
 
 struct StepW4 : Pairs {
   static constexpr int BYTES = NB;
@@ -117,6 +88,19 @@ struct StepW4 : Pairs {
     return __builtin_convertvector(q, F);
   }
 };
+#endif
+
+#if HAVE_QUADS
+// Sums are int32 in the guise of floats.
+struct StepW8A8 {
+  using Wide = StepW8A8;
+  static constexpr int BYTES = 4 * NB, XBYTES = 4, PARTS = 1;
+  INLINE F weight(const uint8_t* w, int v, int) { return (F)vector_at(w, v); }
+  INLINE F input(const uint8_t* x, int) { return dword_in_all(x); }
+  INLINE F mad(F sum, F w, F x) { return add_quads(sum, w, x); }
+};
+#else
+using StepW8A8 = StepW8;
 #endif
 
 // What happens to the sums at the end of a chunk.
@@ -171,7 +155,7 @@ static void tile(const uint8_t* w, const uint8_t* x, int64_t ldx, int64_t steps,
     }
 #pragma GCC unroll 2
     for (int part = 0; part < S::PARTS; part++) {
-      if constexpr (LANES >= 16) {
+      if constexpr (REGISTERS >= 32) {
         F ws[NV];
 #pragma GCC unroll 8
         for (int v = 0; v < NV; v++) ws[v] = S::weight(w, v, part);

@@ -6,7 +6,11 @@ TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c")
 namespace sgl {
 namespace amx_emulated {
 #define LANES 16
-#define HAVE_DOT 1
+#define REGISTERS 32
+#define HAVE_DOT 1  // dpbf16ps
+#define HAVE_PAIRS 1
+#define HAVE_QUADS 1  // dpbusd
+#define HAVE_SIGNED 1
 #define HAVE_TILES 1
 #define TILES_EMULATED 1
 #include "vec.h"

@@ -5,6 +5,7 @@ TARGET("avx2,fma,f16c")
 namespace sgl {
 namespace avx2 {
 #define LANES 8
+#define REGISTERS 16
 #include "vec.h"
 #include "gemm.inl"
 #include "experts.inl"

@@ -5,6 +5,7 @@ TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 namespace sgl {
 namespace avx512 {
 #define LANES 16
+#define REGISTERS 32
 #include "vec.h"
 #include "gemm.inl"
 #include "experts.inl"

@@ -5,7 +5,10 @@ TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c")
 namespace sgl {
 namespace avx512_bf16 {
 #define LANES 16
-#define HAVE_DOT 1  // dpbf16ps and dpbusd
+#define REGISTERS 32
+#define HAVE_DOT 1  // dpbf16ps
+#define HAVE_PAIRS 1
+#define HAVE_QUADS 1  // dpbusd
 #include "vec.h"
 #include "gemm.inl"
 #include "experts.inl"

@@ -4,6 +4,7 @@
 namespace sgl {
 namespace plain {
 #define LANES 8
+#define REGISTERS 16
 #include "vec.h"
 #include "gemm.inl"
 #include "experts.inl"

@@ -283,10 +283,12 @@ extern const Kernels kPlain;
 #if defined(__x86_64__)
 extern const Kernels kAvx2, kAvx512, kAvx512Bf16, kAmx;
 extern const Kernels kAmxEmulated;  // the tile code with its instructions done in C++, for tests
+#elif defined(__aarch64__)
+extern const Kernels kNeon, kNeonDot, kNeonBf16;
 #endif
 
 // The best kernels of this machine, or those chosen by name. Names: amx, avx512_bf16, avx512, avx2,
-// plain.
+// neon_bf16, neon_dot, neon, plain.
 const Kernels& kernels();
 bool choose(const char* name);     // false: this machine does not have them, or there are none
 const char* available(int index);  // names, best first; null behind the last

@@ -71,7 +71,7 @@ static inline void columns(const uint32_t* a, int64_t lda, const uint32_t* b, in
 template <bool pairs>
 static void product(int n, const uint32_t* a, int64_t lda, const uint32_t* b, int64_t ldb,
                     int64_t k, float* c, int64_t ldc, int64_t vectors, bool fresh) {
-  constexpr bool wide = LANES == 16;
+  constexpr bool wide = REGISTERS >= 32;
   switch (n) {
     case 1: return columns<pairs, 1, wide ? 4 : 8>(a, lda, b, ldb, k, c, ldc, vectors, fresh);
     case 2: return columns<pairs, 2, 4>(a, lda, b, ldb, k, c, ldc, vectors, fresh);
@@ -151,7 +151,7 @@ __attribute__((noinline)) static void weigh(const Scores& of, const Query& query
     if (of.cap != 0) s = splat(of.cap * kLog2E) * tanh(s * splat(1.f / of.cap));
     if (!whole) {
       I at = place + static_cast<int32_t>(v * LANES);
-      s = (at >= low) & (at < high) ? s : splat(kUnseen);
+      s = ((at >= low) & (at < high)) ? s : splat(kUnseen);
     }
     top = max(s, top);
     store(scores + v * LANES, s);

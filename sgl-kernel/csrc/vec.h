@@ -1,6 +1,12 @@
 // Vectors of floats as wide as the instruction set of the including file, by the compiler's own
 // vector types, so that one source serves every machine. Included inside namespace sgl::<isa>, with
-// LANES defined, behind the target pragma. What needs an instruction by name stays behind #if.
+// LANES and REGISTERS (of vectors) defined, behind the target pragma. What needs an instruction by
+// name stays behind #if:
+//
+//   HAVE_DOT     attention multiplies pairs of bf16 (dpbf16ps)
+//   HAVE_PAIRS   products do, with the functions of products_x86.inl or products_arm.inl
+//   HAVE_QUADS   products multiply quadruples of int8, of which HAVE_SIGNED: the inputs have a sign
+//   HAVE_TILES   products and attention in AMX tiles
 
 typedef float F __attribute__((vector_size(4 * LANES), may_alias));
 typedef float Fu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));

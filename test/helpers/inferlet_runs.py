@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import runpy
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -100,7 +101,9 @@ class Programs:
         await asyncio.sleep(0)
         assert self.controller.runnable == 0
         assert not self.controller.dispatcher.queues
-        await asyncio.sleep(0.001)
+        until = time.monotonic() + 10
+        while self.model.spaces and time.monotonic() < until:  # the end of the last call is handled
+            await asyncio.sleep(0.001)
         assert not self.model.spaces
         return [session.parts.outcome.value for session in sessions]
 
