@@ -30,5 +30,7 @@ def write_snake_game(backend=None):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: python {sys.argv[0]} URL of a runtime, such as http://127.0.0.1:30000")
     for text in write_snake_game(sgl.RuntimeEndpoint(sys.argv[1])):
         print(text)

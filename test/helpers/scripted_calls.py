@@ -11,7 +11,7 @@ from sglang.srt.core.call_hints import CallHint
 from sglang.srt.core.clock import ManualClock
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.programs.model_calls import CallPlace, Show
+from sglang.srt.runtime.programs.model_calls import Body, CallPlace, Show
 
 
 def reply(prompt: str) -> str:
@@ -42,11 +42,12 @@ class ScriptedCalls:
         self.held: asyncio.Event | None = None
 
     async def ask(
-        self, body: dict[str, Any], place: CallPlace, show: Show | None = None, every: int = 0
+        self, body: Body, place: CallPlace, show: Show | None = None, every: int = 0
     ) -> Any:
-        prompt = body.get("text", body.get("parts"))
+        fields = body()
+        prompt = fields.get("text", fields.get("parts"))
         self.prompts.append(str(prompt))
-        self.bodies.append(body)
+        self.bodies.append(fields)
         self.hints.append(place.hint)
         self.sites.append(place)
         self.open += 1

@@ -314,24 +314,23 @@ class OneOf(OutputConstraint):
 
 
 FENCE = r"```\w*\s(.*?)```"
+OPENING = re.compile(r"[{\[]")
 BRACKET_OR_STRING = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*"?', re.DOTALL)
 
 
 def _bracketed(text: str) -> Iterator[str]:
-    """The text from each outermost { or [ to its end. A bracket without an end hides its
-    content."""
+    """The text from each outermost { or [ to its end. A bracket without an end hides its content.
+    Strings are found inside brackets alone: a quotation mark among words begins none."""
     begin, depth, at = 0, 0, 0
-    while found := BRACKET_OR_STRING.search(text, at):
+    while found := (BRACKET_OR_STRING if depth else OPENING).search(text, at):
         at = found.end()
         if found[0] in "{[":
             begin = begin if depth else found.start()
             depth += 1
-        elif found[0] in "}]" and depth:
+        elif found[0] in "}]":
             depth -= 1
             if not depth:
                 yield text[begin:at]
-        elif not depth:
-            at = found.start() + 1  # a quotation mark among words begins no JSON string
 
 
 def _is_json(text: str) -> bool:

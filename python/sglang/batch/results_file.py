@@ -165,10 +165,25 @@ def _key(program: Program, item: Mapping[str, Any], defaults: GenParams) -> str:
                 f"argument {name!r} is a {type(value).__name__}, by which results_file cannot know "
                 f"an item again ({error}); give text, numbers, lists or dicts, such as a path"
             ) from error
-    name = getattr(program, "__qualname__", "")
-    whole = [name, _said(program.func, {}), arguments, given(defaults)]
+    name, params = getattr(program, "__qualname__", ""), given(defaults)
+    whole = [name, _said(program.func, {}), arguments, params]
+    dicts = {name: value for name, value in params.items() if isinstance(value, dict)}
+    if lost := {n: repr(v) for n, v in {**dicts, **arguments}.items() if not _exact(v)}:
+        whole.append(lost)
     text = json.dumps(whole, sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
+
+
+def _exact(value: Any) -> bool:
+    """Whether JSON with sorted keys is the value and no other one: a program that writes a dict
+    shows its order, and writes a tuple in another way than a list."""
+    if isinstance(value, dict):
+        names = list(value)
+        sorted_texts = all(isinstance(n, str) for n in names) and names == sorted(names)
+        return sorted_texts and all(map(_exact, value.values()))
+    if isinstance(value, list):
+        return all(map(_exact, value))
+    return not isinstance(value, tuple)
 
 
 def _said(function: Any, seen: dict[Any, int]) -> Any:

@@ -52,10 +52,8 @@ class Usage:
     def merge(self, other: Usage) -> None:
         """Add the counters of ``other``."""
         with self._lock:
-            self.calls += other.calls
-            self.prompt_tokens += other.prompt_tokens
-            self.cached_tokens += other.cached_tokens
-            self.completion_tokens += other.completion_tokens
+            for name, count in other.__getstate__().items():
+                setattr(self, name, getattr(self, name) + count)
 
     def __repr__(self) -> str:
         return (
@@ -136,6 +134,8 @@ class Run:
         outer, token = _INSIDE.get(), _INSIDE.set(self)
         if outer is not None:
             outer._inner.add(self)
+            if outer._cancelled is not None:  # a thread goes on after its run was cancelled
+                self.cancel(outer._cancelled.error)
         try:
             if self.recording is None:
                 yield

@@ -64,11 +64,13 @@ class CallValue:
     constraint = None
 
     def __init__(self, calls: Sequence[ModelToolCall]) -> None:
-        self._calls = {call.id: call for call in calls}
+        self._calls = tuple(calls)
 
     def value(self, entry: dict[str, Any], meta: dict[str, Any]) -> ModelToolCall:
-        """The call, with the Python value that its function returned."""
-        return self._calls[entry["id"]]
+        """The call, with the Python value that its function returned. Its id may occur twice: some
+        services number the calls of each turn."""
+        index: int = meta["index"]
+        return self._calls[index]
 
 
 async def answered(

@@ -208,7 +208,10 @@ class ToolLoop:
         if answer is not None:
             typed = Typed(answer, limit, self.interpreter.location)
         stream.define(name, words, meta, typed)
-        metas = [{"round": call.round, "e2e_latency": call.seconds} for call in self.calls]
+        metas = [
+            {"index": index, "round": call.round, "e2e_latency": call.seconds}
+            for index, call in enumerate(self.calls)
+        ]
         plain = [call.plain for call in self.calls]
         stream.define(name + CALLS, plain, metas, CallValue(self.calls))  # type: ignore[arg-type]
 

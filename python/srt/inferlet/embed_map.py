@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sglang.srt.core.ints import Ints
 from sglang.srt.core.space_messages import WHOLE, ForwardDone
 from sglang.srt.inferlet.calls import TOP, GetNextDistCall
+from sglang.srt.inferlet.driver import Fault
 from sglang.srt.inferlet.future_token import FutureToken
 
 EMBEDDINGS = 1 << 16  # embeddings that a program may have
@@ -28,6 +29,7 @@ class TokenOutput:
         probe: tokens whose log-probability is wanted.
         asked: calls that wait for it.
         done: the forward's answer.
+        failed: why there is none.
     """
 
     emb: int
@@ -36,6 +38,7 @@ class TokenOutput:
     probe: tuple[int, ...] = ()
     asked: list[GetNextDistCall] = field(default_factory=list)
     done: ForwardDone | None = None
+    failed: Fault | None = None
     sent: bool = False
 
     def ask(self, call: GetNextDistCall, probe: Ints) -> None:

@@ -220,32 +220,34 @@ class HeldSpace:
             self._answers.tell(row.sampling.call, handle, event.token)
 
     def answer_asked(self, output: TokenOutput, queue: int) -> None:
-        """Answer the calls that wait for a distribution that has come."""
+        """Answer the calls that wait for a distribution, which has come or has failed."""
         asked, output.asked = output.asked, []
         for call in asked:
-            assert output.done is not None
-            self._answers.tell(call.id, queue, narrowed(output, output.done, call))
+            if output.failed is not None:
+                self._answers.refuse(call.id, queue, output.failed)
+            else:
+                assert output.done is not None
+                self._answers.tell(call.id, queue, narrowed(output, output.done, call))
 
     def _refuse(self, expected: ExpectedReply, fault: Fault) -> None:
-        row, handle = expected.command.row, expected.command.handle
+        row, handle, output = expected.command.row, expected.command.handle, expected.output
         if row is not None and row.future is not None:
             row.future.fail()
-        if expected.output is not None and expected.output.asked:
-            asked, expected.output.asked = expected.output.asked, []
-            for call in asked:
-                self._answers.refuse(call.id, handle, fault)
-        elif expected.last and row is not None and row.sampling is not None:
-            self._answers.refuse(row.sampling.call, handle, fault)
-        else:
-            self._answers.refuse(expected.call, handle, fault)
+        call = expected.call
+        if expected.last and row is not None and row.sampling is not None:
+            call = row.sampling.call
+        if call >= 0 or output is None or not output.asked:
+            self._answers.refuse(call, handle, fault)
+        if output is not None:
+            output.failed = fault
+            self.answer_asked(output, handle)
 
     def _refuse_row(self, command: SpaceCommand, row: RowPlan, fault: Fault) -> None:
         if row.future is not None:
             row.future.fail()
         for output in row.outputs:
-            for one in output.asked:
-                self._answers.refuse(one.id, command.handle, fault)
-            output.asked = []
+            output.failed = fault
+            self.answer_asked(output, command.handle)
         call = -1 if row.sampling is None else row.sampling.call
         self._answers.refuse(call, command.handle, fault)
 

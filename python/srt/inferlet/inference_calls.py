@@ -180,7 +180,7 @@ class InferenceCalls:
                 f"embedding {call.emb} is no output; a forward with it in oemb is first"
             )
         output.ask(call, self._tokens(call.probe))
-        if output.done is not None:
+        if output.done is not None or output.failed is not None:
             self.space.answer_asked(output, call.queue)
 
     def _sampling(self, call: c.ForwardWithSamplingCall) -> Sampling:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
 MAX_CONFIG_BYTES = 16 << 20
 _LIMIT = 1 << 31
+_LARGEST = sys.float_info.max
 # Layers are made as often as the config says before any weight is read.
 MAX_LAYERS = 1024
 _MOST = dict.fromkeys(
@@ -30,7 +31,7 @@ class Fields:
         return Fields({**self.values, **values}, self.source)
 
     def error(self, key: str, problem: str) -> ValueError:
-        return ValueError(f"{self.source}: {key} is {self.values.get(key)!r}; {problem}")
+        return ValueError(f"{self.source}: {key} is {self.values.get(key)!r:.200}; {problem}")
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -64,7 +65,7 @@ class Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(key, "it must be a number.")
-        if not math.isfinite(value) or value < low:
+        if not -_LARGEST <= value <= _LARGEST or value < low:  # false of NaN; any whole number
             raise self.error(key, f"it must be a finite number of at least {low:g}.")
         return float(value)
 
@@ -99,10 +100,12 @@ def read_json(path: Path) -> Fields:
         size = path.stat().st_size
         if size > MAX_CONFIG_BYTES:
             raise ValueError(f"{path} has {size} bytes; at most {MAX_CONFIG_BYTES} are read.")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    try:
+        value = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # a number may have too many digits
         raise ValueError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} does not hold a JSON object.")

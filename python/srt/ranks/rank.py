@@ -253,9 +253,10 @@ class Rank:
         epoch, rank, number = self.start.epoch, self.start.rank, message.number
         try:
             facts = self.worker.load_adapter(number, message.path, message.pinned)
-        except (ValueError, MemoryError, OSError) as error:
-            memory = isinstance(error, MemoryError)
-            return LoadedOnRank(epoch, rank, number, {}, str(error), memory)
+        except Exception as error:  # as of any file: the rank goes on without the adapter
+            known, memory = (ValueError, MemoryError, OSError), isinstance(error, MemoryError)
+            told = str(error) if isinstance(error, known) else repr(error)
+            return LoadedOnRank(epoch, rank, number, {}, told, memory)
         return LoadedOnRank(epoch, rank, number, msgspec.to_builtins(facts))
 
 

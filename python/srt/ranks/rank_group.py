@@ -246,8 +246,7 @@ class RankGroup:
                     self.lose(fault)
             if now - beaten >= BEAT_SECONDS:
                 beaten = now
-                for node in self._nodes.values():
-                    node.outbox.send(encode_message(NodeBeat(self.epoch, 0)))
+                self._tell_nodes(NodeBeat(self.epoch, 0))
         inbox.close()
 
     def _open(self) -> InLink:
@@ -308,8 +307,9 @@ class RankGroup:
             self.messages.put(RankFailed(self.epoch, -1, "value", refusal))
             return
         log.info("node %d has joined", message.node)
-        self._nodes[message.node] = RemoteNode(message.node, outbox, time.monotonic())
-        outbox.send(encode_message(NodeStarts(self.epoch)))
+        with self._sending:
+            self._nodes[message.node] = RemoteNode(message.node, outbox, time.monotonic())
+            outbox.send(encode_message(NodeStarts(self.epoch)))
 
     def _fault(self, now: float, late: bool) -> str:
         """Return why a process or another machine computes nothing any more; "" where all may.
@@ -331,7 +331,7 @@ class RankGroup:
         self.lost = why
         for child in self._children:
             child.kill()
-        self._stop_nodes()
+        self._tell_nodes(Stop(self.epoch))
         self.messages.put(DeviceLost(why))
         self.takes(Stop(self.epoch))
 
@@ -349,7 +349,7 @@ class RankGroup:
         if not self.lost:
             self.lost = "the ranks were stopped"
             self.send_all(Stop(self.epoch))
-            self._stop_nodes()
+            self._tell_nodes(Stop(self.epoch))
             self.takes(Stop(self.epoch))  # ends what waits for an answer of the ranks
         deadline = time.monotonic() + STOP_SECONDS
         for child in self._children:
@@ -364,9 +364,13 @@ class RankGroup:
         if self._own:
             self._remove()
 
-    def _stop_nodes(self) -> None:
-        for node in self._nodes.values():
-            node.outbox.send(encode_message(Stop(self.epoch)))
+    def _tell_nodes(self, message: RankMessage) -> None:
+        """Send a message to the other machines: by the thread, and by the one that closes. A socket
+        is used by one thread at a time."""
+        frame = encode_message(message)
+        with self._sending:
+            for node in self._nodes.values():
+                node.outbox.send(frame)
 
     def _remove(self) -> None:
         if self._own:

@@ -8,12 +8,19 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
-from sglang.srt.tokenizer.template_budget import SECONDS, TooMuchError, TooSlowError, limited
+from sglang.srt.tokenizer.template_budget import (
+    SECONDS,
+    TooMuchError,
+    TooSlowError,
+    limited,
+    weigh,
+)
 from sglang.srt.tokenizer.template_sandbox import Sandbox
 
 __all__ = ["SECONDS", "ChatTemplateError", "JinjaChatTemplate", "SlowTemplateError"]
 
 LONGEST = 1 << 20  # characters of a template
+REASON = 2000  # characters of a template's own error
 _PROBE = "probe"
 _MARK = "\ue000\ue001\ue000"  # private-use characters: where the last message's content ends
 
@@ -123,8 +130,8 @@ class JinjaChatTemplate:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
 
 
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+def _refuse(message: Any) -> NoReturn:
+    raise jinja2.TemplateError(str(weigh(message))[:REASON])
 
 
 def _now(pattern: str) -> str:

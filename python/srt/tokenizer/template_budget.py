@@ -15,6 +15,9 @@ CHARS = 1 << 25  # characters of one value
 ALL_CHARS = 1 << 27  # characters of all values that one rendering makes
 SHORT = 256  # characters of a value that costs nothing
 BITS = 4096  # bits of a number
+NODE = 8  # characters that a list, a dict or a number counts for where it is in another value
+PART = 16  # characters that each text counts for that is cut out of another one
+LOOK = 1 << 12  # parts of a value that are counted between two looks at the time
 _VIEWS: tuple[type[Iterable[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
@@ -78,7 +81,12 @@ def weigh(value: Any) -> Any:
     while level:
         pay(len(level))
         tick()
-        level = [child for node in level for child in _children(node)]
+        following: list[Any] = []
+        for node in level:
+            following += _children(node)
+            if len(following) > CHARS:
+                pay(len(following))
+        level = following
     return value
 
 
@@ -106,3 +114,82 @@ def pay_bits(bits: int) -> None:
     """Check the bits of an integer before it is made. Raises TooMuchError."""
     if bits > BITS:
         raise TooMuchError(f"it makes numbers of more than {BITS} bits")
+
+
+# -- lists, tuples and dicts that a template makes
+
+
+class MadeList(list[Any]):
+    """A list that knows what it counts for (``weight``), so that one in which it is need not look
+    into it: a part that is held twice counts twice, and a few literals can hold a part many times
+    over."""
+
+    _weight = 0
+
+
+class MadeTuple(tuple[Any, ...]):
+    """A tuple, as ``MadeList``."""
+
+    _weight = 0
+
+
+class MadeDict(dict[Any, Any]):
+    """A dict, as ``MadeList``."""
+
+    _weight = 0
+
+
+_MADE: dict[type, Any] = {list: MadeList, tuple: MadeTuple, dict: MadeDict}
+
+
+def weight(value: Any) -> int:
+    """Characters of a value written out, about. Raises TooMuchError where they are too many."""
+    total, looks, stack = 0, 0, [value]
+    while stack:
+        node = stack.pop()
+        total += len(node) + 1 if isinstance(node, str) else NODE
+        if isinstance(node, (MadeList, MadeTuple, MadeDict)):
+            total += node._weight
+        elif isinstance(node, (list, tuple)):
+            stack += node
+        elif isinstance(node, dict):
+            stack += [*node, *node.values()]
+        looks += 1
+        if looks % LOOK == 0:
+            tick()
+        _verify_weight(total + len(stack))
+    return total
+
+
+def nested(value: Any) -> Any:
+    """A list, tuple or dict as one that knows its weight; any other value as it is. Raises
+    TooMuchError."""
+    tick()
+    kind = _MADE.get(type(value))
+    return value if kind is None else _made(kind, value, weight(value))
+
+
+def joined(left: Any, right: Any) -> Any:
+    """Two lists, or tuples, as one. Raises TooMuchError."""
+    total = weight(left) + weight(right)
+    _verify_weight(total)
+    made = left + right
+    return _made(MadeList if isinstance(made, list) else MadeTuple, made, total)
+
+
+def repeated(value: Any, count: int) -> Any:
+    """A list or tuple ``count`` times over. Raises TooMuchError."""
+    total = weight(value) * max(count, 0)
+    _verify_weight(total)
+    return _made(MadeList if isinstance(value, list) else MadeTuple, value * count, total)
+
+
+def _made(kind: Any, value: Any, total: int) -> Any:
+    made = kind(value)
+    made._weight = total
+    return made
+
+
+def _verify_weight(total: int) -> None:
+    if total > CHARS:
+        raise TooMuchError(f"it makes lists of more than {CHARS} characters")

@@ -15,8 +15,21 @@ from jinja2.exceptions import SecurityError
 from jinja2.filters import do_round, make_attrgetter
 from jinja2.runtime import Undefined
 from jinja2.utils import pass_environment
-from sglang.srt.tokenizer.template_budget import TooMuchError, concat, pay, pay_bits, tick, weigh
+from sglang.srt.tokenizer.template_budget import (
+    PART,
+    TooMuchError,
+    concat,
+    joined,
+    pay,
+    pay_bits,
+    repeated,
+    tick,
+    weigh,
+)
 
+SPACES = " \t\n\r\f\v\x1c\x1d\x1e\x1f"
+WIDE_SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
+LINE_ENDS = "\n\r\f\v\x1c\x1d\x1e\x85\u2028\u2029"
 PLACES = 100  # digits of a rounded number; characters of an indent
 _WIDE = re.compile(  # a format with a large or variable width
     r"%(\([^)]*\))?[-+ #0]*(\d*\.)?(\d{3,}|\*)|\{[^{}:]*:[^{}]*?(\d{3,}|\{)"
@@ -31,6 +44,8 @@ def _times(left: Any, right: Any) -> Any:
     for one, count in ((left, right), (right, left)):
         if isinstance(one, (str, list, tuple)) and isinstance(count, int):
             pay(len(one) * max(count, 0))
+            if not isinstance(one, str):
+                return repeated(one, count)
     return left * right
 
 
@@ -43,6 +58,8 @@ def _power(left: Any, right: Any) -> Any:
 def _plus(left: Any, right: Any) -> Any:
     if isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
         pay(len(left) + len(right))
+        if not isinstance(left, str) and not isinstance(right, str):
+            return joined(left, right)
     return left + right
 
 
@@ -88,13 +105,23 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _parts(text: str, sep: str | None = None, *rest: Any, **more: Any) -> None:
+    ends = [sep] if sep else SPACES if text.isascii() else WIDE_SPACES
+    pay(PART * sum(map(text.count, ends)))
+
+
+def _lines(text: str, *rest: Any, **more: Any) -> None:
+    pay(PART * sum(map(text.count, LINE_ENDS)))
+
+
 def _never(text: str, *args: Any, **kwargs: Any) -> None:
     raise SecurityError("translate is not open to templates")
 
 
 METHODS: dict[str, Callable[..., None]] = {
     "center": _pad, "ljust": _pad, "rjust": _pad, "zfill": _pad, "expandtabs": _tabs,
-    "replace": _replaced, "join": _joined, "translate": _never,
+    "replace": _replaced, "join": _joined, "translate": _never, "split": _parts, "rsplit": _parts,
+    "splitlines": _lines,
 }  # fmt: skip
 
 
@@ -187,4 +214,19 @@ def _sum(
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "tojson": _to_json, "replace": _replace, "join": _join, "indent": _indent, "string": _string,
     "format": _format, "round": _round, "sum": _sum,
+}  # fmt: skip
+
+
+# -- tests ----------------------------------------------------------------------------------------
+
+
+def _divided(value: Any, by: Any) -> bool:
+    if isinstance(value, str):
+        raise TypeError("a text is not divisible")
+    return bool(value % by == 0)
+
+
+TESTS: Mapping[str, Callable[..., Any]] = {
+    "divisibleby": _divided, "even": lambda value: _divided(value, 2),
+    "odd": lambda value: not _divided(value, 2),
 }  # fmt: skip

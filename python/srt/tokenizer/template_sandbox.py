@@ -21,16 +21,33 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from sglang.srt.tokenizer.template_budget import concat, paid, tick, weigh
-from sglang.srt.tokenizer.template_operations import FILTERS, METHODS, OPERATORS, check_width
+from sglang.srt.tokenizer.template_budget import (
+    PART,
+    concat,
+    nested,
+    paid,
+    pay,
+    tick,
+    weigh,
+    weight,
+)
+from sglang.srt.tokenizer.template_operations import (
+    FILTERS,
+    METHODS,
+    OPERATORS,
+    TESTS,
+    check_width,
+)
 
 _WITHOUT = (  # filters without a use here that can make large values
-    "batch", "center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlize",
-    "wordwrap", "xmlattr",
+    "batch", "center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlencode",
+    "urlize", "wordcount", "wordwrap", "xmlattr",
 )  # fmt: skip
+_CUTS = {"list", "max", "min", "sort", "title", "unique"}  # make parts of a text
+_COLLECTS = {"groupby", "list"}  # make a list in which one value may be many times
 _NESTS = re.compile(r"\bgroupby\b|\bdict\b|\bnamespace\b.*\bnamespace\b", re.DOTALL)
 # Filters and tests that cost next to nothing, whatever their arguments.
-_QUICK_FILTERS = {"abs", "count", "d", "default", "first", "float", "int", "length", "safe"}
+_QUICK_FILTERS = {"abs", "count", "first", "float", "int", "length"}
 _QUICK_TESTS = {
     "boolean", "callable", "defined", "divisibleby", "even", "false", "float", "integer",
     "iterable", "mapping", "none", "number", "odd", "sameas", "sequence", "string", "true",
@@ -63,6 +80,30 @@ class _Code(CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        self.write("(environment.tick() or ")
+        super().visit_Compare(node, frame)
+        self.write(")")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self._made(node, super().visit_List, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+        if node.ctx == "load":
+            self._made(node, super().visit_Tuple, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self._made(node, super().visit_Dict, frame)
+
+    def _made(self, node: Any, visit: Callable[[Any, Frame], None], frame: Frame) -> None:
+        """A literal that holds no constants alone knows what it counts for."""
+        varies = _varies(node)
+        self.write("environment.nested(" if varies else "")
+        visit(node, frame)
+        self.write(")" if varies else "")
+
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         cut = isinstance(node.arg, nodes.Slice)
         self.write("environment.paid(" if cut else "")
@@ -78,6 +119,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     tick = staticmethod(tick)
     paid = staticmethod(paid)
     concat = staticmethod(concat)
+    nested = staticmethod(nested)
 
     def __init__(self) -> None:
         super().__init__(
@@ -87,10 +129,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name in _WITHOUT:
             del self.filters[name]
         del self.globals["lipsum"]
+        self.globals["dict"] = lambda *args, **kwargs: nested(dict(*args, **kwargs))
         self.filters.update(FILTERS)
+        self.tests.update(TESTS)
         for table, quick in ((self.filters, _QUICK_FILTERS), (self.tests, _QUICK_TESTS)):
             for name in table.keys() - quick:
-                table[name] = _measured(cast(Any, table[name]))
+                table[name] = _measured(name, cast(Any, table[name]))
         self.binop_table.update(OPERATORS)
         self.nests = False
 
@@ -106,9 +150,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             body = cast(nodes.For, node).body
             body.insert(0, nodes.ExprStmt(look, lineno=node.lineno))
         self.nests = bool(_NESTS.search(source)) or any(
-            not isinstance(child, nodes.Const)
-            for literal in tree.find_all((nodes.List, nodes.Tuple, nodes.Dict))
-            for child in literal.iter_child_nodes()
+            map(_varies, tree.find_all((nodes.List, nodes.Tuple, nodes.Dict)))
         )
         return tree.set_environment(self)  # type: ignore[return-value]
 
@@ -131,8 +173,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return paid(left + right)
         return self.binop_table[operator](left, right)
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, tuple):  # all parts of a tuple are hashed
+            tick()
+        return super().getitem(obj, argument)
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(__obj, BuiltinMethodType) or not isinstance(__obj.__self__, str):
+            tick()
             return paid(super().call(__context, __obj, *args, **kwargs))
         guard = METHODS.get(__obj.__name__)
         if guard is not None:
@@ -141,12 +189,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return paid(__context.call(__obj, *args, **kwargs))
 
 
-def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
+def _varies(literal: nodes.Node) -> bool:
+    """Whether a literal holds more than constants."""
+    return any(not isinstance(child, nodes.Const) for child in literal.iter_child_nodes())
+
+
+def _measured(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The filter or test, with a check of the time and a charge for the texts it makes."""
 
     @wraps(function)
     def measured(*args: Any, **kwargs: Any) -> Any:
         tick()
-        return paid(function(*args, **kwargs))
+        if name in _CUTS:
+            pay(PART * sum(len(arg) for arg in args if isinstance(arg, str)))
+        found = paid(function(*args, **kwargs))
+        if name in _COLLECTS:
+            weight(found)
+        return found
 
     return measured

@@ -74,11 +74,13 @@ class MessagesRequest:
 @dataclass
 class MessagesReply:
     """A message, whole or as its events arrive. ``thought``: it has blocks of thinking. ``calls``:
-    ``id``, ``name`` and ``arguments`` (JSON text) of each call of a tool."""
+    ``id``, ``name`` and ``arguments`` (JSON text) of each call of a tool of the program. ``block``:
+    type of the latest block, such as one of a tool of the service."""
 
     request_id: str | None = None
     text: str = ""
     thought: bool = False
+    block: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     ended: bool = False
     message: dict[str, Any] = field(default_factory=dict)
@@ -116,7 +118,8 @@ class MessagesReply:
         elif kind == "content_block_delta" and event["delta"]["type"] == "text_delta":
             self.text += event["delta"]["text"]
         elif kind == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
-            self.calls[-1]["arguments"] += event["delta"]["partial_json"]
+            if self.block == "tool_use":
+                self.calls[-1]["arguments"] += event["delta"]["partial_json"]
         elif kind == "message_delta":
             self.message.update(event["delta"])
             counts = event["usage"].items()
@@ -125,12 +128,13 @@ class MessagesReply:
             self.ended = True
 
     def _begin(self, block: dict[str, Any]) -> None:
-        if block["type"] == "text":
+        self.block = block["type"]
+        if self.block == "text":
             self.text += block["text"]
-        elif block["type"] == "tool_use":
+        elif self.block == "tool_use":
             given = json.dumps(block["input"], ensure_ascii=False) if block["input"] else ""
             self.calls.append({"id": block["id"], "name": block["name"], "arguments": given})
-        self.thought |= "thinking" in block["type"]
+        self.thought |= "thinking" in self.block
 
     def meta(self) -> dict[str, Any]:
         """meta_info except for the finish reason. The prompt is what was read, cached or not."""

@@ -8,6 +8,8 @@ from typing import Any
 from sglang.backend.base import PromptTools
 from sglang.backend.openai.strict_schema import is_strict
 
+MOST_CALLS = 1024  # calls of one streamed message
+
 
 def chat_tools(tools: PromptTools | None, official: bool) -> dict[str, Any]:
     """Fields of /chat/completions; {} without tools. ``official``: the service holds its model to
@@ -88,9 +90,12 @@ def _call(identity: Any, function: Mapping[str, Any]) -> dict[str, str]:
 
 
 def grown_calls(whole: list[dict[str, Any]], pieces: Sequence[Mapping[str, Any]]) -> None:
-    """Add the ``pieces`` of calls in a chunk of a stream: each names the index of its call."""
+    """Add the ``pieces`` of calls in a chunk of a stream: each names the index of its call. Raise
+    IndexError for an index beyond ``MOST_CALLS``."""
     for piece in pieces:
         index = piece.get("index", len(whole))
+        if not 0 <= index < MOST_CALLS:
+            raise IndexError(f"a call has index {index}; it is below {MOST_CALLS}")
         while len(whole) <= index:
             whole.append({"id": "", "function": {"name": "", "arguments": ""}})
         call, function = whole[index], piece.get("function") or {}

@@ -48,6 +48,8 @@ def asked(call: Call) -> dict[str, Any]:
         what.update(kind="select", options=call.options, method=call.method.name)
     else:
         what["params"] = chosen(call.params)
+    if prompt.lora_path and "params" not in what:  # parameters name the adapter
+        what["lora_path"] = prompt.lora_path
     plain: dict[str, Any] = json.loads(json.dumps(what, default=repr))
     return plain
 
@@ -186,7 +188,7 @@ def _differences(line: dict[str, Any], what: dict[str, Any]) -> str:
     recorded = {**line, **line.get("params", {})}
     wanted = {**what, **what.get("params", {})}
     names = [n for n in (*line.get("params", {}), *what.get("params", {})) if n != "params"]
-    names += ["options", "method", "media", "parallel"]
+    names += ["options", "method", "media", "parallel", "lora_path"]
     found = [
         f"{name} recorded {recorded.get(name)!r}, asked {wanted.get(name)!r}"
         for name in dict.fromkeys(names)

@@ -52,7 +52,8 @@ class GuestLane:
     def __init__(
         self, report: Callable[[Report], None], mark: Callable[[int], None], alone: bool = False
     ) -> None:
-        self._report, self._mark, self._alone = report, mark, alone
+        self._report, self._alone = report, alone
+        self._own_mark, self._marking, self._stopped = mark, threading.Lock(), False
         self._jobs: TurnQueue[Job] = TurnQueue()
         self._programs: OrderedDict[str, Loaded] = OrderedDict()
         self._current: Residency | None = None
@@ -75,8 +76,16 @@ class GuestLane:
         self.put(resident, "")
 
     def stop(self) -> None:
-        """End the thread after the jobs that it has."""
+        """End the thread after the jobs that it has. Its mark is free: another lane may have it."""
+        with self._marking:
+            self._own_mark(0)
+            self._stopped = True
         self._jobs.close()
+
+    def _mark(self, run: int) -> None:
+        with self._marking:
+            if not self._stopped:
+                self._own_mark(run)
 
     @property
     def idle(self) -> bool:

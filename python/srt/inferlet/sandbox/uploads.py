@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from sglang.srt.inferlet.host.compiling import ProgramRefused, precompile
 from sglang.srt.requests.request_error import RequestError
@@ -87,6 +88,8 @@ class Uploads:
         self._programs: dict[tuple[str, Language | None], UploadedProgram] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="sglang-inferlets-"))
         self._compiling = asyncio.Semaphore(1)
+        # One upload of each tenant stands in line for it; the tenant's others wait for that.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # A program may be sent anew while runs of the one that was removed go on.
         self._numbers = itertools.count(1)  # names of files
 
@@ -101,7 +104,7 @@ class Uploads:
             made = UploadedProgram(digest, language, len(data), data.decode())
         elif key not in self._programs:
             self._admit(owner, digest, language)
-            kind, path = await self._compiled(data)
+            kind, path = await self._compiled(owner, data)
             made = UploadedProgram(digest, kind, len(data), path=path)
         try:  # others may have sent programs while this one was compiled
             found = self._programs.get(key) or made
@@ -153,10 +156,11 @@ class Uploads:
                 code="conflict",
             )
 
-    async def _compiled(self, data: bytes) -> tuple[Kind, str]:
+    async def _compiled(self, owner: str, data: bytes) -> tuple[Kind, str]:
         source = self._directory / f"{next(self._numbers)}.wasm"
         target = source.with_suffix(".cwasm")
-        async with self._compiling:
+        turn = self._turns.setdefault(owner, asyncio.Lock())
+        async with turn, self._compiling:
             try:
                 source.write_bytes(data)
                 component = await asyncio.to_thread(

@@ -26,6 +26,7 @@ FRAMES = 16  # default number of frames of a video
 FETCHES = 16  # fetches at a time; they mostly wait
 QUEUED = 1024  # media that may wait to be decoded
 DECODED = 1 << 29  # bytes of one prompt's decoded media
+FETCHED = 1 << 30  # bytes of fetched media that wait to be decoded, or all that one prompt may have
 
 T = TypeVar("T")
 
@@ -87,7 +88,8 @@ class Viewer:
         # Prompts decoded at once, and connections: what the first hold is ``DECODED`` each.
         self._prompts = asyncio.Semaphore(limits.media_threads)
         self._connections = asyncio.Semaphore(FETCHES)
-        self._waiting = 0
+        self._waiting = self._held = 0  # media that wait, and bytes of those that were fetched
+        self._most_held = max(FETCHED, limits.max_media_per_prompt * limits.max_media_bytes)
 
     def token(self, kind: str) -> Placeholder:
         """Placeholder of an image or a video; its id is -1 where the model takes none."""
@@ -98,12 +100,14 @@ class Viewer:
         to have more than ``room`` tokens."""
         self.verify(sources)
         self._waiting += len(sources)
+        sizes: list[int] = []
         try:
-            fetched = await _all([self._fetched(source) for source in sources])
+            fetched = await _all([self._fetched(source, sizes) for source in sources])
             async with self._prompts:
                 return await self._decoded(sources, fetched, room)
         finally:
             self._waiting -= len(sources)
+            self._held -= sum(sizes)
 
     async def _decoded(
         self, sources: Sequence[MediaSource], fetched: Sequence[bytes | None], room: int | None
@@ -159,17 +163,27 @@ class Viewer:
                 code="queue_full",
             )
 
-    async def _fetched(self, source: MediaSource) -> bytes | None:
-        """Fetch the bytes of a remote source; None for any other."""
+    async def _fetched(self, source: MediaSource, sizes: list[int]) -> bytes | None:
+        """Fetch the bytes of a remote source; None for any other. Raises RequestError, also where
+        all prompts hold too many. Their number is added to ``sizes``."""
         if not source.remote:
             return None
         async with self._connections:
             try:
                 # The thread may still wait for the lookup of a name.
                 work = _in(self._fetching, self._fetch, source)
-                return await asyncio.wait_for(work, self.limits.media_fetch_timeout)
+                data = await asyncio.wait_for(work, self.limits.media_fetch_timeout)
             except asyncio.TimeoutError:
                 raise source.refused(f"the URL cannot be fetched: {LATE}.") from None
+        sizes.append(len(data))
+        self._held += len(data)
+        if self._held > self._most_held:
+            raise source.refused(
+                f"{self._held} bytes of fetched images and videos wait to be decoded, of at most "
+                f"{self._most_held}; try again later.",
+                "queue_full",
+            )
+        return data
 
     # -- in threads ------------------------------------------------------------------------------
 
@@ -286,13 +300,14 @@ class _Cache:
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results of all works. Where one fails, the others are not begun or not awaited."""
+    """Results of all works. Where one fails, the others are not begun, or are cancelled."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[..., T], *args: Any) -> T:

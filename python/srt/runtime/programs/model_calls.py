@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -30,6 +30,8 @@ LOOK_SECONDS = 0.1  # between two looks at an engine that is being started again
 SHOWN_TOKENS = 8  # tokens between two looks at a text that a step of the program waits for
 
 Show = Callable[[str], None]
+Fields = Mapping[str, Any]
+Body = Callable[[], dict[str, Any]]  # made when the call has a slot: prompts may be megabytes
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,9 @@ class Calls(Protocol):
     """The model, as runs of programs need it."""
 
     async def ask(
-        self, body: dict[str, Any], place: CallPlace, show: Show | None = None, every: int = 0
+        self, body: Body, place: CallPlace, show: Show | None = None, every: int = 0
     ) -> Any:
-        """The answer of ``/generate`` to ``body``, as plain data. ``show`` is given the text of a
+        """The answer of ``/generate`` to ``body()``, as plain data. ``show`` is given the text of a
         single completion as it grows, each ``every`` tokens. Raises RequestError, EngineLost."""
         ...
 
@@ -91,10 +93,10 @@ class ModelCalls:
         self._computing = 0
 
     async def ask(
-        self, body: dict[str, Any], place: CallPlace, show: Show | None = None, every: int = 0
+        self, body: Body, place: CallPlace, show: Show | None = None, every: int = 0
     ) -> Any:
-        request = convert({**body, "rid": place.rid}, GenerateRequest)
         async with self.slots.slot(place.caller.tenant, place.arrived):
+            request = convert({**body(), "rid": place.rid}, GenerateRequest)
             self.asked += 1
             left = FULL_RETRIES
             while True:

@@ -29,7 +29,7 @@ from sglang.srt.programs.submission_check import CheckedProgram
 from sglang.srt.requests.completion.completer import EngineLost
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.caller import Caller
-from sglang.srt.runtime.programs.model_calls import CallPlace
+from sglang.srt.runtime.programs.model_calls import Body, CallPlace, Fields
 from sglang.srt.runtime.programs.promises import Promise, StepFailed, StepFailure
 from sglang.srt.runtime.programs.run_events import RunEvents
 from sglang.srt.runtime.programs.run_tools import RunTools
@@ -307,14 +307,10 @@ class ProgramRun:
         self.log_event({"event": "done", "step": step.number, **facts})
 
     async def ask(
-        self,
-        step: AnyStep,
-        body: dict[str, Any],
-        text: StreamText,
-        shower: Shower | None,
+        self, step: AnyStep, fields: Fields, body: Body, text: StreamText, shower: Shower | None
     ) -> Any:
-        """The answer of the model. Raises RequestError and EngineLost."""
-        salt = f"{body.get('cache_salt')}\0{body.get('extra_key')}\0{body.get('lora_path')}"
+        """The answer of the model to ``body()``. Raises RequestError and EngineLost."""
+        salt = f"{fields.get('cache_salt')}\0{fields.get('extra_key')}\0{fields.get('lora_path')}"
         place = self._place(step.number, text, salt)
         if shower is None:
             return await self.tools.calls.ask(body, place)

@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from sglang.srt.programs.objectives import NO_CRITERIA, Criteria
+from sglang.srt.requests.completion.encoder import bytes_of
 from sglang.srt.runtime.programs.promises import Promise
 
 
@@ -42,9 +43,9 @@ class SemanticVariable(Promise):
 def size_of(value: Any) -> int:
     """Bytes that a value is counted for, about those of its JSON text."""
     if isinstance(value, str):
-        return len(value) + 2
+        return bytes_of(value) + 2
     if isinstance(value, (list, tuple)):
         return 2 + sum(map(size_of, value)) + len(value)
     if isinstance(value, dict):
-        return 2 + sum(len(key) + 4 + size_of(item) for key, item in value.items())
+        return 2 + sum(bytes_of(key) + 4 + size_of(item) for key, item in value.items())
     return 8

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
-from sglang.ir.choices import METHODS
+from sglang.ir.choices import METHODS, Decision
 from sglang.semantics import reasoning
-from sglang.semantics.choice_requests import choice_requests
+from sglang.semantics.choice_requests import Requests, choice_requests
 from sglang.semantics.transforms import text_of, transformed
 from sglang.srt.programs.submission import (
     REASONING,
@@ -32,7 +33,7 @@ from sglang.srt.programs.submission import (
 from sglang.srt.programs.submission_check import CheckedProgram
 from sglang.srt.requests.completion.completion_request import UNREAD
 from sglang.srt.requests.request_error import RequestError, shown
-from sglang.srt.runtime.programs.model_calls import SHOWN_TOKENS, Show
+from sglang.srt.runtime.programs.model_calls import SHOWN_TOKENS, Body, Fields, Show
 from sglang.srt.runtime.programs.promises import Promise
 from sglang.srt.runtime.programs.run_events import RunEvents
 from sglang.srt.runtime.programs.run_tools import RunTools
@@ -76,9 +77,10 @@ class StepHost(Protocol):
         """A call has ended well."""
 
     async def ask(
-        self, step: AnyStep, body: dict[str, Any], text: StreamText, shower: Shower | None
+        self, step: AnyStep, fields: Fields, body: Body, text: StreamText, shower: Shower | None
     ) -> Any:
-        """The answer of the model. Raises RequestError and EngineLost."""
+        """The answer of the model to ``body()``, whose fields besides the prompt are ``fields``.
+        Raises RequestError and EngineLost."""
         ...
 
     async def compute_ahead(self, prompt: str, text: StreamText) -> bool:
@@ -218,16 +220,17 @@ class StepRunner:
 
     async def _gen(self, step: GenStep, text: StreamText) -> None:
         run, settings = self._run, dict(step.body.get("sampling_params") or {})
-        body = {**step.body, **text.prompt()}
+        fields = dict(step.body)
         looks = settings.get("max_new_tokens") == 0 and bool(
             step.body.get("return_logprob") or step.body.get("top_logprobs_num")
         )
         if looks:  # the log-probabilities of the next token, whose text is dropped
-            body["sampling_params"] = {**settings, "max_new_tokens": 1}
+            fields["sampling_params"] = {**settings, "max_new_tokens": 1}
         digest = text.digest()
         text.mark()
         run.started(step)
-        answer = await run.ask(step, body, text, self._shower(step))
+        shower = self._shower(step)
+        answer = await run.ask(step, fields, lambda: fields | text.prompt(), text, shower)
         answers = answer if isinstance(answer, list) else [answer]
         texts = ["" if looks else _completed(each) for each in answers]
         if step.reasoning:
@@ -274,17 +277,21 @@ class StepRunner:
         digest = text.digest()
         text.mark()
         run.started(step)
-        requests = choice_requests(
-            text.text, text.media_fields(), adapter, step.options, METHODS[step.method]
-        )
-        answer: Any = None
+
+        def scoring() -> Requests[Decision]:
+            """The requests. The text is joined when the first one is made."""
+            method, media = METHODS[step.method], text.media_fields()
+            return (yield from choice_requests(text.text, media, adapter, step.options, method))
+
+        requests = scoring()
+        body: Body = partial(next, requests)
         while True:
+            answer = await run.ask(step, adapter, body, text, None)
             try:
-                body = requests.send(answer)
+                body = partial(dict, requests.send(answer))
             except StopIteration as end:
                 decision = end.value
                 break
-            answer = await run.ask(step, body, text, None)
         self._append(text, decision.text, variable=True)
         if step.name is not None:
             self._define(step, text, step.name, decision.text)

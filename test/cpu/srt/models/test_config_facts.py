@@ -3,6 +3,7 @@ long texts, layers without them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from helpers.hf_models import CONFIGS
 from sglang.srt.layers.activations import ACTIVATIONS, TEXT
 from sglang.srt.layers.rotary import Rope, Rotary, from_pairs
 from sglang.srt.models import registry
-from sglang.srt.models.config_fields import Fields
+from sglang.srt.models.config_fields import Fields, read_json
 from sglang.srt.models.gemma3 import Gemma3ForConditionalGeneration
 from sglang.srt.models.model_spec import ModelSpec
 from sglang.srt.models.registry import TELLING
@@ -209,3 +210,16 @@ def test_activations_of_text_models() -> None:
 def test_models_that_write_nothing_have_all_names(stem: str) -> None:
     assert read(f"{stem}Model").purpose == "embed"
     assert read(f"{stem}ForSequenceClassification").purpose == "classify"
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan")])
+def test_a_number_that_no_float_holds_is_named(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"config\.json: lora_alpha is .* finite number"):
+        Fields({"lora_alpha": value}, "config.json").float("lora_alpha")
+
+
+def test_a_file_with_a_number_of_many_digits_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(f'{{"r": {"9" * 5000}}}')
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON: Exceeds the limit"):
+        read_json(path)

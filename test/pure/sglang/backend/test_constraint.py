@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from sglang.backend.base import Prompt
 from sglang.backend.native.native_backend import NativeBackend
-from sglang.backend.output_constraint import OutputConstraint, constrained, constraint_of
+from sglang.backend.output_constraint import (
+    JsonSchema,
+    OutputConstraint,
+    constrained,
+    constraint_of,
+)
 from sglang.errors import InvalidOutput
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate, Message
 from sglang.ir.params import GenParams, to_wire
@@ -321,6 +326,12 @@ def written(template: ChatTemplate, messages: Sequence[Message], begun: str | No
         text += template.around("assistant", messages)[0] + begun
         turns += [{"role": "assistant", "content": begun}] if begun else []
     return Prompt(text, tuple(turns))
+
+
+@pytest.mark.parametrize("noise", ['\\"', '"', "{", "```", '{"', "```json\n{"])
+def test_a_long_reply_without_json_is_read_once(noise: str) -> None:
+    text = noise * 200_000  # read once for each quotation mark, it would take half an hour
+    assert JsonSchema({"type": "array"}).extract(text) == text
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

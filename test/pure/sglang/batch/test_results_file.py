@@ -46,6 +46,11 @@ def simple(s, ending):
     s += ending + sgl.gen("x")
 
 
+@sgl.function
+def shown(s, value):
+    s += f"{value} " + sgl.gen("x")
+
+
 def reading(state: sgl.ProgramState) -> Any:
     """All that can be read of a state."""
     names = ("x", "list")
@@ -100,6 +105,21 @@ def test_other_programs_arguments_and_parameters_do_not_match(tmp_path: Path) ->
     assert calls(simple, [("b",)]) == 1
     assert calls(sgl.function(lambda s, ending: None), [("a",)]) == 0
     assert calls(simple, [("a",)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [((1, 2), [1, 2]), ({"b": 1, "a": 2}, {"a": 2, "b": 1}), ({1: 1}, {"1": 1}), ([()], [[]])],
+)
+def test_arguments_of_one_json_are_told_apart(tmp_path: Path, value: Any, other: Any) -> None:
+    def text(argument: Any) -> str:
+        options: dict[str, Any] = {"backend": Counted(), "results_file": tmp_path / "r"}
+        (state,) = shown.run_batch([{"value": argument}], **options)
+        return state.text()
+
+    texts = text(value), text(other)
+    assert texts[0] != texts[1]
+    assert (text(value), text(other)) == texts
 
 
 PROMPT, LATER = "One ", 0

@@ -78,3 +78,9 @@ def test_example_is_two_programs_without_a_message_between():
     assert example["write_snake_game"](server) == (" print(1)", " assert True")
     second = server.submissions[1]["graph"]["arguments"]
     assert set(second["code"]) == {"var"}
+
+
+def test_example_without_a_url_says_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["example"])
+    with pytest.raises(SystemExit, match=r"usage: python .* URL"):
+        runpy.run_path(str(ROOT / "examples" / "parrot_snake_game.py"), run_name="__main__")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import sglang as sgl
 from sglang.backend.base import Backend, Completion
+from sglang.errors import Cancelled
 
 WHO = contextvars.ContextVar("who", default="nobody")
 
@@ -97,6 +98,32 @@ def test_cancelling_a_program_ends_those_inside_it() -> None:
 
     asyncio.run(main())
     assert slow.cancelled.wait(60)
+
+
+def test_a_program_begun_inside_a_cancelled_one_calls_nothing() -> None:
+    begun, cancelled, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @sgl.function
+    def inner(s: Any) -> None:
+        s += "x" + sgl.gen("y")
+
+    @sgl.function
+    def outer(s: Any) -> None:
+        try:
+            begun.set()
+            assert cancelled.wait(60)
+            inner.run()
+        finally:
+            ended.set()
+
+    mock = sgl.Mock(lambda prompt, params: "z")
+    state = outer.run(backend=mock, stream=True)
+    assert begun.wait(60)
+    state.cancel()
+    cancelled.set()
+    assert ended.wait(60)
+    assert mock.calls == []
+    assert isinstance(state.error(), Cancelled)
 
 
 def test_a_variable_made_again_is_a_new_one() -> None:

@@ -9,6 +9,7 @@ import pytest
 import sglang as sgl
 from helpers.fake_anthropic import FakeAnthropic
 from helpers.fake_openai import FakeOpenAI
+from sglang.backend.openai.tool_fields import grown_calls
 
 CALLS = [("a1", "add", {"a": 1, "b": 4}), ("a2", "shout", {"text": "hi"})]
 ADD = {
@@ -158,6 +159,24 @@ def test_an_unknown_tool_and_malformed_arguments_are_answered() -> None:
         backend.shutdown()
     assert first["error"] == "there is no tool 'sub'; there are add, shout"
     assert second["error"].startswith("the arguments do not fit")
+
+
+def test_calls_of_two_turns_may_have_one_id() -> None:
+    first, second = openai_reply(), openai_reply()
+    second["tool_calls"][0]["function"]["arguments"] = '{"a": 2, "b": 2}'
+    with FakeOpenAI([first, second, "It is 5.", "Bye."]) as service:
+        backend = sgl.OpenAI("gpt-4o", base_url=service.url, api_key="k")
+        state = ask.run(backend=backend)
+        assert [call.value for call in state.value("x_calls")] == [5, "HI!", 4, "HI!"]
+        backend.shutdown()
+
+
+@pytest.mark.parametrize("index", [10**7, -1])
+def test_a_streamed_call_with_a_wild_index_is_refused(index: int) -> None:
+    whole: list[dict[str, Any]] = []
+    with pytest.raises(IndexError, match=f"index {index}"):
+        grown_calls(whole, [{"index": index, "id": "a1"}])
+    assert whole == []
 
 
 def test_a_malformed_call_is_a_bad_reply() -> None:

@@ -7,7 +7,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from sglang.srt.ranks.layout import RankLayout
-from sglang.srt.ranks.rank_group import RankGroup
+from sglang.srt.ranks.rank_group import RankGroup, RemoteNode
+from sglang.srt.ranks.rank_messages import NodeBeat, Stop
 from sglang.srt.ranks.ranks_executor import Ranks
 
 
@@ -49,3 +50,35 @@ def test_a_load_of_an_adapter_ends_with_the_ranks() -> None:
     ranks.close()
     thread.join(10)
     assert errors == ["the adapter was not loaded: the ranks were stopped"]
+
+
+class SharedOutbox:
+    """A socket that notes whether two threads were in it at once."""
+
+    def __init__(self) -> None:
+        self.inside, self.twice, self.sent = 0, False, 0
+
+    def send(self, *parts: Any) -> None:
+        self.inside += 1
+        threading.Event().wait(0.001)  # lets another thread run
+        self.twice |= self.inside > 1
+        self.inside -= 1
+        self.sent += 1
+
+
+def test_a_machines_socket_is_used_by_one_thread_at_a_time() -> None:
+    """The thread of the group sends beats while another one closes it."""
+    group, outbox = object.__new__(RankGroup), SharedOutbox()
+    group.epoch, group._sending = 7, threading.Lock()
+    group._nodes = {1: RemoteNode(1, outbox, 0.0)}  # type: ignore[arg-type]
+
+    def send(message: Any) -> None:
+        for _ in range(20):
+            group._tell_nodes(message)
+
+    threads = [threading.Thread(target=send, args=(m,)) for m in (NodeBeat(7, 0), Stop(7))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (outbox.sent, outbox.twice) == (40, False)

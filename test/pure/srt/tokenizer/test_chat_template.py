@@ -45,15 +45,33 @@ SLOW = {
     "macros": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}"
     "{{ m(60) }}",
     "blocks of a loop": ENDLESS.replace("{% endfor %}", "{% set x %}a{% endset %}{% endfor %}", 1),
-    "maps": "{% set s = 'x' * 10**7 %}{{ ([s] * 90000) | select('in', s) | list | length }}",
-    "a list that holds itself twice": NESTED + "{{ ns.x | tojson }}",
-    "and is written": NESTED + "{{ ns.x }}",
-    "and joined": NESTED + "{{ ns.x ~ '' }}",
+    "maps": "{{ ((range(90000) | list) * 20) | select('divisibleby', 7) | list | length }}",
 }  # fmt: skip
 LARGE = {
     "times": "{{ 'x' * 10**10 }}",
     "times of a variable": "{{ ('x' * huge) | length }}",
     "times of a list": "{{ ([1] * huge) | length }}",
+    "a list that holds itself twice": NESTED + "{{ ns.x | tojson }}",
+    "and is compared": NESTED.replace("[1]", "[[1], [1]]") + "{{ ns.x[0] == ns.x[1] }}",
+    "a tuple as a key": NESTED.replace("[1]", "(1,)").replace("[ns.x, ns.x]", "(ns.x, ns.x)"),
+    "a dict of dicts": TWICE.replace("FIRST", "{}").replace(
+        "STEP", "{% set ns.x = {'a': ns.x, 'b': ns.x} %}"
+    ),
+    "a dict by its function": TWICE.replace("FIRST", "1").replace(
+        "STEP", "{% set ns.x = dict(a=ns.x, b=ns.x) %}"
+    ),
+    "groups of groups": TWICE.replace("FIRST", "[[1, 'x' * 10**6]]").replace(
+        "STEP", "{% set ns.x = ns.x | groupby(1) %}"
+    ),
+    "a long text many times": "{{ (['x' * 10**6] * 1000) | length }}",
+    "a list of lists by plus": DOUBLED.replace("'x' * 9", "[['x' * 10**5]]").replace(
+        "STEP", "{% set ns.x = ns.x + ns.x %}"
+    ),
+    "letters": "{{ ('語' * 3 * 10**7) | list | length }}",
+    "sorted letters": "{{ ('語' * 3 * 10**7) | sort | length }}",
+    "parts": "{{ ('ab,' * 10**7).split(',') | length }}",
+    "words": "{{ ('ab\u2003' * 10**7).split() | length }}",
+    "lines": "{{ ('ab\n' * 10**7).splitlines() | length }}",
     "twice with a tilde": DOUBLED.replace("STEP", "{% set ns.x = ns.x ~ ns.x %}"),
     "twice with a plus": DOUBLED.replace("STEP", "{% set ns.x = ns.x + ns.x %}"),
     "twice in a block": DOUBLED.replace(
@@ -94,6 +112,7 @@ REFUSED = {
     "globals": "{{ raise_exception.__globals__ }}",
     "globals of a constructor": "{{ cycler.__init__.__globals__ }}",
     "the environment": "{{ self.__init__ }}",
+    "a text that is divided": "{{ '%999999999d' is even }}",
     "a file": "{% include '/etc/passwd' %}",
     "an import": "{% import 'os' as os %}",
     "a change of the messages": "{{ messages.append(1) }}",

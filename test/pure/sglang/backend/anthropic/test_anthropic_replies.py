@@ -136,6 +136,30 @@ def test_thinking_is_no_part_of_the_text(do: Way) -> None:
             do(model, gen())
 
 
+class Event:
+    """An object of the package."""
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._fields
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_tools_of_the_service_are_no_calls_of_the_program(called: bool) -> None:
+    reply = MessagesReply()
+    reply.add(Event(type="message_start", message={"id": "m", "usage": {}}))
+    for name in ["mine"] * called + ["web_search"]:
+        kind = "server_tool_use" if name == "web_search" else "tool_use"
+        block = {"type": kind, "id": name, "name": name, "input": {}}
+        reply.add(Event(type="content_block_start", content_block=block))
+        delta = {"type": "input_json_delta", "partial_json": f'{{"{name}": 1}}'}
+        reply.add(Event(type="content_block_delta", delta=delta))
+    made = [{"id": "mine", "name": "mine", "arguments": '{"mine": 1}'}] if called else []
+    assert reply.meta().get("tool_calls", []) == made
+
+
 def test_a_refusal_of_the_model_says_why(do: Way) -> None:
     details = {"type": "refusal", "category": "bio", "explanation": "too risky"}
     reply = {"content": [], "stop_reason": "refusal", "stop_details": details}

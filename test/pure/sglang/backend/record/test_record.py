@@ -7,6 +7,7 @@ import json
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sglang as sgl
@@ -15,8 +16,10 @@ from helpers.programs import Recorder as Digest
 from helpers.threads import running_threads
 from hypothesis import given, settings
 from sglang import errors
-from sglang.backend.base import Backend, Commit, Complete, Completion, Prompt
+from sglang.backend.base import Backend, Choose, Commit, Complete, Completion, Prompt
+from sglang.backend.mock import decided
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate
+from sglang.ir.choices import token_length_normalized
 from sglang.ir.params import DEFAULTS, GenParams
 
 
@@ -72,6 +75,24 @@ def test_the_same_call_gets_its_answers_in_turn_and_then_again(tmp_path: Path) -
     replay = sgl.Replay(tmp_path / "r")
     said = [ask.run("Q", backend=replay)["answer"] for _ in range(5)]
     assert said == ["one", "two", "one", "two", "one"]
+
+
+class Adapted(sgl.Mock):
+    """Chooses by the adapter."""
+
+    def choose(self, prompt: Prompt, options: Any, method: Any) -> Any:
+        return decided("no" if prompt.lora_path else "yes", options, method)
+
+
+def test_a_select_by_an_adapter_is_another_call(tmp_path: Path) -> None:
+    calls = [
+        Choose(Prompt("Q", lora_path=name), ("yes", "no"), token_length_normalized)
+        for name in ("", "x")
+    ]
+    with sgl.Recorder(Adapted(), tmp_path / "r") as recorder:
+        assert [call.do(recorder).text for call in calls] == ["yes", "no"]
+    replay = sgl.Replay(tmp_path / "r")
+    assert [call.do(replay).text for call in reversed(calls)] == ["no", "yes"]
 
 
 def test_meta_info_unicode_and_several_texts_come_back(tmp_path: Path) -> None:

@@ -98,6 +98,27 @@ def test_bytes_sent_at_once_are_one_program(uploads: Uploads) -> None:
     assert files(uploads) == [b"1"]
 
 
+def test_a_tenants_uploads_do_not_go_before_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, uploads = list[bytes](), Uploads(99)
+
+    def precompile(source: Path, target: Path, seconds: int, most: int) -> bool:
+        order.append(source.read_bytes())
+        target.touch()
+        return False
+
+    async def main() -> None:
+        many = [asyncio.ensure_future(uploads.put("a", b"%d" % n, "", None)) for n in range(9)]
+        await asyncio.sleep(0)
+        await uploads.put("b", b"b", "", None)
+        await asyncio.gather(*many)
+
+    monkeypatch.setattr(uploading, "precompile", precompile)
+    asyncio.run(main())
+    uploads.close()
+    assert order.index(b"b") <= 1
+    assert len(order) == 10
+
+
 @pytest.mark.usefixtures("compiling")
 def test_a_removed_program_keeps_its_file_for_its_runs(uploads: Uploads) -> None:
     [program] = asyncio.run(several(uploads, "a", b"1"))

@@ -367,6 +367,41 @@ def looks(
     return lambda **limits: Looks(monkeypatch, path, **limits)
 
 
+def test_fetched_media_that_wait_are_bounded(
+    looks: Callable[..., Looks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewing, "FETCHED", 1000)
+    made = looks(max_media_bytes=100, max_media_per_prompt=3, media_threads=1)
+    viewer, most, gate = made.viewer, 0, threading.Event()
+
+    def fetched(source: MediaSource) -> bytes:
+        nonlocal most
+        most = max(most, viewer._held)
+        return source.text.encode().ljust(100, b"=")
+
+    def look(*_: Any) -> Prepared:
+        assert gate.wait(60)
+        return Prepared("image", 1, (100,), bytes(100))
+
+    async def main() -> list[Any]:
+        prompts = [
+            [MediaSource("image", f"https://a/{n}{i}.png", "image_data[0]") for i in range(3)]
+            for n in range(20)
+        ]
+        works = [asyncio.ensure_future(viewer.read(prompt)) for prompt in prompts]
+        await asyncio.wait(works, timeout=0.5)
+        gate.set()
+        return await asyncio.gather(*works, return_exceptions=True)
+
+    monkeypatch.setattr(viewer, "_fetch", fetched)
+    monkeypatch.setattr(viewer, "_look", look)
+    found = asyncio.run(main())
+    codes = [one.code for one in found if isinstance(one, RequestError)]
+    assert set(codes) == {"queue_full"}
+    assert most <= 1000 + viewing.FETCHES * 100
+    assert (viewer._held, viewer._waiting) == (0, 0)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_no_more_is_decoded_than_the_context_holds(
     looks: Callable[..., Looks], threads: int

@@ -18,6 +18,10 @@ RUNNING = 16
 PLACE = CallPlace(ANYBODY, CallHint(), 0.0, "r")
 
 
+def body() -> dict[str, str]:
+    return {"text": "a"}
+
+
 def calls() -> Any:
     info = SimpleNamespace(max_running_requests=RUNNING, max_queued_requests=0)
     engines = SimpleNamespace(count=1)
@@ -63,7 +67,7 @@ def test_a_full_queue_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(found, "_answer", answer)
         monkeypatch.setattr("sglang.srt.runtime.programs.model_calls.asyncio.sleep", at_once)
-        assert await found.ask({"text": "a"}, PLACE) == {"text": "x"}
+        assert await found.ask(body, PLACE) == {"text": "x"}
         assert tries == 3
         assert not found.slots.running
 
@@ -90,11 +94,35 @@ def test_an_engine_that_is_started_again_is_waited_for(monkeypatch: pytest.Monke
         monkeypatch.setattr(found, "_answer", answer)
         monkeypatch.setattr("asyncio.sleep", soon)
         after: EngineLost | None = None
-        assert await found.ask({"text": "t"}, PLACE) == {"text": "x"}
+        assert await found.ask(body, PLACE) == {"text": "x"}
         assert looks == 3
         looks, after = 0, EngineLost("it was started too often")
         completion.lost = EngineAbsent("it is being started again")
         with pytest.raises(EngineLost, match="too often"):
-            await found.ask({"text": "t"}, PLACE)
+            await found.ask(body, PLACE)
+
+    asyncio.run(main())
+
+
+def test_a_call_in_line_holds_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        found, made, release = calls(), 0, asyncio.Event()
+
+        def long() -> dict[str, str]:
+            nonlocal made
+            made += 1
+            return {"text": "a"}
+
+        async def answer(*_: Any) -> dict[str, str]:
+            await release.wait()
+            return {"text": "x"}
+
+        monkeypatch.setattr(found, "_answer", answer)
+        asked = [asyncio.ensure_future(found.ask(long, PLACE)) for _ in range(50)]
+        await asyncio.sleep(0.01)
+        assert made == found.slots.limit == RUNNING // 4
+        release.set()
+        await asyncio.gather(*asked)
+        assert made == 50
 
     asyncio.run(main())
