@@ -40,7 +40,7 @@ class HandleTable:
         self.page_size = page_size
         self.mapped = 0
         self.known: tuple[bytes, Array] | None = None
-        self._room = np.empty(0, dtype=np.int32)  # of the slots of a straight loop
+        self._room = np.empty(0, dtype=np.int32)  # room for the slots of a straight loop
         self._pages = np.full(LEAST, NO_PAGE, dtype=np.int32)
         self._writable = np.zeros(LEAST, dtype=np.bool_)
 

@@ -54,8 +54,8 @@ class SpaceVerbs:
     def __init__(self, memory: SpaceMemory, facts: SpaceFacts, prefixes: PrefixFills) -> None:
         self.memory, self.facts, self._prefixes = memory, facts, prefixes
         self._fill = memory.pages.fill
-        self._verified: dict[int, SamplingParams] = {}  # of forwards, by identity
-        self._last: SamplingParams | None = None  # of those that were verified
+        self._verified: dict[int, SamplingParams] = {}  # parameters by identity
+        self._last: SamplingParams | None = None  # the last ones
         self._of: dict[type, Callable[[ProgramSpace, Any], None]] = {
             AllocPages: self._alloc,
             FreePages: self._free,
@@ -298,7 +298,7 @@ class SpaceVerbs:
         if page < 0 or not self.memory.pages.sole(page):
             return None
         if self.memory.pages.filled(page) and (known[1] == page).any():
-            return None  # what is known has KV, so an empty page is not among it
+            return None  # known slots have KV, so an empty page is none of them
         return space.table.appended(page)
 
     def _slots(self, space: ProgramSpace, verb: ForwardTokens, count: int) -> tuple[Array, Array]:
