@@ -21,7 +21,7 @@ import sglang as sgl
 from sglang.srt.inferlet.dispatch_policies import POLICIES
 
 from benchmark.harness.command import command_parser
-from benchmark.inferlets.decoding import ahead, best, distributions, lease, sampled
+from benchmark.inferlets.decoding import PLAIN, ahead, best, distributions, lease, sampled
 
 SUBJECT = "The weather report says that tomorrow will be a fine day for the farmer"
 HEADS = (("clock", 9), ("ratio", 7), ("processor", 9), ("ratio", 7), ("mean batch", 11))
@@ -43,7 +43,7 @@ def prompts_of(count: int) -> list[str]:
 
 def completed(engine: Any, prompts: list[str], tokens: int) -> list[str]:
     """The built-in completion, all prompts at once."""
-    params = {"temperature": 0, "ignore_eos": True, "max_new_tokens": tokens}
+    params = {**PLAIN, "max_new_tokens": tokens}
 
     async def all_of_them() -> list[Any]:
         jobs = [engine.async_generate(prompt, params) for prompt in prompts]

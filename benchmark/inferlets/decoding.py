@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from sglang.inferlet import Context, Ctx, Greedy
 
+# End tokens are shown, as ``Context.text`` shows them.
+PLAIN = {"temperature": 0, "ignore_eos": True, "skip_special_tokens": False}
+
 
 async def begun(ctx: Ctx, prompt: str) -> Context:
     """The prompt, its beginning from the prefix cache, as the server's completion has it."""
@@ -13,7 +16,7 @@ async def begun(ctx: Ctx, prompt: str) -> Context:
 async def lease(ctx: Ctx) -> str:
     """The server's completion, as a lease."""
     prompt, count = ctx.get_arg()
-    params = {"temperature": 0, "ignore_eos": True, "max_new_tokens": int(count)}
+    params = {**PLAIN, "max_new_tokens": int(count)}
     found = await ctx.generate(prompt, **params)
     return str(found["text"])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang.inferlet.dist import Dist, raw
 from sglang.inferlet.handle_numbers import HandleNumbers
-from sglang.inferlet.turns import Turns
+from sglang.inferlet.turns import CallData, Turns
 
 TOP = 256
 FEW = 8  # numbers that are not packed
@@ -160,12 +160,14 @@ class Ctx:
     def embed_txt(
         self, queue: int, tokens: Sequence[int], positions: Sequence[int], embs: Sequence[int]
     ) -> None:
-        self._turns.emit(
-            "embed_txt",
-            queue=queue,
-            tokens=packed(tokens),
-            positions=packed(positions),
-            embs=packed(embs),
+        self._turns.put(
+            {
+                "call": "embed_txt",
+                "queue": queue,
+                "tokens": packed(tokens),
+                "positions": packed(positions),
+                "embs": packed(embs),
+            }
         )
 
     def num_embs_needed(self, width: int, height: int) -> Awaitable[int]:
@@ -183,7 +185,7 @@ class Ctx:
         oemb: Sequence[int] = (),
         mask: Sequence[Sequence[bool]] | None = None,
     ) -> None:
-        self._turns.emit("forward", queue=queue, **_inputs(ikv, iemb, okv, oemb, mask))
+        self._turns.put(_forward("forward", queue, ikv, iemb, okv, oemb, mask))
 
     def forward_with_adapter(
         self,
@@ -195,8 +197,9 @@ class Ctx:
         oemb: Sequence[int] = (),
         mask: Sequence[Sequence[bool]] | None = None,
     ) -> None:
-        inputs = _inputs(ikv, iemb, okv, oemb, mask)
-        self._turns.emit("forward_with_adapter", queue=queue, adapter=adapter, **inputs)
+        call = _forward("forward_with_adapter", queue, ikv, iemb, okv, oemb, mask)
+        call["adapter"] = adapter
+        self._turns.put(call)
 
     def forward_with_sampling(
         self,
@@ -211,17 +214,19 @@ class Ctx:
     ) -> Awaitable[int]:
         """The token sampled after the last of ``iemb``. ``params``: as of ``/generate``.
         ``more``: uniform, history, allowed."""
-        inputs = _inputs(ikv, iemb, okv, oemb, mask)
-        return self._turns.ask(
-            "forward_with_sampling", queue=queue, params=params, **inputs, **more
-        )
+        call = _forward("forward_with_sampling", queue, ikv, iemb, okv, oemb, mask)
+        call["params"] = params
+        call.update(more)
+        return self._turns.put_awaited(call)
 
     async def get_next_dist(
         self, queue: int, emb: int, k: int = TOP, probe: Sequence[int] = ()
     ) -> Dist:
         """The ``k`` most likely tokens after an output embedding; -2: all of the vocabulary."""
-        answer = self._turns.ask("get_next_dist", queue=queue, emb=emb, k=k, probe=packed(probe))
-        return Dist(await answer)
+        call: CallData = {"call": "get_next_dist", "queue": queue, "emb": emb, "k": k}
+        if probe:
+            call["probe"] = packed(probe)
+        return Dist(await self._turns.put_awaited(call))
 
     def tokenize(self, text: str, special: bool = False) -> Awaitable[list[int]]:
         """Token ids; ``special``: with those that a prompt begins with."""
@@ -264,14 +269,16 @@ def packed(numbers: Sequence[int]) -> bytes | list[int]:
     return (numbers if isinstance(numbers, array) else array("i", numbers)).tobytes()
 
 
-def _inputs(
+def _forward(
+    name: str,
+    queue: int,
     ikv: Sequence[int],
     iemb: Sequence[int],
     okv: Sequence[int],
     oemb: Sequence[int],
     mask: Sequence[Sequence[bool]] | None,
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"ikv": packed(ikv), "iemb": packed(iemb)}
+    found: CallData = {"call": name, "queue": queue, "ikv": packed(ikv), "iemb": packed(iemb)}
     if okv:
         found["okv"] = packed(okv)
     if oemb:

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
+from sglang.inferlet.block_pages import BlockPages
 from sglang.inferlet.ctx import Ctx
 from sglang.inferlet.dist import Dist
 from sglang.inferlet.samplers import Sampler, Stop
@@ -36,7 +37,7 @@ class PageContext:
         self.start = start
         self.tokens: list[int] = []
         self.computed = 0
-        self._blocks: dict[int, int] = {}  # page of each block of page_size tokens that has one
+        self._blocks = BlockPages()  # page of each block of page_size tokens that has one
         self._holders: Counter[int] = Counter()  # contexts that use a page, of this and its forks
         self._fixed: set[int] = set()  # pages that were exported, imported or come from the cache
         self._spare: list[int] = []
@@ -229,7 +230,7 @@ class PageContext:
         child = PageContext(self.ctx, start=self.start)
         child.tokens, child.computed = list(self.tokens), self.computed
         child._holders, child._fixed, child._dist = self._holders, self._fixed, self._dist
-        child._blocks = dict(self._blocks)
+        child._blocks = BlockPages(self._blocks)
         self._holders.update(child._blocks.values())
         return child
 
@@ -343,7 +344,7 @@ class PageContext:
     async def free(self) -> None:
         """Give all pages back."""
         self._release(list(self._blocks.values()))
-        self._blocks = {}
+        self._blocks = BlockPages()
         self._free(self._spare)
         self.ctx.dealloc_emb(self.queue, self._embs)
         self._spare, self._embs, self.computed = [], [], 0
@@ -379,7 +380,7 @@ class PageContext:
             old = self._blocks[block]
             self._blocks[block] = self._copy(old, offset)
             self._release([old])
-        view = array("i", self._blocks.values())
+        view = self._blocks.listed()
         last = (self.computed + count - 1) // size
         new = range(block + bool(offset), last + 1)
         if len(new) > len(self._spare):

@@ -50,14 +50,23 @@ class Turns(asyncio.BaseEventLoop):
 
     def emit(self, call: str, /, **fields: Any) -> int:
         """Make a call; its number."""
-        self._count += 1
-        self._made.append({"call": call, "id": self._count, **fields})
-        return self._count
+        return self.put({"call": call, **fields})
 
     def ask(self, call: str, /, **fields: Any) -> asyncio.Future[Any]:
         """Make a call; its answer, to be awaited. That raises CallError where it was refused."""
-        future = self.create_future()
-        self._open[self.emit(call, **fields)] = future
+        return self.put_awaited({"call": call, **fields})
+
+    def put(self, call: CallData) -> int:
+        """Make a call that lacks its number alone; its number."""
+        self._count += 1
+        call["id"] = self._count
+        self._made.append(call)
+        return self._count
+
+    def put_awaited(self, call: CallData) -> asyncio.Future[Any]:
+        """Make such a call; its answer, as that of ``ask``."""
+        future: asyncio.Future[Any] = asyncio.Future(loop=self)
+        self._open[self.put(call)] = future
         return future
 
     def start(self, main: Callable[[], Awaitable[Any]]) -> list[CallData]:
@@ -98,12 +107,19 @@ class Turns(asyncio.BaseEventLoop):
 
     def _drain(self) -> None:
         outer = events._get_running_loop()
-        events._set_running_loop(None)
+        events._set_running_loop(self)
+        ready = self._ready  # type: ignore[attr-defined]
         try:
-            events._set_running_loop(self)
-            while self._ready:  # type: ignore[attr-defined]
-                self._run_once()  # type: ignore[attr-defined]
-            self._sleep()
+            while ready:
+                if self._scheduled:  # type: ignore[attr-defined]
+                    self._run_once()  # type: ignore[attr-defined]
+                    continue
+                for _ in range(len(ready)):  # as that does, without a look at the time
+                    handle = ready.popleft()
+                    if not handle._cancelled:
+                        handle._run()
+            if self._scheduled:  # type: ignore[attr-defined]
+                self._sleep()
         finally:
             events._set_running_loop(outer)
 

@@ -32,12 +32,28 @@ class BadCall(NamedTuple):
 
 
 _UNION: Any = reduce(or_, CALLS + MORE)
+
+
+class _ReadTurn(msgspec.Struct):
+    """A turn, converted in one go: msgspec keeps what it knows of a struct's fields."""
+
+    calls: list[_UNION]
+
+
 _texts: msgspec.json.Decoder[list[ProgramCall]] = msgspec.json.Decoder(list[_UNION])
 
 
 def read(data: Any) -> ProgramCall | BadCall:
     """A call from plain data, in which bytes are bytes."""
     return _read(data, binary=True)
+
+
+def read_turn(turn: list[Any]) -> list[ProgramCall | BadCall]:
+    """A turn from plain data, in which bytes are bytes."""
+    try:
+        return list(msgspec.convert({"calls": turn}, _ReadTurn, builtin_types=(bytes,)).calls)
+    except msgspec.ValidationError:
+        return [read(data) for data in turn]
 
 
 def read_text(text: bytes) -> list[ProgramCall | BadCall]:

@@ -461,6 +461,11 @@ MORE: tuple[type[ProgramCall], ...] = (
 """Calls beside those of the paper."""
 
 
+def tag_of(kind: type[ProgramCall]) -> str:
+    """The name of calls of a kind, as programs write it."""
+    return str(kind.__struct_config__.tag)
+
+
 def name_of(call: ProgramCall) -> str:
     """The name of a call, as programs write it."""
-    return str(call.__struct_config__.tag)
+    return tag_of(type(call))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from sglang.srt.core.version import __version__
 from sglang.srt.inferlet.dispatch import Dispatcher
@@ -23,6 +25,13 @@ from sglang.srt.inferlet.served import RunFollower, RunParts, Served
 from sglang.srt.inferlet.traits import SUPERTRAITS, traits_of
 
 MOST_COMMANDS = 4096  # commands of a batch
+TURNS_SECONDS = 0.005  # for which turns of several programs may hold the event loop
+
+
+class ReadyRun(Protocol):
+    """A run (``inferlet_run``), as the controller sees it."""
+
+    def take_turn(self) -> None: ...
 
 
 class Controller:
@@ -41,6 +50,8 @@ class Controller:
         self._queues = itertools.count()
         self._sessions: set[InferletSession] = set()
         self._numbers = itertools.count(1)
+        self._ready: deque[ReadyRun] = deque()  # runs that take a turn next
+        self._turning = False
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -85,9 +96,27 @@ class Controller:
         """Number of programs whose turn is to be taken, or is taken now."""
         return len(self._runnable)
 
-    def woken(self, run: object) -> None:
-        """A run has got an answer, or starts."""
+    def woken(self, run: ReadyRun) -> None:
+        """A run has got an answer, or starts: it takes a turn after what runs now."""
         self._runnable.wake(run, time.monotonic())
+        self._ready.append(run)
+        if not self._turning:
+            self._turning = True
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        """Have the runs that are ready take their turns, in order, for ``TURNS_SECONDS`` at most.
+        Those that are left come after other work of the event loop."""
+        ready, until = self._ready, time.monotonic() + TURNS_SECONDS
+        try:
+            for _ in range(len(ready)):  # not those that get an answer meanwhile
+                ready.popleft().take_turn()
+                if time.monotonic() >= until:
+                    break
+        finally:
+            self._turning = bool(ready)
+            if ready:
+                asyncio.get_running_loop().call_soon(self._take_turns)
 
     def rests(self, run: object) -> None:
         """The turn of a run is over."""

@@ -67,11 +67,16 @@ class Command:
 
 @dataclass(eq=False)
 class CommandQueue:
-    """Commands of one queue of a program, oldest first."""
+    """Commands of one queue of a program, oldest first.
+
+    Attributes:
+        found: the last result of ``head``; None once a command has come, left or ended since.
+    """
 
     priority: int = 0
     pending: deque[Command] = field(default_factory=deque)
     flying: list[Command] = field(default_factory=list)
+    found: list[Command] | None = None
 
     @property
     def awaited(self) -> int:
@@ -85,6 +90,13 @@ class CommandQueue:
         writes none that an earlier one reads; commands in flight are earlier ones. Each slot is
         examined ``FEW`` times at most.
         """
+        if self.found is None:
+            self.found = self._together(most)
+        return self.found
+
+    def _together(self, most: int) -> list[Command]:
+        if len(self.pending) == 1 and not self.flying:
+            return list(self.pending)
         out: list[Command] = []
         earlier = list(self.flying)
         written: set[int] = set()
@@ -104,7 +116,7 @@ class CommandQueue:
                 reads.clear()
             if not (written.isdisjoint(own) and used.isdisjoint(own)):
                 break
-            if any(contains(some, slot) for some in reads for slot in own):
+            if reads and own and any(contains(some, slot) for some in reads for slot in own):
                 break
             if not written.isdisjoint(command.needs):
                 break
@@ -142,8 +154,11 @@ class Dispatcher:
     def put(self, command: Command, now: float) -> None:
         """Add a command at the end of its queue, which is made where there is none."""
         command.number, command.arrived = next(self._numbers), now
-        queue = self.queues.setdefault(command.queue, CommandQueue())
+        queue = self.queues.get(command.queue)
+        if queue is None:
+            queue = self.queues[command.queue] = CommandQueue()
         queue.pending.append(command)
+        queue.found = None
         self._waiting[command.queue] = queue
         self._latest = now
         self._ahead += command.follows is not None
@@ -183,6 +198,7 @@ class Dispatcher:
             queue = self.queues[command.queue]
             queue.pending.remove(command)
             queue.flying.append(command)
+            queue.found = None
             if not queue.pending:
                 del self._waiting[command.queue]
             command.left = now
@@ -200,6 +216,7 @@ class Dispatcher:
         if queue is None or command not in queue.flying:
             return
         queue.flying.remove(command)
+        queue.found = None
         command.ended = now
         if command.follows is None:
             self._ended(1, now)

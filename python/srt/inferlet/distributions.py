@@ -28,7 +28,7 @@ def narrowed(output: TokenOutput, done: ForwardDone, call: GetNextDistCall) -> d
     elif call.k != WHOLE:
         ids, logprobs = ids[: ITEM * max(call.k, 0)], logprobs[: ITEM * max(call.k, 0)]
     probe = done.probe
-    wanted = unpacked(call.probe)
+    wanted = unpacked(call.probe) if call.probe else ()
     if tuple(wanted) != output.probe:
         place = {one: index for index, one in enumerate(output.probe)}
         probe = b"".join(probe[ITEM * place[one] : ITEM * place[one] + ITEM] for one in wanted)

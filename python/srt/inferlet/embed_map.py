@@ -19,7 +19,7 @@ from sglang.srt.inferlet.future_token import FutureToken
 EMBEDDINGS = 1 << 16  # embeddings that a program may have
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class TokenOutput:
     """The distribution after one token of a forward.
 
@@ -46,7 +46,8 @@ class TokenOutput:
         if not self.sent:
             wide = WHOLE in (self.top, call.k)
             self.top = WHOLE if wide else max(self.top, call.k)
-            self.probe = tuple(dict.fromkeys((*self.probe, *probe)))
+            if probe:
+                self.probe = tuple(dict.fromkeys((*self.probe, *probe)))
         elif not self.has(call.k) or not set(probe) <= set(self.probe):
             raise ValueError(
                 f"the forward of embedding {self.emb} has left with {self.top} tokens of a "
@@ -65,7 +66,7 @@ class TokenOutput:
         self.sent = True
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Embedding:
     """One embedding: a position with a token or one to be sampled, or the output of a forward."""
 
@@ -107,10 +108,12 @@ class EmbedMap:
             raise ValueError(f"there is no embedding {handle}; alloc_emb makes one")
         return one
 
-    def fill(self, handle: int, token: int, position: int) -> None:
-        """Put a token at a position into an embedding."""
-        one = self.get(handle)
-        one.token, one.position, one.output, one.future = token, position, None, None
+    def fill(self, handles: Ints, tokens: Ints, positions: Ints) -> None:
+        """Put tokens at positions into embeddings. Raises ValueError where a handle has none; then
+        nothing has changed."""
+        found = [self.get(handle) for handle in handles]
+        for one, token, position in zip(found, tokens, positions):
+            one.token, one.position, one.output, one.future = token, position, None, None
 
     def promise(self, handle: int, future: FutureToken, position: int) -> None:
         """A forward is to sample the token of an embedding."""

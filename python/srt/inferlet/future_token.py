@@ -14,7 +14,7 @@ from sglang.srt.inferlet.dispatch import Command
 NOT_LEFT = -1  # request of a forward that has not left
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class FutureToken:
     """One token.
 

@@ -78,7 +78,7 @@ class SpaceCommand(Command):
     open: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class ExpectedReply:
     """An answer that is to come: of a forward, what is after ``output``; or for ``reply``."""
 
@@ -147,7 +147,8 @@ class HeldSpace:
             self._link.listen(self._space, self.take)
             out.append(OpenSpace(self._space, **self._opening))
         if command.row is not None:
-            return out + self._forward(command, command.row)
+            made = self._forward(command, command.row)
+            return out + made if out else made
         assert command.verbs is not None
         return out + command.verbs()
 
@@ -179,7 +180,7 @@ class HeldSpace:
         ]
         if row.future is not None:
             row.future.request = requests[-1]
-        return list(row.verbs(self._space, ends, requests))
+        return row.verbs(self._space, ends, requests)  # type: ignore[return-value]
 
     def take(self, event: SpaceEvent) -> None:
         """An event of the engine."""

@@ -32,7 +32,7 @@ from sglang.srt.inferlet.held_space import (
     SpaceCommand,
 )
 from sglang.srt.inferlet.packed_numbers import bit_mask, unpacked
-from sglang.srt.inferlet.row_plan import Sampling, plan
+from sglang.srt.inferlet.row_plan import NONE, Sampling, plan
 from sglang.srt.requests.completion.completion_request import sampling_from
 
 RUNTIME_QUEUE = -1  # queue of the calls that name none
@@ -140,10 +140,7 @@ class InferenceCalls:
                 f"position {last} is outside of the model's context; at most "
                 f"{self._info.context_length - 1}"
             )
-        for handle in embs:
-            self.space.embeds.get(handle)
-        for handle, token, position in zip(embs, tokens, positions):
-            self.space.embeds.fill(handle, token, position)
+        self.space.embeds.fill(embs, tokens, positions)
 
     def forward(self, call: c.ForwardCall) -> None:
         sampling = self._sampling(call) if isinstance(call, c.ForwardWithSamplingCall) else None
@@ -208,6 +205,8 @@ class InferenceCalls:
         return Sampling(call.id, params, call.uniform, self._tokens(call.history), allowed, future)
 
     def _tokens(self, given: Sequence[int] | bytes) -> Any:
+        if not given:
+            return NONE
         tokens = unpacked(given)
         if tokens and max(tokens) >= self._info.vocab_size:
             raise ValueError(

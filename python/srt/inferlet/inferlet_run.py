@@ -14,7 +14,7 @@ from sglang.srt.inferlet.controller import Controller
 from sglang.srt.inferlet.driver import CallAnswer, Driver, ProgramEnded, Turn
 from sglang.srt.inferlet.inferlet_session import InferletSession
 
-SLICE = 0.005  # seconds for which calls of one turn may hold the event loop
+SLICE = 0.005  # seconds for which the calls of one turn may hold the event loop
 
 
 class InferletRun:
@@ -44,9 +44,9 @@ class InferletRun:
     def _ready(self) -> None:
         self._busy = True
         self._controller.woken(self)
-        asyncio.get_running_loop().call_soon(self._turn)
 
-    def _turn(self) -> None:
+    def take_turn(self) -> None:
+        """Hand out the answers that have come."""
         if self._session.parts.outcome.ended:
             self._rest()
             return
@@ -56,7 +56,7 @@ class InferletRun:
         except Exception as error:
             self._fail(error)
             return
-        if inspect.isawaitable(made):
+        if not isinstance(made, list) and inspect.isawaitable(made):
             self._task = asyncio.get_running_loop().create_task(self._awaited(made))
         else:
             self._made(made)
@@ -79,11 +79,12 @@ class InferletRun:
     def _handle(self, calls: Iterator[ProgramCall | BadCall]) -> None:
         """Give calls their effect, in slices: between two, other work of the event loop is done."""
         until = time.monotonic() + SLICE
+        outcome, handle = self._session.parts.outcome, self._session.handle
         try:
             for call in calls:
-                if self._session.parts.outcome.ended:
+                if outcome.ended:
                     break
-                self._session.handle(call)
+                handle(call)
                 if time.monotonic() >= until:
                     asyncio.get_running_loop().call_soon(self._handle, calls)
                     return

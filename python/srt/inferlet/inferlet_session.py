@@ -60,6 +60,8 @@ class InferletSession:
         self.driver: Driver | None = None
         self._commands = commands
         self._waiting = 0  # calls without their answer
+        self._traits = commands.traits
+        self._handlers: dict[type, Callable[[Any], None]] = {}
         self._open_queue(RUNTIME_QUEUE)
         owner, info = parts.rights.owner, parts.served.info
         opening = {"owner": owner, "namespace": owner, "most": parts.limits.pages}
@@ -86,21 +88,26 @@ class InferletSession:
         queue = getattr(call, "queue", RUNTIME_QUEUE)
         try:
             self._verify(call, queue)
-            name = c.name_of(call)
-            name = "forward" if isinstance(call, c.ForwardCall) else name
-            room = self._inference if hasattr(self._inference, name) else self._runtime
-            getattr(room, name)(call)
+            (self._handlers.get(type(call)) or self._handler(type(call)))(call)
         except PermissionError as error:
             self._refuse_call(call, queue, "denied", error)
         except ValueError as error:
             self._inference.refused(call)
             self._refuse_call(call, queue, "invalid", error)
 
+    def _handler(self, kind: type[c.ProgramCall]) -> Callable[[Any], None]:
+        """The method that gives calls of a kind their effect, found once a run."""
+        name = "forward" if issubclass(kind, c.ForwardCall) else c.tag_of(kind)
+        room = self._inference if hasattr(self._inference, name) else self._runtime
+        found: Callable[[Any], None] = getattr(room, name)
+        self._handlers[kind] = found
+        return found
+
     def _verify(self, call: c.ProgramCall, queue: int) -> None:
         most = self.parts.limits.waiting
         if self._waiting > most:
             raise ValueError(f"{most} calls wait for their answer already; await some first")
-        if call.trait and call.trait not in self._commands.traits:
+        if call.trait and call.trait not in self._traits:
             raise ValueError(
                 f"model {self.parts.facts.models[0]} has no trait {call.trait!r}; "
                 "available_traits lists those that it has"
@@ -162,11 +169,14 @@ class InferletSession:
 
     def _earlier(self, queue: int) -> Fault | None:
         """The error of an earlier call of a queue or of the whole run, given once."""
-        for state in (self.queues.get(queue), self.queues[RUNTIME_QUEUE]):
-            if state is not None and state.fault is not None:
-                fault, state.fault = state.fault, None
-                return fault
-        return None
+        own, whole = self.queues.get(queue), self.queues[RUNTIME_QUEUE]
+        if own is not None and own.fault is not None:
+            fault, own.fault = own.fault, None
+        elif whole.fault is None:
+            return None
+        else:
+            fault, whole.fault = whole.fault, None
+        return fault
 
     def ended(self, command: SpaceCommand) -> None:
         self._commands.command_ended(command)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
-from sglang.srt.core.ints import Ints, from_bytes, ints
+from sglang.srt.core.ints import Ints, from_bytes
 
 
 def unpacked(values: Sequence[int] | bytes) -> Ints:
     """An int32 array. Raises ValueError where bytes end inside a number, or one is negative."""
     if not isinstance(values, bytes):
-        return ints(values)
+        return array("i", values)
     try:
         found = from_bytes(values)
     except ValueError as error:

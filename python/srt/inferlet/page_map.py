@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sglang.srt.core.ints import Ints, ints
+from sglang.srt.inferlet.packed_numbers import unpacked
 
+ITEM = 4  # bytes of a handle
+FEW = 16  # pages, at least, by which a view is extended that is kept
+MOST_VIEWS = 16  # views that are kept
+MOST_SLOTS = 1 << 16  # slots of a view that is kept
 PAGES = 1 << 18  # pages that a program may have, whatever the engine grants
 
 
@@ -21,6 +26,9 @@ class PageMap:
         shown: bit mask of the slots that forwards see, by handle.
         hidden: bit mask of the slots that hold KV and are masked, by handle; 0 is left out.
         fixed: handles of read-only pages: exported, imported, or of the prefix cache.
+        full: views of full pages, and their slots. A page that is full stays so until it is masked,
+            freed or lost; then all views are dropped. The next view of a straight loop begins with
+            the last one, so only what is behind that is looked up.
     """
 
     def __init__(self, size: int) -> None:
@@ -28,6 +36,7 @@ class PageMap:
         self.shown: dict[int, int] = {}
         self.hidden: dict[int, int] = {}
         self.fixed: set[int] = set()
+        self.full: dict[bytes, Ints] = {}
 
     def alloc(self, handles: Sequence[int]) -> None:
         """Add empty pages. Raises ValueError where a handle is in use or given twice."""
@@ -52,6 +61,7 @@ class PageMap:
         self.verify(handles)
         if len(set(handles)) != len(handles):
             raise ValueError("pages has a handle twice; give each once")
+        self.full.clear()
         for handle in handles:
             del self.shown[handle]
             self.hidden.pop(handle, None)
@@ -75,20 +85,46 @@ class PageMap:
             raise ValueError(f"mask has {len(mask)} entries; a page has {self.size} slots")
         held = self.shown[page] | self.hidden.get(page, 0)
         wanted = sum(1 << offset for offset, seen in enumerate(mask) if seen)
+        self.full.clear()
         self.shown[page] = held & wanted
         self._hide(page, held & ~wanted)
 
-    def visible(self, handles: Ints) -> Ints:
+    def visible(self, given: Sequence[int] | bytes) -> Ints:
         """Slots that a forward sees in these pages, in order. Raises ValueError."""
+        data = given if isinstance(given, bytes) else unpacked(given).tobytes()
+        if not data:
+            return ints()
+        known = next(filter(data.startswith, self.full), b"")
+        if len(data) % ITEM:
+            return unpacked(data)  # raises
+        handles = unpacked(data[len(known) :])
+        slots, full = self._shown(handles)
+        if known:
+            slots = self.full[known] + slots
+        if full >= (FEW if known else 1) and len(slots) <= MOST_SLOTS:
+            self.full.pop(known, None)
+            if len(self.full) >= MOST_VIEWS:
+                self.full.clear()
+            count = len(known) // ITEM + full
+            self.full[data[: ITEM * count]] = slots[: count * self.size]
+        return slots
+
+    def _shown(self, handles: Ints) -> tuple[Ints, int]:
+        """Slots that a forward sees in pages, and how many of the first pages are full."""
         shown = self.shown.get
         if self.size == 1 and all(map(shown, handles)):
-            return handles
+            return handles, len(handles)
         self.verify(handles)
-        size, out = self.size, ints()
-        for handle in handles:
+        size, out, full = self.size, ints(), 0
+        whole = (1 << size) - 1
+        for index, handle in enumerate(handles):
             bits, base = self.shown[handle], handle * size
-            out.extend(base + offset for offset in range(size) if bits >> offset & 1)
-        return out
+            if bits == whole:
+                out.extend(range(base, base + size))
+                full += full == index
+            else:
+                out.extend(base + offset for offset in range(size) if bits >> offset & 1)
+        return out, full
 
     def take(self, handles: Ints, count: int) -> Ints:
         """Return slots for ``count`` tokens: in order, those of the pages without KV or with masked
@@ -150,6 +186,7 @@ class PageMap:
         """Note that pages hold no KV any more, as after a pass that failed."""
         for handle in handles:
             if handle in self.shown:
+                self.full.clear()
                 self.shown[handle] = 0
                 self.hidden.pop(handle, None)
 

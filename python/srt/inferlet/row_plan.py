@@ -19,8 +19,10 @@ from sglang.srt.inferlet.future_token import FutureToken
 from sglang.srt.inferlet.packed_numbers import unpacked
 from sglang.srt.inferlet.page_map import PageMap
 
+NONE = ints()
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False, slots=True)
 class Sampling:
     """Sampling of a token after the last one; ``call`` waits for it, and later forwards may begin
     with ``future``."""
@@ -33,7 +35,7 @@ class Sampling:
     future: FutureToken | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class RowPlan:
     """A forward.
 
@@ -69,6 +71,8 @@ class RowPlan:
     ) -> list[ForwardTokens]:
         """The verbs, in order, with their requests; what is read is after the last token of
         each. ``ends``: as ``ends`` gives them."""
+        if len(ends) == 1:
+            return [self._verb(space, requests[0], 0, ends[0])]
         out, start = [], 0
         for end, request in zip(ends, requests):
             out.append(self._verb(space, request, start, end))
@@ -79,6 +83,8 @@ class RowPlan:
         """The index after the last token of each verb. Raises ValueError where several verbs
         would need KV that is kept nowhere."""
         count = len(self.tokens)
+        if not self.outputs:
+            return [count]
         first = count - len(self.outputs)
         ends = [first + i + 1 for i, one in enumerate(self.outputs) if one.top != -1]
         if not ends or ends[-1] != count:
@@ -101,12 +107,15 @@ class RowPlan:
 
     def _verb(self, space: int, request: int, start: int, end: int) -> ForwardTokens:
         output = self.output(end)
-        sampling = self.sampling if end == len(self.tokens) else None
-        visible = self.visible + self.written[:start] if start else self.visible
-        positions = self.positions[start:end]
-        counted = ints(range(len(visible), len(visible) + end - start))
+        tokens, positions, written = self.tokens, self.positions, self.written
+        sampling, visible = self.sampling, self.visible
+        if start or end < len(tokens):
+            sampling = sampling if end == len(tokens) else None
+            visible = visible + written[:start] if start else visible
+            tokens, positions = tokens[start:end], positions[start:end]
+            written = written[start:end]
         options: dict[str, Any] = {}
-        tokens, history = self.tokens[start:end], ints() if sampling is None else sampling.history
+        history = NONE if sampling is None else sampling.history
         if self.follows is not None and not start:
             if self.follows.token < 0:
                 options["follows"] = self.follows.request
@@ -114,24 +123,21 @@ class RowPlan:
                 first = ints([self.follows.token])
                 tokens, history = first + tokens[1:], history + first
         if output is not None:
-            options |= {"top": output.top, "probe": output.probe}
+            options["top"], options["probe"] = output.top, output.probe
+            options["keep"] = self._kept(start, end)
         if sampling is not None:
-            options |= {
-                "sample": sampling.params,
-                "uniform": sampling.uniform,
-                "history": history.tobytes(),
-                "allowed": sampling.allowed,
-            }
+            options["sample"], options["uniform"] = sampling.params, sampling.uniform
+            options["history"], options["allowed"] = history.tobytes(), sampling.allowed
+        if self.read:
+            options["read"] = tuple((i - start, emb) for i, emb in self.read if start <= i < end)
         return ForwardTokens(
             space,
             request,
             tokens.tobytes(),
-            b"" if positions == counted else positions.tobytes(),
+            b"" if _counted(positions, len(visible)) else positions.tobytes(),
             visible.tobytes(),
-            self.written[start:end].tobytes(),
+            written.tobytes(),
             self._bits(start, end),
-            read=tuple((i - start, emb) for i, emb in self.read if start <= i < end),
-            keep=self._kept(start, end),
             priority=self.priority,
             **options,
         )
@@ -154,6 +160,13 @@ class RowPlan:
         return b"".join(rows)
 
 
+def _counted(positions: Ints, first: int) -> bool:
+    """Whether positions are those from ``first`` on, each one more than the one before."""
+    if len(positions) == 1:
+        return positions[0] == first
+    return positions == ints(range(first, first + len(positions)))
+
+
 def plan(
     call: ForwardCall, pages: PageMap, embeds: EmbedMap, sampling: Sampling | None, priority: int
 ) -> RowPlan:
@@ -162,25 +175,23 @@ def plan(
 
     Raises ValueError, before anything has changed.
     """
-    iemb, oemb = unpacked(call.iemb), unpacked(call.oemb)
+    iemb, oemb = unpacked(call.iemb), unpacked(call.oemb) if call.oemb else ()
     count = len(iemb)
     if not count:
         raise ValueError("iemb is empty; a forward computes at least one embedding")
     if len(oemb) > count:
         raise ValueError(f"oemb has {len(oemb)} entries and iemb {count}; give at most as many")
-    tokens, positions, read = _inputs(iemb, embeds, call.queue)
+    tokens, positions, read, follows = _inputs(iemb, embeds, call.queue)
     for handle in oemb:
         embeds.get(handle)
-    follows = embeds.get(iemb[0]).future
     named = call.future if isinstance(call, ForwardWithSamplingCall) else None
     if named is not None:
         embeds.get(named)
         if named in oemb:
             raise ValueError(f"embedding {named} is in oemb and is future; take two")
-    visible = pages.visible(unpacked(call.ikv))
+    visible = pages.visible(call.ikv)
     mask = _mask(call, len(visible), count)
-    okv = unpacked(call.okv)
-    written = pages.take(okv, count) if okv else ints()
+    written = pages.take(unpacked(call.okv), count) if call.okv else ints()
     outputs = [
         embeds.leave(handle, positions[count - len(oemb) + i]) for i, handle in enumerate(oemb)
     ]
@@ -193,9 +204,11 @@ def plan(
 
 def _inputs(
     iemb: Sequence[int], embeds: EmbedMap, queue: int
-) -> tuple[Ints, Ints, tuple[tuple[int, int], ...]]:
+) -> tuple[Ints, Ints, tuple[tuple[int, int], ...], FutureToken | None]:
+    """Tokens, positions and states of embeddings, and the token that the first one is to have."""
     tokens, positions = ints(), ints()
-    read = []
+    read: list[tuple[int, int]] = []
+    follows = None
     for index, handle in enumerate(iemb):
         one = embeds.get(handle)
         if one.output is not None:
@@ -206,11 +219,12 @@ def _inputs(
             read.append((index, handle))
         elif one.future is not None:
             one.future.verify(handle, index, one.position, queue)
+            follows = one.future
         elif one.token < 0:
             raise ValueError(f"embedding {handle} is empty; embed_txt fills it")
-        tokens.append(max(one.token, 0))
+        tokens.append(one.token if one.token > 0 else 0)
         positions.append(one.position)
-    return tokens, positions, tuple(read)
+    return tokens, positions, tuple(read), follows
 
 
 def _mask(call: ForwardCall, visible: int, count: int) -> list[list[bool]] | None:

@@ -40,6 +40,7 @@ class HandleTable:
         self.page_size = page_size
         self.mapped = 0
         self.known: tuple[bytes, Array] | None = None
+        self._room = np.empty(0, dtype=np.int32)  # room for the slots of a straight loop
         self._pages = np.full(LEAST, NO_PAGE, dtype=np.int32)
         self._writable = np.zeros(LEAST, dtype=np.bool_)
 
@@ -107,6 +108,18 @@ class HandleTable:
         if 0 <= handle < len(self._pages) and self._writable[handle]:
             return int(self._pages[handle])
         return NO_PAGE
+
+    def appended(self, slot: int) -> Array:
+        """Return the slots of ``known`` and one more, which becomes known with this forward. They
+        stay where they are as long as there is room: nothing else is written behind them."""
+        assert self.known is not None
+        slots, room = self.known[1], self._room
+        count = len(slots)
+        if slots.base is not room or count == len(room):
+            room = self._room = np.empty(max(LEAST, 2 * count), dtype=np.int32)
+            room[:count] = slots
+        room[count] = slot
+        return room[: count + 1]
 
     def verify_writable(self, handles: Array) -> None:
         """Raise ValueError where one of these handles, which are in use, is read-only."""

@@ -79,6 +79,10 @@ class SpacePages:
         """Note that earlier work of the engine writes KV to these slots."""
         self._filled[slots] = True
 
+    def filled(self, slot: int) -> bool:
+        """Whether a slot has KV, or will when earlier work is done."""
+        return bool(self._filled[slot])
+
     def lease(self, pages: Array) -> Array:
         """Note that pages of the prefix cache have KV. Return their slots, in order."""
         self._since[pages] = self.number

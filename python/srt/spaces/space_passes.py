@@ -178,11 +178,14 @@ class SpacePasses:
         del space.forwards[verb.request]
         if verb.sample is not None:
             space.keep(verb.request, out.token)
-        probe = array("f", out.probe) if work.targets is None else work.state.scores
+        probe = b""
+        if work.targets is not None:
+            probe = work.state.scores.tobytes()
+        elif out.probe:
+            probe = array("f", out.probe).tobytes()
         self._memory.events.append(
             ForwardDone(
-                space.id, verb.request, out.token, out.logprob, out.ids, out.logprobs,
-                probe.tobytes(),
+                space.id, verb.request, out.token, out.logprob, out.ids, out.logprobs, probe,
             )
         )  # fmt: skip
 

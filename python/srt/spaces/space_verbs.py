@@ -45,6 +45,7 @@ MOST_SPACES = 4096
 MOST_PENDING = 1024  # work of a space that no pass has
 MOST_NAME = 256  # characters of an export's name
 MOST_NAMES = 1024  # exports in one answer
+MOST_VERIFIED = 256  # parameters of samples that are kept
 
 
 class SpaceVerbs:
@@ -53,7 +54,8 @@ class SpaceVerbs:
     def __init__(self, memory: SpaceMemory, facts: SpaceFacts, prefixes: PrefixFills) -> None:
         self.memory, self.facts, self._prefixes = memory, facts, prefixes
         self._fill = memory.pages.fill
-        self._verified: SamplingParams | None = None  # the last of a forward
+        self._verified: dict[int, SamplingParams] = {}  # parameters by identity
+        self._last: SamplingParams | None = None  # the last ones
         self._of: dict[type, Callable[[ProgramSpace, Any], None]] = {
             AllocPages: self._alloc,
             FreePages: self._free,
@@ -293,11 +295,11 @@ class SpaceVerbs:
         if len(verb.tokens) != 4 or self.facts.page_size > 1 or self.memory.positions.kept:
             return None
         page = space.table.writable(from_bytes(verb.written)[0])
-        if page < 0 or not self.memory.pages.sole(page) or (known[1] == page).any():
+        if page < 0 or not self.memory.pages.sole(page):
             return None
-        slots = np.empty(len(known[1]) + 1, dtype=np.int32)
-        slots[:-1], slots[-1] = known[1], page
-        return slots
+        if self.memory.pages.filled(page) and (known[1] == page).any():
+            return None  # known slots have KV, so an empty page is none of them
+        return space.table.appended(page)
 
     def _slots(self, space: ProgramSpace, verb: ForwardTokens, count: int) -> tuple[Array, Array]:
         """Slots of the pool that a forward sees and writes, and the pages of scratch among them.
@@ -346,9 +348,7 @@ class SpaceVerbs:
         if verb.top < WHOLE or verb.top > vocab:
             raise ValueError(f"top is {verb.top}; it may be {WHOLE} (all ids) to {vocab}")
         if verb.sample is not None:
-            if verb.sample is not self._verified and verb.sample != self._verified:
-                verb.sample.verify(vocab)
-                self._verified = verb.sample
+            self._verify_sample(verb.sample)
             if not 0 <= verb.uniform < 1:
                 raise ValueError(f"uniform is {verb.uniform}; it must be in [0, 1)")
             if verb.allowed and len(verb.allowed) != 4 * -(-vocab // 32):
@@ -366,6 +366,18 @@ class SpaceVerbs:
                     f"follows is {verb.follows}; no earlier forward of the space with this number "
                     "samples a token, or too many have since"
                 )
+
+    def _verify_sample(self, params: SamplingParams) -> None:
+        """Raise ValueError for parameters out of bounds. Loops of this process send theirs again;
+        those that came by a message are new objects."""
+        if self._verified.get(id(params)) is params:
+            return
+        if params != self._last:
+            params.verify(self.facts.vocab_size)
+        self._last = params
+        if len(self._verified) >= MOST_VERIFIED:
+            self._verified.clear()
+        self._verified[id(params)] = params
 
     def _followed(
         self, space: ProgramSpace, verb: ForwardTokens

@@ -40,7 +40,7 @@ class TrustedDriver:
         self._first: Callable[[], Any] | None = lambda: self._turns.start(lambda: main(ctx))
 
     def turn(self, answers: list[CallAnswer]) -> list[Any]:
-        from sglang.srt.inferlet.call_reading import read
+        from sglang.srt.inferlet.call_reading import read_turn
         from sglang.srt.inferlet.driver import plain
 
         if self._first is not None:
@@ -48,7 +48,7 @@ class TrustedDriver:
             made = first()
         else:
             made = self._turns.turn([plain(answer) for answer in answers])
-        return [read(call) for call in made]
+        return read_turn(made)
 
     def close(self) -> None:
         """Nothing runs between turns."""

@@ -89,20 +89,17 @@ class GuestHost:
         self._socket.poll(flags=zmq.POLLOUT)
         self._socket.send(encode([HostReady(version("wasmtime"))]))
         while True:
-            poller.poll()
-            with suppress(BlockingIOError):
+            ready = dict(poller.poll())
+            if self._wake_read in ready:
                 os.read(self._wake_read, 1 << 16)
-            if not self._receive():
+            if self._socket in ready and not self._receive():
                 return
             self._emit()
 
     def _receive(self) -> bool:
         """Apply the frames at hand; whether to go on."""
-        while True:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return True
+        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            frame = self._socket.recv(zmq.NOBLOCK)
             if frame == EXIT:
                 return False
             try:
@@ -112,6 +109,7 @@ class GuestHost:
                 continue
             for order in orders:
                 self._apply(order)
+        return True
 
     def _apply(self, order: Order) -> None:
         if isinstance(order, LaunchGuest):

@@ -39,13 +39,13 @@ def test_every_call_is_made(programs: Programs | EnginePrograms) -> None:
     made: set[str] = set()
 
     async def main(ctx: Any) -> Any:
-        emit = ctx._turns.emit
+        put = ctx._turns.put
 
-        def counted(call: str, /, **fields: Any) -> int:
-            made.add(call)
-            return emit(call, **fields)
+        def counted(call: dict[str, Any]) -> int:
+            made.add(call["call"])
+            return int(put(call))
 
-        ctx._turns.emit = counted
+        ctx._turns.put = counted
         facts = [
             await ctx._turns.ask(name)
             for name in ("get_arg", "instance_id", "version", "available_models")

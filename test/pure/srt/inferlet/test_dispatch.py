@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from helpers.mutation import Mutation, caught, drop, mutate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.inferlet.dispatch import Command, CommandQueue, Dispatcher, contains
@@ -117,6 +119,41 @@ def test_everything_leaves_and_ends(commands: list[Command]) -> None:
         for command in batch:
             dispatcher.end(command, 2.0)
     assert left == len(commands) == dispatcher.left
+
+
+def queue_history(seed: int) -> None:
+    """Commands come, leave and end; each head is the one that a queue without a memory finds."""
+    r = random.Random(seed)
+    dispatcher = Dispatcher(POLICIES["adaptive"], 3)
+    flying: list[Command] = []
+    for step in range(60):
+        now = float(step)
+        match r.choice(["put", "put", "take", "end", "prioritize"]):
+            case "put":
+                slots = [r.randrange(6) for _ in range(3)]
+                dispatcher.put(Command(r.randrange(3), r.choice("aab"), slots[:1], (), slots[2:]),
+                               now)  # fmt: skip
+            case "take":
+                flying += dispatcher.take(now)
+            case "end" if flying:
+                dispatcher.end(flying.pop(r.randrange(len(flying))), now)
+            case "prioritize":
+                dispatcher.prioritize(r.randrange(3), r.randrange(3))
+        dispatcher.delay(now, 0)
+        for queue in dispatcher.queues.values():
+            fresh = CommandQueue(0, deque(queue.pending), list(queue.flying))
+            assert queue.head(3) == fresh.head(3)
+
+
+def test_heads_are_those_of_a_fresh_queue() -> None:
+    for seed in range(60):
+        queue_history(seed)
+
+
+@pytest.mark.parametrize("name", ["put", "take", "end"])
+def test_a_stale_head_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch, Mutation(Dispatcher, name, "queue.found = None", drop))
+    assert caught(queue_history, range(60))
 
 
 def test_a_pass_may_read_its_writes_but_not_write_its_reads() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from helpers.silent_link import opened, settled
 from sglang.srt.inferlet import calls as c
+from sglang.srt.inferlet import controller as controller_module
 from sglang.srt.inferlet import inferlet_run
 from sglang.srt.inferlet.driver import CallAnswer, Fault, ProgramEnded, write_text
 from sglang.srt.inferlet.inferlet_run import InferletRun
@@ -126,3 +127,31 @@ def test_answers_beyond_the_limit_are_not_written() -> None:
     with pytest.raises(ProgramEnded):
         write_text(answers, 1000)
     assert Watched.read <= 10
+
+
+def test_other_work_is_done_between_turns_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "TURNS_SECONDS", 0)
+
+    async def main() -> None:
+        controller, _ = opened()
+        order: list[str] = []
+
+        class Ready:
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            def take_turn(self) -> None:
+                order.append(self.name)
+                asyncio.get_running_loop().call_soon(order.append, "tick")
+                if self.name == "b":
+                    raise ValueError("a fault of the control layer")
+                if self.name == "a":
+                    controller.woken(Ready("d"))
+
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        for name in "abc":
+            controller.woken(Ready(name))
+        await settled()
+        assert order == ["a", "tick", "b", "tick", "c", "tick", "d", "tick"]
+
+    asyncio.run(main())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from helpers.mutation import Mutation, always, become, caught, drop, mutate, never
+from helpers.space_desk import SpaceDesk, filled
 from helpers.space_histories import SpaceHistory
 from sglang.srt.spaces import space_passes, space_work, work_order
+from sglang.srt.spaces.handle_table import HandleTable
 from sglang.srt.spaces.space_memory import SpaceMemory
 from sglang.srt.spaces.space_pages import SpacePages
 from sglang.srt.spaces.space_passes import SpacePasses
@@ -32,6 +34,9 @@ MUTATIONS = {
     ],
     "a taken page shows the KV of the one before": [
         Mutation(SpacePages, "take", "self._filled[_] = False", drop),
+    ],
+    "slots of a straight loop are those of another one": [
+        Mutation(HandleTable, "appended", "slots.base is not room", never),
     ],
     "work does not wait for what it reads": [
         Mutation(work_order, "must_wait", "meet(before.writes, work.reads)", never),
@@ -87,3 +92,36 @@ def test_the_histories_catch(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert caught(lambda seed: SpaceHistory(seed).run(), seeds), (
         f"{WITHIN} histories pass although {name}"
     )
+
+
+def stale_loop() -> None:
+    """The next forward of a straight loop is refused where it writes to what it sees, or sees a
+    page that was freed."""
+    desk = SpaceDesk()
+    program = filled(desk)
+    program.alloc(*range(8, 12))
+    program.forward([7], list(range(8)), [8])
+    for written in (8, 3):
+        program.forward([7], list(range(9)), [written])
+        assert "twice" in program.failed[-1].message
+    program.free(4)
+    program.forward([7], list(range(9)), [9])
+    assert "handle 4 is not in use" in program.failed[-1].message
+
+
+def test_a_straight_loop_is_refused_as_any_forward_is() -> None:
+    stale_loop()
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        Mutation(HandleTable, "unmap", "self.known = None", drop),
+        Mutation(SpaceVerbs, "_continued", "self.memory.pages.filled(page)", never),
+    ],
+)
+def test_a_stale_straight_loop_is_caught(
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch, mutation)
+    assert caught(lambda seed: stale_loop(), range(1))
