@@ -45,7 +45,8 @@ def read_items(given: Any, name: str, before: Sequence[Item], find: Find) -> lis
     """The items of ``input``.
 
     ``name`` is the response's, for ids of those that bring none, or one that another has;
-    ``before``: the conversation so far; ``find`` resolves references. Raises RequestError.
+    ``before``: the conversation so far; ``find`` resolves references. An item is referred to once:
+    all are written out where the response is stored. Raises RequestError.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -53,12 +54,16 @@ def read_items(given: Any, name: str, before: Sequence[Item], find: Find) -> lis
         raise RequestError("input is missing; give text or a list of items.", "input")
     calls = {item["call_id"] for item in before if item["type"] == "function_call"}
     found: list[Item] = []
-    ids = set[str]()
+    ids, referred = set[str](), set[str]()
     for i, entry in enumerate(given):
         where = f"input[{i}]"
         if not isinstance(entry, dict):
             raise _wrong(where, "is no object; give an item")
         item = _read(where, entry, find)
+        if "role" not in entry and entry.get("type") in (None, "item_reference"):
+            if item["id"] in referred:
+                raise _wrong(f"{where}.id", f"is {item['id']!r:.80}, as an earlier one; refer once")
+            referred.add(item["id"])
         if not isinstance(item.get("id"), str) or item["id"] in ids:
             item["id"] = item_id(item["type"], name, f"in{i}")
         ids.add(item["id"])
@@ -129,7 +134,10 @@ def _image(where: str, part: Item) -> Item:
     url = part.get("image_url")
     if not isinstance(url, str):
         raise _wrong(f"{where}.image_url", "is missing; files are not kept here, give a data URL")
-    return {"type": "input_image", "image_url": url, "detail": part.get("detail") or "auto"}
+    detail = part.get("detail") or "auto"
+    if not isinstance(detail, str):
+        raise _wrong(f"{where}.detail", f"is {detail!r:.60}; give a text")
+    return {"type": "input_image", "image_url": url, "detail": detail}
 
 
 def _reasoning(where: str, entry: Item) -> Item:
@@ -166,8 +174,10 @@ def _server_call(where: str, entry: Item) -> Item:
     text = error_text(error) if failed else output
     if not isinstance(text, str):
         raise _wrong(f"{where}.{'error' if failed else 'output'}", f"is {text!r:.60}; give a text")
-    return answered({**_function(where, entry), "server_label": entry.get("server_label")},
-                    text, failed)  # fmt: skip
+    label = entry.get("server_label")
+    if not isinstance(label, str | None):
+        raise _wrong(f"{where}.server_label", f"is {label!r:.60}; give a text")
+    return answered({**_function(where, entry), "server_label": label}, text, failed)
 
 
 def _result(where: str, entry: Item) -> Item:

@@ -10,19 +10,21 @@ from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.openai.responses.items import Item, response_of
 from sglang.srt.web.response_store import ResponseStore, StoredResponse
 
+MAX_MARKS = 1 << 21  # commas and brackets of JSON that one request has decoded: about a second
+
 
 class Past:
     """The stored responses of the caller, each decoded once."""
 
     def __init__(self, store: ResponseStore) -> None:
-        self._store, self._tenant = store, CALLER.get().tenant
+        self._store, self._tenant, self._marks = store, CALLER.get().tenant, 0
         self._items: dict[str, dict[str, Item]] = {}
 
     def conversation(self, id: str | None) -> list[Item]:
         """Input and output of a response and of those that it continues, in order.
 
         A call whose arguments were cut is left out: no template could show it. Raises
-        RequestError where one of them is not there.
+        RequestError where one of them is not there, or they have too many values.
         """
         if not id:
             return []
@@ -35,7 +37,7 @@ class Past:
                 f"Response {id!r:.80} is still being written; wait for its end, or cancel it.",
                 "previous_response_id",
             )
-        items = [item for record in reversed(records) for item in _items(record)]
+        items = [item for record in reversed(records) for item in self._decoded(record)]
         return [
             item
             for item in items
@@ -43,11 +45,11 @@ class Past:
         ]
 
     def item(self, id: str) -> Item | None:
-        """The stored item with this id."""
+        """The stored item with this id. Raises RequestError as ``conversation``."""
         response = response_of(id)
         if response not in self._items:
             record = self._store.peek(self._tenant, response)
-            found = [] if record is None or record.live is not None else _items(record)
+            found = [] if record is None or record.live is not None else self._decoded(record)
             self._items[response] = {item["id"]: item for item in found}
         return self._items[response].get(id)
 
@@ -61,7 +63,15 @@ class Past:
             "previous_response_not_found",
         )
 
-
-def _items(record: StoredResponse) -> list[Item]:
-    value: dict[str, Any] = msgspec.json.decode(record.value)
-    return [*msgspec.json.decode(record.items), *value["output"]]
+    def _decoded(self, record: StoredResponse) -> list[Item]:
+        """Input and output of a response."""
+        whole = record.items, record.value
+        self._marks += sum(text.count(mark) for text in whole for mark in (b",", b"[", b"{"))
+        if self._marks > MAX_MARKS:
+            raise RequestError(
+                f"The stored responses that are read again have {self._marks} values or more; at "
+                f"most {MAX_MARKS}. Send the conversation as input.",
+                "previous_response_id",
+            )
+        value: dict[str, Any] = msgspec.json.decode(record.value)
+        return [*msgspec.json.decode(record.items), *value["output"]]

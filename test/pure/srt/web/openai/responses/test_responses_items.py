@@ -91,3 +91,27 @@ def test_a_call_may_be_in_what_is_continued() -> None:
     assert read_items([result("1")], "m", before, lambda _: None)[0]["call_id"] == "1"
     with pytest.raises(RequestError, match="no call before has it"):
         read_items([result("2")], "m", before, lambda _: None)
+
+
+def test_an_item_is_referred_to_once() -> None:
+    stored: Any = {"id": "rs_n_0", **THOUGHT, "summary": [{"type": "summary_text", "text": "x"}]}
+    reference = {"type": "item_reference", "id": stored["id"]}
+    found = read_items([reference, USER], "m", [], lambda _: stored)
+    assert found[0]["id"] == stored["id"]
+    for again in (reference, {"id": stored["id"]}):
+        with pytest.raises(RequestError, match=r"input\[2\]\.id is 'rs_1', as an earlier one"):
+            read_items([reference, USER, again], "m", [], lambda _: stored)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"role": "user", "content": [
+            {"type": "input_image", "image_url": "data:,", "detail": [[]] * 9}]},
+        {"type": "mcp_call", "name": "f", "arguments": "{}", "output": "x",
+         "server_label": {"a": []}},
+    ],
+)  # fmt: skip
+def test_what_no_model_reads_is_a_text_too(entry: Any) -> None:
+    with pytest.raises(RequestError, match="give a text"):
+        read_items([entry], "n", [], lambda _: None)
