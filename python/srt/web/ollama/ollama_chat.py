@@ -9,6 +9,8 @@ a last message of the assistant: what the reply goes on with
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
+from itertools import product
 from typing import Any
 
 from sglang.srt.requests.request_error import RequestError, shown
@@ -108,7 +110,9 @@ class _Conversation:
 
     def __init__(self, given: list[OllamaMessage], field: str = "") -> None:
         self._field, self._count = field, 0
-        self._open: list[tuple[str, str]] = []  # id and name of calls without a result
+        # Id and name of each call without a result, by what a result may say of it: the id, the
+        # name, both or neither. One that has its result is dropped where it comes first.
+        self._open: defaultdict[tuple[str, str], deque[list[str]]] = defaultdict(deque)
         self.messages = [self._message(i, message) for i, message in enumerate(given)]
 
     def _message(self, index: int, message: OllamaMessage) -> dict[str, Any]:
@@ -130,18 +134,24 @@ class _Conversation:
         for call in message.tool_calls or ():
             self._count += 1
             name = call.id or f"call{self._count:05d}"
-            self._open.append((name, call.function.name))
+            waiting = [name, call.function.name]
+            for known in product((name, ""), (call.function.name, "")):
+                self._open[known].append(waiting)
             function = {"name": call.function.name, "arguments": call.function.arguments}
             calls.append({"id": name, "type": "function", "function": function})
         return calls
 
     def _answered(self, message: OllamaMessage) -> tuple[str, str]:
         """Id and function of the call whose result the message is."""
-        for place, (number, name) in enumerate(self._open):
-            if message.tool_call_id in (None, "", number) and message.tool_name in (None, "", name):
-                del self._open[place]
+        said = message.tool_call_id or "", message.tool_name or ""
+        line = self._open.get(said, deque())
+        while line:
+            waiting = line.popleft()
+            if waiting:
+                number, name = waiting
+                waiting.clear()
                 return number, name
-        return message.tool_call_id or "", message.tool_name or ""
+        return said
 
 
 def picture(where: str, data: str) -> dict[str, Any]:
