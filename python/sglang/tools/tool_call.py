@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from sglang.backend.tool_invocation import TOOLS, is_async
@@ -16,8 +15,9 @@ from sglang.tools.program_tool import ProgramTool, arguments_shown, text_of_resu
 ERROR_CHARS = 2000
 
 
-class _TooLateError(Exception):
-    """A call has no value in its time. The text says so."""
+class _NoValueError(Exception):
+    """A call has no value: its time has passed, or its function wanted to end the process. The text
+    says so."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ async def _answered(
         value = await _in_time(_called(tool, arguments), timeout)
     except Cancelled:
         raise
-    except _TooLateError as error:
+    except _NoValueError as error:
         return _failed(call, str(error), time.monotonic() - begin)
     except Exception as error:
         return _failed(call, _said(error), time.monotonic() - begin)
@@ -121,12 +121,12 @@ async def _answered(
 
 async def _in_time(call: Coroutine[Any, Any, Any], timeout: float | None) -> Any:
     """The value of ``call``. Raises what it raises, a TimeoutError of its own too, and
-    _TooLateError where ``timeout`` seconds pass first."""
+    _NoValueError where ``timeout`` seconds pass first."""
     job = asyncio.ensure_future(call)
     try:
         done, _ = await asyncio.wait({job}, timeout=timeout)
         if not done:
-            raise _TooLateError(f"it took more than {timeout:g} s")
+            raise _NoValueError(f"it took more than {timeout:g} s")
         return job.result()
     finally:
         if not job.done():
@@ -135,11 +135,22 @@ async def _in_time(call: Coroutine[Any, Any, Any], timeout: float | None) -> Any
 
 
 async def _called(tool: ProgramTool, arguments: dict[str, Any]) -> Any:
-    """Call the function: an asynchronous one in this event loop, another one in a thread."""
+    """Call the function: an asynchronous one in this event loop, another one in a thread. An exit
+    or an interrupt would end the event loop, not the call."""
     assert tool.function is not None
-    if is_async(tool.function):
+    if not is_async(tool.function):
+        return await asyncio.wrap_future(TOOLS.call(_contained, tool.function, arguments))
+    try:
         return await tool.function(**arguments)
-    return await asyncio.wrap_future(TOOLS.call(partial(tool.function, **arguments)))
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _NoValueError(_said(error)) from error
+
+
+def _contained(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    try:
+        return function(**arguments)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _NoValueError(_said(error)) from error
 
 
 def _failed(call: ModelToolCall, why: str, seconds: float = 0.0) -> ModelToolCall:
@@ -147,7 +158,7 @@ def _failed(call: ModelToolCall, why: str, seconds: float = 0.0) -> ModelToolCal
     return replace(call, result=f"error: {why}", error=why, seconds=seconds)
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """The error's type and text, where its ``__str__`` gives one."""
     try:
         text = str(error)

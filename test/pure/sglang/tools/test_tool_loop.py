@@ -513,3 +513,24 @@ def test_histories_of_calls(made: list[Any], limit: int, in_loop: bool) -> None:
     asked = [call["id"] for m in messages for call in m.get("tool_calls", ())]
     assert answered == asked == [call["id"] for call in state["x_calls"]]
     assert len(set(asked)) == len(asked)
+
+
+def leaves(text: str) -> str:
+    raise SystemExit(f"bye {text}")
+
+
+async def interrupts(text: str) -> str:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"), [(leaves, "SystemExit: bye you"), (interrupts, "KeyboardInterrupt")]
+)
+def test_a_tool_that_exits_ends_its_call_alone(tool: Any, said: str) -> None:
+    replies = [calls((tool.__name__, {"text": "you"})), "done"]
+    for state in (
+        ask.run("?", tools=[tool], backend=sgl.Mock(replies)),
+        asyncio.run(ask.arun("?", tools=[tool], backend=sgl.Mock(replies))),
+    ):
+        assert state["x"] == "done"
+        assert state["x_calls"][0]["error"] == said
