@@ -62,14 +62,15 @@ def mapped(
 
 
 async def amapped(state: Forkable, items: Sequence[Any], program: Body) -> list[Any]:
-    """``mapped`` for an event loop: coroutines are its tasks, others run in threads."""
+    """``mapped`` for an event loop: coroutines are its tasks, others run in threads, as many at a
+    time."""
     if not items:
         return []
     forks = state.fork(len(items))
     bodies = [_body(program, one, item) for one, item in zip(forks.states, items)]
     inline = inspect.iscoroutinefunction(program) or bool(getattr(program, "is_async", False))
-    calls = [body() if inline else asyncio.wrap_future(BODIES.call(body)) for body in bodies]
-    tasks = [asyncio.ensure_future(call) for call in calls]
+    slots = asyncio.Semaphore(global_config.max_threads)
+    tasks = [asyncio.ensure_future(body() if inline else _threaded(body, slots)) for body in bodies]
     try:
         results = await asyncio.gather(*tasks)
     finally:
@@ -84,6 +85,11 @@ def _body(program: Body, state: Any, item: Any) -> Callable[[], Any]:
     if isinstance(item, Mapping):
         return partial(program, state, **item)
     return partial(program, state, *(item if isinstance(item, tuple) else (item,)))
+
+
+async def _threaded(body: Callable[[], Any], slots: asyncio.Semaphore) -> Any:
+    async with slots:
+        return await asyncio.wrap_future(BODIES.call(body))
 
 
 def _in_threads(bodies: Sequence[Callable[[], Any]]) -> list[Any]:

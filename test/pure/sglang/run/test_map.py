@@ -130,3 +130,26 @@ def test_it_is_compiled_and_explained() -> None:
     program = three.compile()
     assert program.run("On: ", backend=met(3)).ret_value == ["A", "B", "C"]
     assert len(three.explain("On: ", backend=sgl.Mock([])).requests) == 3
+
+
+def test_bodies_in_threads_of_an_event_loop_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang.global_config.max_threads", 4)
+    lock, together, running, peak = threading.Lock(), threading.Barrier(4, timeout=20), 0, 0
+
+    def body(s: Any, number: int) -> int:
+        nonlocal running, peak
+        with lock:
+            running += 1
+            peak = max(peak, running)
+        together.wait()
+        with lock:
+            running -= 1
+        return number
+
+    @sgl.function
+    async def outer(s: Any) -> list[int]:
+        return await s.amap(list(range(40)), body)
+
+    state = asyncio.run(outer.arun(backend=sgl.Mock("x")))
+    assert state.ret_value == list(range(40))
+    assert peak == 4
