@@ -94,7 +94,7 @@ class ServerSession:
             self._opening, self._known = None, ""
 
 
-_SESSIONS: weakref.WeakKeyDictionary[Backend, ServerSession] = weakref.WeakKeyDictionary()
+_OWN = "_program_session"  # attribute of a backend; a table would keep the backend for ever
 _FULL: list[ServerSession] = []  # no program is submitted to them any more
 
 
@@ -107,10 +107,10 @@ def session_of(backend: Backend) -> ServerSession:
     for full in [session for session in list(_FULL) if not session.programs]:
         _FULL.remove(full)
         LOOP.start(full.close)
-    found = _SESSIONS.get(backend)
+    found: ServerSession | None = vars(backend).get(_OWN)
     if found is not None and found.count >= MOST_PROGRAMS:
         _FULL.append(found)
         found = None
     if found is None:
-        found = _SESSIONS[backend] = ServerSession(backend)
+        found = vars(backend)[_OWN] = ServerSession(backend)
     return found

@@ -165,11 +165,15 @@ class HttpLines:
     """Splits pieces of a UTF-8 text into its lines, without their ends."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._begun: list[bytes] = []  # pieces of a line, which may have megabytes
 
     def of(self, piece: bytes) -> Iterator[str]:
         """The lines that ``piece`` completes."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        *lines, rest = piece.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._begun, lines[0]])
+            self._begun = []
+        self._begun.append(rest)
         for line in lines:
             yield line.rstrip(b"\r").decode("utf-8", "replace")
 

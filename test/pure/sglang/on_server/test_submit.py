@@ -6,6 +6,8 @@ import asyncio
 import base64
 import gc
 import threading
+import time
+import weakref
 import zlib
 
 import pytest
@@ -482,3 +484,14 @@ def test_random_program_with_images_makes_the_same(image):
         plain = made(program.run("Where?", image=image, backend=server))
         assert made(program.compile(image=image).run("Where?", backend=server)) == plain, seed
         assert made(program.run("Where?", image=image, backend=server, on="server")) == plain, seed
+
+
+def test_a_backend_that_is_dropped_is_freed():
+    server = FakeProgramServer(["a", "b"])
+    write.submit("x", backend=server).result()
+    known = weakref.ref(server)
+    del server
+    until = time.monotonic() + 60
+    while known() is not None and time.monotonic() < until:
+        gc.collect()
+    assert known() is None

@@ -81,6 +81,20 @@ def test_lines_in_any_pieces(text: str, cut: int) -> None:
     assert found == [line.rstrip("\r") for line in text.split("\n")[:-1]]
 
 
+def test_a_line_of_many_pieces_is_copied_once() -> None:
+    class Piece(bytes):
+        copied = 0
+
+        def __radd__(self, other: bytes) -> bytes:
+            Piece.copied += len(other)
+            return bytes(other) + bytes(self)
+
+    lines, count = HttpLines(), 200
+    assert [line for _ in range(count) for line in lines.of(Piece(b"0123456789"))] == []
+    assert list(lines.of(b"\n")) == ["0123456789" * count]
+    assert Piece.copied <= 20 * count
+
+
 class Scripted:
     """A server whose n-th connection gives these replies, one a request, and is closed."""
 
