@@ -85,7 +85,8 @@ class ChatHistory:
     def save(self, path: str) -> None:
         """Write the conversation as JSON. Raises OSError."""
         whole = {"sglang_chat": FORMAT, "messages": self.messages, "settings": self.settings}
-        Path(path).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
+        text = json.dumps(whole, indent=1, ensure_ascii=False)
+        Path(path).write_bytes(text.encode("utf-8", "replace"))
 
     def load(self, path: str) -> None:
         """Take the conversation of a file in place of this one. Raises ValueError and OSError."""
@@ -106,7 +107,15 @@ def _are_messages(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(one, dict)
         and one.get("role") in ROLES
-        and isinstance(one.get("content"), (str, list))
+        and _is_content(one.get("content"))
         and (one["role"] != "system" or i == 0)
         for i, one in enumerate(value)
+    )
+
+
+def _is_content(value: Any) -> bool:
+    """Whether it is a text, or a list of texts and images."""
+    return isinstance(value, str) or (
+        isinstance(value, list)
+        and all(isinstance(p, dict) and isinstance(p.get("text", ""), str) for p in value)
     )

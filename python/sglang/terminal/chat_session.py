@@ -187,8 +187,8 @@ class _Answer:
 
     def figures(self) -> str:
         """Tokens and speed of the whole answer, in a line."""
-        made, prompt = self._usage.get("completion_tokens", 0), self._usage.get("prompt_tokens", 0)
-        cached = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        made, prompt = (_count(self._usage, f"{kind}_tokens") for kind in ("completion", "prompt"))
+        cached = _count(self._usage.get("prompt_tokens_details"), "cached_tokens")
         first = (self._first or time.monotonic()) - self._began
         rest = time.monotonic() - self._began - first
         speed = f", {(made - 1) / rest:.0f} tokens/s" if made > 1 and rest > 0 else ""
@@ -196,6 +196,12 @@ class _Answer:
             f"{prompt} prompt tokens, {cached} of them cached; first text after {first:.2f} s; "
             f"{made} tokens{speed}"
         )
+
+
+def _count(usage: Any, name: str) -> int:
+    """A count that a server tells, 0 where it tells none."""
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) else 0
 
 
 def _text(content: Any) -> str:

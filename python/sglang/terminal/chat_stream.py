@@ -145,14 +145,25 @@ def _piece(data: bytes) -> ChatPiece:
             raise BackendError(str(message))
         choices = event.get("choices") or [{}]
         delta = choices[0].get("delta") or {}
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         return ChatPiece(
-            text=delta.get("content") or "",
-            reasoning=delta.get("reasoning_content") or delta.get("reasoning") or "",
-            finish=choices[0].get("finish_reason") or "",
+            text=_text(delta.get("content")),
+            reasoning=_text(reasoning),
+            finish=_text(choices[0].get("finish_reason")),
             usage=event.get("usage") or {},
         )
     except (ValueError, AttributeError, TypeError, LookupError) as error:
         raise BackendError(f"the server sent an event that is no chunk: {data[:80]!r}") from error
+
+
+def _text(value: Any) -> str:
+    """A text of a chunk, "" for none; of a list of parts their texts. Half a character becomes a
+    question mark. Raises TypeError for another value."""
+    if isinstance(value, list):
+        return "".join(_text(part.get("text")) for part in value)
+    if not isinstance(value, str | None):
+        raise TypeError(f"a text is {value!r:.60}")
+    return (value or "").encode("utf-8", "replace").decode()
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -16,8 +16,8 @@ from sglang.errors import AuthenticationFailed, BackendError, ConnectionFailed
 from sglang.srt.cli import main
 from sglang.terminal import chat_command
 from sglang.terminal.chat_history import ChatHistory
-from sglang.terminal.chat_session import ChatSession
-from sglang.terminal.chat_stream import ChatServer
+from sglang.terminal.chat_session import ChatSession, _Answer
+from sglang.terminal.chat_stream import ChatPiece, ChatServer, _piece
 from sglang.terminal.chat_words import (
     COMMANDS,
     ChatWordError,
@@ -320,3 +320,41 @@ def test_saved_chat_is_readable_json(tmp_path: Path) -> None:
     with suppress(OSError):
         assert "é" in Path(path).read_text(encoding="utf-8")
     assert json.loads(Path(path).read_text())["messages"][1]["content"] == "é"
+
+
+def test_texts_of_odd_servers() -> None:
+    assert _piece(chunk(content=[{"type": "text", "text": "a"}, {"type": "ref"}])).text == "a"
+    assert _piece(chunk(content="half \ud83d")).text == "half ?"
+    for odd in (5, ["a"], [{"text": 5}]):
+        with pytest.raises(BackendError, match="no chunk"):
+            _piece(chunk(content=odd))
+        with pytest.raises(BackendError, match="no chunk"):
+            _piece(chunk(reasoning_content=odd))
+
+
+def chunk(**delta: Any) -> bytes:
+    return json.dumps({"choices": [{"delta": delta}]}).encode()
+
+
+def test_counts_of_odd_servers_are_none() -> None:
+    shown = _Answer(lambda _: None)
+    shown.take(ChatPiece("a", usage={"completion_tokens": "x", "prompt_tokens_details": 5}))
+    assert shown.figures().startswith("0 prompt tokens, 0 of them cached")
+
+
+def test_a_chat_that_is_saved_stays_where_a_text_is_odd(tmp_path: Path) -> None:
+    path, history = tmp_path / "chat.json", ChatHistory()
+    history.ask("half \ud83d")
+    history.answer("a")
+    history.save(str(path))
+    history.load(str(path))
+    assert [one["content"] for one in history.messages] == ["half ?", "a"]
+
+
+@pytest.mark.parametrize("content", [["x"], [{"type": "text", "text": 5}], 5, None])
+def test_a_chat_whose_parts_are_none_is_refused(tmp_path: Path, content: Any) -> None:
+    whole = {"sglang_chat": 1, "settings": {}, "messages": [{"role": "user", "content": content}]}
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps(whole))
+    with pytest.raises(ValueError, match="is damaged"):
+        ChatHistory().load(str(path))
