@@ -144,6 +144,10 @@ class CallFile:
                     raise ValueError(f"{self.path}:{number} is not JSON: {error}") from error
                 if not isinstance(data, dict):
                     raise ValueError(f"{self.path}:{number} is {line[:40]!r}, not a JSON object")
+                if number > 1 and not {"key", "kind", "prompt"} <= data.keys():
+                    raise ValueError(
+                        f"{self.path}:{number} is {line[:40]!r}, no call of a recording"
+                    )
                 yield data
 
     def line(self, call: Call) -> dict[str, Any] | None:
@@ -198,7 +202,9 @@ def _differences(line: dict[str, Any], what: dict[str, Any]) -> str:
 
 
 def _likeness(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a.split(), b.split(), autojunk=False).ratio()
+    """The share of words that two prompts have in common, wherever they stand: to align them takes
+    minutes where they are long."""
+    return difflib.SequenceMatcher(None, a.split(), b.split(), autojunk=False).quick_ratio()
 
 
 def _around(text: str, at: int) -> str:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from sglang import errors
 from sglang.backend.base import Backend, Choose, Commit, Complete, Completion, Prompt
 from sglang.backend.mock import decided
+from sglang.backend.record.call_file import _likeness
 from sglang.ir.chat_template import TEMPLATES, ChatTemplate
 from sglang.ir.choices import token_length_normalized
 from sglang.ir.params import DEFAULTS, GenParams
@@ -310,3 +311,32 @@ def test_a_replay_needs_no_threads(tmp_path: Path) -> None:
     assert state["x"] == expected["x"]
     assert state["y"] == expected["y"]
     assert max(seen) <= before
+
+
+def test_the_nearest_of_long_prompts_is_found_by_few_comparisons(tmp_path: Path) -> None:
+    class Word(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Word.compared += 1
+            return str.__eq__(self, other)
+
+    class Text(str):
+        def split(self, *_: object) -> list:
+            return [Word(word) for word in str.split(self)]
+
+    count = 400
+    near, far = "the cat sat in " * count, "the dog ran off " * count
+    assert _likeness(Text(near), Text("the cat sat on " * count)) == 0.75
+    assert _likeness(Text(far), Text("the cat sat on " * count)) == 0.25
+    assert Word.compared < 100 * count
+
+
+def test_a_line_that_is_no_call_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with sgl.Recorder(sgl.Mock("a"), path):
+        pass
+    path.write_text(path.read_text() + '{"kind": "gen"}\n')
+    with pytest.raises(ValueError, match=r"run.jsonl:2 is .* no call of a recording"):
+        sgl.Replay(path)
