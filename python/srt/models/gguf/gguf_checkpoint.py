@@ -20,6 +20,7 @@ from sglang.srt.models.gguf.quants import FLOATS, READABLE, dequantise
 from sglang.srt.models.mapped_file import MappedFile
 from sglang.srt.numeric.host_arrays import Array
 
+MAX_PARTS = 1 << 18  # tensors of a model, each expert's counted
 # Read with the config, or of no use here.
 _READ = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
 
@@ -53,7 +54,8 @@ class GgufCheckpoint:
         self._file = MappedFile()
 
     def _named(self, name: str, tensor: Tensor) -> Iterator[tuple[str, GgufPart]]:
-        """The tensor's names in the checkpoint; its own where the family does not know it."""
+        """The tensor's names in the checkpoint; its own where the family does not know it. Raises
+        ValueError for more experts than a model may have: empty ones take no room in a file."""
         family = self._config.family
         if _READ.fullmatch(name):
             return
@@ -68,7 +70,12 @@ class GgufCheckpoint:
         if change == "transposed":
             shape = tuple(reversed(shape))
         if "{}" in known:
-            for expert in range(min(shape[0], 1 << 12) if shape else 0):
+            if len(self._parts) + (shape[0] if shape else 0) > MAX_PARTS:
+                raise ValueError(
+                    f"{tensor.file}: {name} has shape {list(shape)}, and with its experts the "
+                    f"model has more than {MAX_PARTS} tensors."
+                )
+            for expert in range(shape[0] if shape else 0):
                 part = GgufPart(tensor, shape[1:], change, expert)
                 yield f"{prefix}{known.format(expert)}.{ending}", part
             return

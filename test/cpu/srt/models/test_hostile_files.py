@@ -323,3 +323,32 @@ def test_gguf_headers_that_lie(case: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         Gguf(path)
     assert str(path) in str(caught.value)
+
+
+def _text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def test_experts_that_take_no_room_are_counted(tmp_path: Path) -> None:
+    """A header of kilobytes could name any number of empty experts."""
+    facts = {"expert_count": 8, "attention.head_count": 2, "embedding_length": 32,
+             "block_count": 1, "context_length": 64, "expert_used_count": 2}  # fmt: skip
+    entries = [_text("general.architecture") + struct.pack("<I", 8) + _text("llama")]
+    entries += [_text(f"llama.{k}") + struct.pack("<II", 4, v) for k, v in facts.items()]
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (32, 0)}
+    shapes |= {f"blk.{i}.ffn_gate_exps.weight": (0, 4, 4096) for i in range(65)}
+    data = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(entries)) + b"".join(entries)
+    for name, shape in shapes.items():
+        data += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, 0)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data + bytes(64))
+    with pytest.raises(ValueError, match=r"blk\.63.*more than 262144 tensors") as caught:
+        open_checkpoint(path, read_config(path)[0])
+    assert str(path) in str(caught.value)
+
+
+def test_a_number_of_thousands_of_digits_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"hidden_size": ' + "1" * 5000 + "}")
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        read_config(tmp_path)
