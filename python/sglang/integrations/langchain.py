@@ -61,11 +61,18 @@ def program_of(prompt: Any, parser: Any = None, **params: Any) -> SglFunction:
         TypeError: a template, message or parser that no program stands for; the error names it.
     """
     if hasattr(prompt, "first") and hasattr(prompt, "last"):
+        if len(between := getattr(prompt, "middle", ())) > 1:
+            raise TypeError(
+                f"the chain has {len(between)} steps between its prompt and its end; give "
+                "prompt | model | parser, and call the other steps on the result"
+            )
         last = prompt.last if type(prompt.last).__name__ in PARSERS or parser is None else None
         prompt, parser = prompt.first, parser if parser is not None else last
     chain = None if parser is None else _transforms(parser)
     pieces = list(_pieces(prompt))
     names = list(dict.fromkeys(name for kind, name in pieces if kind == "input"))
+    if "s" in names:
+        raise TypeError("the template has {s}, the name of a program's state; rename it")
     state = inspect.Parameter("s", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     given = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     node, chat = prompt_output(TEXT, params).node, hasattr(prompt, "messages")

@@ -122,3 +122,18 @@ def test_real_templates_and_parsers_make_the_same():
     assert [message["content"] for message in state.messages()[:2]] == rendered
     with pytest.raises(TypeError, match="MessagesPlaceholder"):
         program_of(prompts.ChatPromptTemplate.from_messages([("placeholder", "{h}")]))
+
+
+def test_a_step_that_a_program_has_not_is_named():
+    model, other = SimpleNamespace(), SimpleNamespace()
+    colours = PromptTemplate("Colours of {thing}: ")
+    chain = SimpleNamespace(first=colours, middle=[model, other], last=parser("StrOutputParser"))
+    with pytest.raises(TypeError, match="2 steps between its prompt and its end"):
+        program_of(chain)
+    chain.middle.pop()
+    assert _both(program_of(chain), "blue", thing="sky")["output"] == "blue"
+
+
+def test_an_input_named_as_the_state_is_refused():
+    with pytest.raises(TypeError, match=r"the template has \{s\}, .* rename it"):
+        program_of(PromptTemplate("Colours of {s}: "))
