@@ -80,7 +80,7 @@ class Leftover:
 
         A value may be a little longer than its own limit; it is never another.
         """
-        return math.ceil(len(text.encode()) * self.density)
+        return math.ceil(len(text.encode("utf-8", "surrogatepass")) * self.density)
 
 
 class Speculation:
@@ -136,10 +136,10 @@ def running_on(params: GenParams, tokens: int, stop: Sequence[str]) -> GenParams
 
 def leftover(text: str, meta: dict[str, Any], params: GenParams) -> Leftover:
     """Return a whole reply as leftover."""
-    finish = meta.get("finish_reason")
+    finish, tokens = meta.get("finish_reason"), int(meta.get("completion_tokens") or 0)
     kind = finish.get("type") if isinstance(finish, dict) else finish
-    tokens = int(meta.get("completion_tokens") or 0)
-    density = tokens / len(text.encode()) if tokens and text else 1.0  # unknown: a token is a byte
+    size = len(text.encode("utf-8", "surrogatepass"))  # a service may send half a character
+    density = tokens / size if tokens and text else 1.0  # unknown: a token is a byte
     return Leftover(text, kind != "length", density, int(meta.get("prompt_tokens") or 0), params)
 
 

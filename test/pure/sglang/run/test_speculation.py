@@ -191,3 +191,12 @@ def test_what_was_cut_by_a_limit_is_not_taken_for_an_answer() -> None:
 
 
 P = GenParams(max_new_tokens=9, stop=";")
+
+
+def test_half_a_character_of_a_service_ends_no_program() -> None:
+    @sgl.function(num_api_spec_tokens=20)
+    def halves(s: Any) -> None:
+        s += "A: " + sgl.gen("a", max_tokens=8, stop=";") + ";" + sgl.gen("b", stop=";")
+
+    state = halves.run(backend=sgl.Mock(["a\ud83d;b\ud83d;", ";"], speculates="text"))
+    assert (state["a"], state["b"]) == ("a\ud83d", "b\ud83d")
