@@ -3,7 +3,7 @@ and a core module that does so by pointer and length. One thread at a time calls
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sglang.srt.inferlet.host.guest_engine import GuestTrap, reason
 from sglang.srt.inferlet.host.host_messages import GuestLimits
@@ -14,7 +14,26 @@ from wasmtime.component import Func as ComponentFunc
 # Limits of a store, its memory apart. wasmtime limits each memory and table by itself, so a guest
 # has one memory, and 8 MiB of tables at most.
 TABLE_ELEMENTS, INSTANCES, TABLES, MEMORIES = 1 << 17, 128, 8, 1
+Called = TypeVar("Called", Func, ComponentFunc)
 MOST_REASON = 4096  # bytes of the reason that a module gives for its trap
+
+
+class KnownType(NamedTuple):
+    """Types of a function's parameters and results, in the forms of wasmtime's two kinds."""
+
+    params: Any
+    result: Any
+    results: Any
+
+
+def with_known_type(function: Called, store: Store) -> Called:
+    """The function, whose type is looked up now: wasmtime-py does it in each call, for which it
+    asks the library for each part of the type. That takes longer than a short turn."""
+    found: Any = function.type(store)
+    result, results = getattr(found, "result", None), getattr(found, "results", None)
+    known = KnownType(found.params, result, results)
+    function.type = lambda store: known  # type: ignore[method-assign, assignment, return-value]
+    return function
 
 
 class RunningGuest(Protocol):
@@ -52,7 +71,7 @@ class ComponentGuest:
             raise GuestTrap(reason(error)) from None
         if start is None or turn is None:
             raise GuestTrap("the component exports no start, or no turn")
-        self._start, self._turn = start, turn
+        self._start, self._turn = with_known_type(start, store), with_known_type(turn, store)
 
     def start(self, source: str, arguments: str) -> str:
         return self._call(self._start, source, arguments)
@@ -88,7 +107,8 @@ class ModuleGuest:
         memory, alloc, turn = (exports.get(name) for name in ("memory", "alloc", "turn"))
         if not (isinstance(memory, Memory) and isinstance(alloc, Func) and isinstance(turn, Func)):
             raise GuestTrap("the module must export memory, alloc and turn")
-        self._memory, self._alloc, self._turn = memory, alloc, turn
+        self._memory = memory
+        self._alloc, self._turn = with_known_type(alloc, store), with_known_type(turn, store)
         self._failure = exports.get("failure")
 
     def start(self, source: str, arguments: str) -> str:
