@@ -38,6 +38,17 @@ LONG = (
 )  # fmt: skip
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Count failures in this process. pytest-rerunfailures asks the controller before each test, in
+    case a worker was replaced: messages that TCP (Nagle's algorithm) holds back, some 45 ms a
+    test. Here no worker is replaced (``--max-worker-restart 0``)."""
+    if hasattr(config, "workerinput") and hasattr(config, "failures_db"):
+        from pytest_rerunfailures import StatusDB
+
+        config.failures_db = StatusDB()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Keep what is imported until the end: the garbage collector need not look at half a million
