@@ -200,13 +200,3 @@ def test_calls_without_tools_are_no_answer() -> None:
             plain.run(backend=backend)
         backend.shutdown()
     assert "tools" not in service.bodies[0]
-
-
-@pytest.mark.parametrize("index", [-1, 1024, 10**12, "0", None, 1.5])
-def test_the_index_of_a_streamed_call_is_bounded(index: Any) -> None:
-    whole: list[dict[str, Any]] = []
-    grown_calls(whole, [{"index": 3, "id": "a", "function": {"name": "f", "arguments": "{}"}}])
-    assert len(whole) == 4
-    with pytest.raises(TypeError, match=r"a call has the index .* it must be 0 to 1023"):
-        grown_calls(whole, [{"index": index, "function": {"arguments": "x"}}])
-    assert len(whole) == 4

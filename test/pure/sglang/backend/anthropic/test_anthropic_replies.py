@@ -319,20 +319,3 @@ def test_a_long_reply_may_be_asked_for_without_streaming(do: Way) -> None:
     """The package refuses this where it is left to its own timeout."""
     with FakeAnthropic("a") as service:
         assert do(backend(service), gen(max_new_tokens=100_000))[0].text == "a"
-
-
-class Event(dict[str, Any]):
-    def to_dict(self) -> dict[str, Any]:
-        return dict(self)
-
-
-@pytest.mark.parametrize("before", [0, 1])
-def test_arguments_of_the_services_own_tools_are_no_calls(before: int) -> None:
-    reply = MessagesReply()
-    own = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
-    searched = {"type": "server_tool_use", "id": "b", "name": "web_search", "input": {}}
-    for block in [own] * before + [searched]:
-        reply.add(Event(type="content_block_start", content_block=block))
-        delta = {"type": "input_json_delta", "partial_json": '{"q": 1}'}
-        reply.add(Event(type="content_block_delta", delta=delta))
-    assert [call["arguments"] for call in reply.calls] == ['{"q": 1}'] * before
