@@ -69,7 +69,7 @@ RULES = {
     "srt.runtime": "sglang.ir sglang.semantics srt.core srt.config srt.tokenizer srt.requests"
     " srt.engine.client msgspec srt.system",
     "srt.inferlet": "sglang.ir srt.core srt.engine.info srt.requests msgspec",
-    "srt.inferlet.host": "srt.core srt.engine.wire msgspec zmq wasmtime srt.system",
+    "srt.inferlet.host": "srt.core msgspec wasmtime srt.system",
     "srt.inferlet.sandbox": "sglang.ir srt.core srt.requests msgspec",
     "srt.runtime.fleet": "srt.core srt.config srt.tokenizer srt.requests srt.engine srt.routing"
     " srt.remote"

@@ -11,7 +11,9 @@ import ctypes
 import logging
 import os
 import resource
+import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,18 +24,16 @@ from functools import partial
 from importlib.metadata import version
 from mmap import mmap
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import zmq
 from sglang.srt.inferlet.host.guest_lane import GuestLane
 from sglang.srt.inferlet.host.host_messages import (
     EXIT,
     MARK,
     MARKS,
     MOST_LANES,
-    SOCKET,
     GiveAnswers,
+    GuestCalls,
     GuestOver,
     HostReady,
     LaunchGuest,
@@ -42,11 +42,13 @@ from sglang.srt.inferlet.host.host_messages import (
     decode_orders,
     encode,
 )
+from sglang.srt.inferlet.host.host_pipe import ThreadPipe
 from sglang.srt.inferlet.host.residency import Residency
 from sglang.srt.system.processes import when_orphaned
 
 log = logging.getLogger("sglang.srt.inferlet")
 TICK_SECONDS = 0.002
+RESTS = 10  # ticks without work after which the ticker sleeps until there is some
 LOOKS_A_MEMORY = 25  # ticks between two looks at the memory that is used
 OPEN_FILES = 1024
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -57,14 +59,15 @@ class GuestHost:
     """The lanes and what runs on them.
 
     Args:
-        directory: with the socket and the marks.
+        directory: with the marks.
+        end: of the pair of sockets to the server.
         lanes: threads that share the runs.
         memory: bytes that the process may use; past it the newest run is ended, of the tenant whose
             runs may use most.
     """
 
-    def __init__(self, directory: Path, lanes: int, memory: int) -> None:
-        self._memory = memory
+    def __init__(self, directory: Path, end: socket.socket, lanes: int, memory: int) -> None:
+        self._memory, self._pipe = memory, ThreadPipe(end)
         self._reports: deque[Report] = deque()
         self._wake_read, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with (directory / MARKS).open("r+b") as file:
@@ -76,30 +79,28 @@ class GuestHost:
         self._load = dict.fromkeys(self._shared, 0)
         self._work = threading.Event()  # a lane may have work
         threading.Thread(target=self._tick, name="ticker", daemon=True).start()
-        self._socket: Any = zmq.Context.instance().socket(zmq.PAIR)
-        for option in (zmq.SNDHWM, zmq.RCVHWM):
-            self._socket.setsockopt(option, 0)
-        self._socket.bind(f"ipc://{directory / SOCKET}")
 
     def serve(self) -> None:
-        """Move messages until the parent asks to exit."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
-        self._socket.poll(flags=zmq.POLLOUT)
-        self._socket.send(encode([HostReady(version("wasmtime"))]))
-        while True:
-            ready = dict(poller.poll())
-            if self._wake_read in ready:
-                os.read(self._wake_read, 1 << 16)
-            if self._socket in ready and not self._receive():
-                return
-            self._emit()
+        """Move messages until the parent asks to exit, or is gone."""
+        poller = select.poll()
+        poller.register(self._pipe.fileno(), select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        with suppress(OSError):
+            self._pipe.send(encode([HostReady(version("wasmtime"))]))
+            while True:
+                ready = [descriptor for descriptor, _ in poller.poll()]
+                if self._pipe.fileno() in ready and not self._receive():
+                    return
+                if self._wake_read in ready:
+                    os.read(self._wake_read, 1 << 16)
+                    self._emit()
 
     def _receive(self) -> bool:
         """Apply the frames at hand; whether to go on."""
-        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            frame = self._socket.recv(zmq.NOBLOCK)
+        frames = self._pipe.read()
+        if frames is None:
+            return False
+        for frame in frames:
             if frame == EXIT:
                 return False
             try:
@@ -121,7 +122,8 @@ class GuestHost:
             else:
                 lane.drop(resident)
                 self._forget(order.run)
-        self._work.set()
+        if not self._work.is_set():
+            self._work.set()
 
     def _launch(self, launch: LaunchGuest) -> None:
         resident = Residency(launch)
@@ -164,7 +166,12 @@ class GuestHost:
         return GuestLane(self._report, partial(MARK.pack_into, self._marks, place), alone)
 
     def _report(self, report: Report) -> None:
-        """Called by any thread."""
+        """Called by any thread. Calls are sent at once; the end of a run changes what the main
+        thread knows."""
+        if isinstance(report, GuestCalls):
+            with suppress(OSError):  # the server is gone
+                self._pipe.send(encode([report]))
+            return
         self._reports.append(report)
         with suppress(BlockingIOError):  # a full pipe wakes as well
             os.write(self._wake, b"\0")
@@ -177,7 +184,7 @@ class GuestHost:
                 self._forget(report.run)
             reports.append(report)
         if reports:
-            self._socket.send(encode(reports), zmq.NOBLOCK)
+            self._pipe.send(encode(reports))
 
     def _forget(self, run: int) -> None:
         lane, _ = self._runs.pop(run, (None, None))
@@ -196,10 +203,13 @@ class GuestHost:
         while True:
             self._work.wait()
             self._work.clear()
-            while not all(lane.idle for lane in self._lanes()):
+            rests = 0
+            while rests < RESTS:
+                rests += 1
                 time.sleep(TICK_SECONDS)
                 for lane in self._lanes():
                     lane.look()
+                    rests = rests if lane.idle else 0
                 looks += 1
                 if looks % LOOKS_A_MEMORY == 0 and used_bytes() > self._memory:
                     self._relieve()
@@ -247,13 +257,14 @@ def confine() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """``DIRECTORY PARENT LANES MEMORY``. Ends when its parent asks for it or has ended."""
-    directory, parent, lanes, memory = Path(argv[0]), *map(int, argv[1:])
+    """``DIRECTORY PARENT LANES MEMORY SOCKET``, the last a descriptor. Ends when its parent asks
+    for it or has ended."""
+    directory, parent, lanes, memory, descriptor = Path(argv[0]), *map(int, argv[1:])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent decides when to stop
     when_orphaned(parent, lambda: os._exit(0))
     confine()
-    GuestHost(directory, lanes, memory).serve()
+    GuestHost(directory, socket.socket(fileno=descriptor), lanes, memory).serve()
     os._exit(0)  # tearing guests down takes long, and nothing of them is to be kept
 
 

@@ -13,12 +13,12 @@ import itertools
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 
 import msgspec
-from sglang.srt.engine.wire import Wire
 from sglang.srt.inferlet.host.host_messages import (
     EXIT,
     MARK,
@@ -37,6 +37,7 @@ from sglang.srt.inferlet.host.host_messages import (
     decode_reports,
     encode,
 )
+from sglang.srt.inferlet.host.host_pipe import LoopPipe
 from sglang.srt.inferlet.host.run_log import RunLog
 from sglang.srt.system.import_root import IMPORT_ROOT
 from sglang.srt.system.processes import socket_directory
@@ -149,7 +150,7 @@ class HostProcess:
         self._runs: dict[int, HostRun] = {}
         self._numbers = itertools.count(1)
         self._child: subprocess.Popen[bytes] | None = None
-        self._wire: Wire | None = None
+        self._wire: LoopPipe | None = None
         self._loop = asyncio.get_running_loop()
         self._first: asyncio.Future[str] = self._loop.create_future()
         self._ready = False  # whether the present host has started
@@ -223,12 +224,20 @@ class HostProcess:
         kept = {name: value for name, value in os.environ.items() if name not in SECRETS}
         numbers = [os.getpid(), self._lanes, self._memory]
         self._ready = False
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(self._directory), *map(str, numbers)],
-            stdin=subprocess.DEVNULL,
-            env={**GIVE_BACK, **kept, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-        self._wire = Wire(f"ipc://{self._directory / SOCKET}", self._take)
+        mine, given = socket.socketpair()
+        with given:
+            numbers.append(given.fileno())
+            try:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-m", MODULE, str(self._directory), *map(str, numbers)],
+                    stdin=subprocess.DEVNULL,
+                    env={**GIVE_BACK, **kept, "PYTHONPATH": os.pathsep.join(paths)},
+                    pass_fds=[given.fileno()],
+                )
+            except OSError:
+                mine.close()
+                raise
+        self._wire = LoopPipe(mine, self._take)
 
     def _remove(self) -> None:
         if self._child is not None:

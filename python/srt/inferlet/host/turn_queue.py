@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -19,28 +20,26 @@ class TurnQueue(Generic[T]):
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
         self._last = ""  # tenant of the job that was given last
-        self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # an entry for each job, and for the end
 
     def put(self, tenant: str, job: T) -> None:
         """Add a job behind those that the tenant has."""
-        with self._changed:
+        with self._lock:
             self._waiting.setdefault(tenant, deque()).append(job)
-            self._changed.notify()
+        self._wake.put(None)
 
     def close(self) -> None:
         """Give None once no job is left."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._wake.put(None)
 
     def get(self) -> T | None:
         """The next job, waiting for one; None where the queue is closed and empty."""
-        with self._changed:
-            while not self._waiting:
-                if self._closed:
-                    return None
-                self._changed.wait()
+        self._wake.get()
+        with self._lock:
+            if not self._waiting:
+                self._wake.put(None)
+                return None
             if self._last in self._waiting:
                 self._waiting.move_to_end(self._last)
             self._last, jobs = next(iter(self._waiting.items()))
