@@ -39,8 +39,8 @@ BEYOND = LANGUAGES | CONVERSATIONS | PROGRAMS | MODEL
 FIRST_WORD = re.compile(r"\w*")
 
 
-# Coverage gives each field its default beside those that vary: thousands of texts of 128 tokens, or
-# up to the end of the context, are minutes of the engine.
+# Coverage leaves a field out, or gives it its default, beside those that vary: thousands of texts
+# of 128 tokens, or up to the end of the context, are minutes of the engine.
 LENGTHS = ("max_new_tokens", "max_tokens")
 DEFAULT, SHORT = 128, 2
 OPTIONAL_LENGTHS = {
@@ -64,6 +64,8 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     for params in asked if isinstance(asked, list) else [asked]:
         if not isinstance(params, dict):
             continue
+        if not any(name in params for name in LENGTHS):
+            params[LENGTHS[0]] = SHORT
         for name in LENGTHS:
             if params.get(name) == DEFAULT:
                 params[name] = SHORT
