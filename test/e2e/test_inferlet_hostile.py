@@ -102,8 +102,7 @@ def bob(server: Server) -> Iterator[Tenant]:
 
 def says(text: str) -> bytes:
     """A module each of whose turns gives this text."""
-    escaped = text.encode().hex()
-    data = "".join(f"\\{escaped[i : i + 2]}" for i in range(0, len(escaped), 2))
+    data = "\\" + text.encode().hex("\\")
     pages = 2 + len(text) // 65536
     return bytes(
         wat2wasm(f"""(module (memory (export "memory") {pages}) (data (i32.const 16) "{data}")
