@@ -77,10 +77,15 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Disarm the watchdog of a GPU benchmark's case (``Bench.first``): it would end this process
-    two minutes later, in the middle of another test."""
+    two minutes later, in the middle of another test. After a file, collect its garbage and keep the
+    rest until the end, as what was imported: reports and caches of thousands of tests cost each
+    later collection up to 0.3 s."""
     faulthandler.cancel_dump_traceback_later()
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
