@@ -899,17 +899,25 @@ def test_38_tenants(keyed: Bench) -> None:
         assert int(replies[-1].headers["retry-after"]) > 1
 
 
+def long_answer(bench: Bench, way: tuple[Api, bool]) -> str:
+    """The text of a long answer."""
+    api, stream = way
+    return api.text(bench.post(api.path, api.body("b", stream, **LONG)), stream)
+
+
+@pytest.fixture(scope="module")
+def whole(other: Bench) -> list[str]:
+    """The texts of long answers that nothing interrupts, in the order of WAYS."""
+    with other.row() as bench:
+        texts = [long_answer(bench, (api, False)) for api in APIS.values()]
+    return [text for text in texts for _ in (False, True)]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_39_an_engine_that_is_lost(keyed: Bench, number: signal.Signals) -> None:
+def test_39_an_engine_that_is_lost(keyed: Bench, whole: list[str], number: signal.Signals) -> None:
     engine = keyed.server.engine()
-
-    def ask(way: tuple[Api, bool]) -> str:
-        api, stream = way
-        return api.text(keyed.post(api.path, api.body("b", stream, **LONG)), stream)
-
-    whole = [ask((api, False)) for api, _ in WAYS]
     with concurrent.futures.ThreadPoolExecutor(len(WAYS)) as pool:
-        answers = [pool.submit(ask, way) for way in WAYS]
+        answers = [pool.submit(long_answer, keyed, way) for way in WAYS]
         until(lambda: keyed.http.stats()["contexts"] == len(WAYS))
         until(lambda: keyed.http.stats()["generated_tokens"] > 20)
         engine.send_signal(number)
