@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 LONG = 1 << 12  # tokens, entries: some milliseconds of work
+TEXT = 1 << 8  # characters of a text that are the work of one entry
 
 
 async def offload(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -21,3 +24,19 @@ async def offload(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kw
         await asyncio.sleep(0)
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
+
+
+def entries(value: Any, most: int = LONG) -> int:
+    """Number of entries of plain data, at any depth, of which at most ``most`` are counted. A long
+    text counts as several."""
+    count, waiting = 0, [value]
+    while waiting and count <= most:
+        one = waiting.pop()
+        count += 1 + (len(one) // TEXT if isinstance(one, str) else 0)
+        if isinstance(one, msgspec.Struct):
+            one = [getattr(one, name) for name in one.__struct_fields__]
+        if isinstance(one, dict | list | tuple):
+            if len(one) > most:
+                return most + 1
+            waiting += one.values() if isinstance(one, dict) else one
+    return count

@@ -34,6 +34,7 @@ from sglang.srt.runtime.conversations.conversation import (
 from sglang.srt.runtime.conversations.reply_reader import ReplyReader, ThoughtReading
 from sglang.srt.runtime.conversations.tool_use import ToolUse, read_functions, read_tools, verified
 from sglang.srt.runtime.engine_runtime import EngineRuntime
+from sglang.srt.runtime.offload import entries, offload
 from sglang.srt.runtime.parking.kv_hints import KvHints, KvHintsField
 from sglang.srt.runtime.prompt_progress import reporting
 
@@ -151,7 +152,7 @@ async def read_chat(
     """
     _verify(body)
     adapter = runtime.adapters.of(body.model, body.lora_path)
-    use = _use(runtime, body)
+    use = await offload(entries([body.tools, body.functions]), _use, runtime, body)
     sampling = sampling_of(body, _limit(runtime, body))
     own = sampling.constraint
     form = None if use is None else use.form(own)

@@ -27,7 +27,7 @@ from sglang.srt.runtime.conversations.message_parts import (
 from sglang.srt.runtime.conversations.tool_use import ToolUse, with_tools
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.matched_prompt import matched
-from sglang.srt.runtime.offload import LONG, offload
+from sglang.srt.runtime.offload import LONG, entries, offload
 from sglang.srt.runtime.parking.parked_store import ParkingScope
 from sglang.srt.tokenizer.jinja_chat_template import SECONDS, ChatTemplateError, SlowTemplateError
 
@@ -94,7 +94,11 @@ async def prompt_of(
         generation: False leaves out what opens the reply. go_on: the reply goes on with the last
             message.
     """
-    tokenizer, escaper, count = runtime.tokenizer, runtime.tokenizer.control_tokens, len(messages)
+    tokenizer, escaper, count = (
+        runtime.tokenizer,
+        runtime.tokenizer.control_tokens,
+        entries(messages),
+    )
     fits = tokenizing.fits
     if not messages:
         raise RequestError("messages is empty; give at least one.", "messages")
@@ -162,7 +166,7 @@ def _template_input(
 
 
 async def _rendered(render: Callable[[float], str], count: int) -> str:
-    """Here, where it is quick, else beside the event loop. ``count``: messages."""
+    """Here, where it is quick, else beside the event loop. ``count``: entries of the messages."""
     if count <= LONG:
         with suppress(SlowTemplateError):
             return render(QUICK)

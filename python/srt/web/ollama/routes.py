@@ -15,7 +15,7 @@ from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.completion_fields import CompletionFields, sampling_of
 from sglang.srt.runtime.conversations.call_parking import park_at_call
 from sglang.srt.runtime.conversations.chat_request import ChatCall, ChatRequest, read_chat
-from sglang.srt.runtime.offload import offload
+from sglang.srt.runtime.offload import entries, offload
 from sglang.srt.runtime.prompts import read_prompt
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
@@ -58,7 +58,7 @@ async def chat(state: ServerState, request: Request) -> Response:
     thinks = state.runtime.thought_marks is not None
     make = partial(chat_of, body, model, thinks)
     with spelled("{message}.images"):
-        return await _answer(state, request, body, of_chat, len(body.messages), make)
+        return await _answer(state, request, body, of_chat, entries(body.messages), make)
 
 
 async def generate(state: ServerState, request: Request) -> Response:
@@ -85,7 +85,7 @@ async def _answer(
     count: int,
     make: Callable[[], ChatRequest],
 ) -> Response:
-    """The reply to the chat that ``make`` makes of ``count`` messages."""
+    """The reply to the chat that ``make`` makes of so many entries."""
     call = await read_chat(state.runtime, await offload(count, make), caller=CALLER.get())
     return await _reply(state, request, body, written, call)
 

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +30,9 @@ from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime import generated as native
-from sglang.srt.runtime.conversations import conversation
+from sglang.srt.runtime.conversations import chat_request, conversation
 from sglang.srt.runtime.conversations.chat_request import ChatCall, ChatRequest
+from sglang.srt.runtime.offload import entries
 from sglang.srt.tokenizer import LONG, Tokenizer
 from sglang.srt.web.anthropic.messages import routes as messages
 from sglang.srt.web.exchange import json_body as body
@@ -164,6 +165,72 @@ def test_a_long_conversation_is_read_beside_the_loop(
         reply = served.client.post(path, json=fields)
         assert reply.status_code == status, reply.text
     assert seen == [True, False]
+
+
+def parts(count: int) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": "a"}] * count}
+
+
+def calls(count: int) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return {"role": "assistant", "content": "", "tool_calls": [call] * count}
+
+
+def tool(count: int) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"a": {"enum": list(range(count))}}}
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+
+def results(count: int) -> list[dict[str, Any]]:
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": parts(count)["content"]}
+    return [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+
+
+USER = {"role": "user", "content": "a"}
+NESTED: list[tuple[str, Any, str, Callable[[int], dict[str, Any]]]] = [
+    ("/v1/chat/completions", conversation, "_template_input", lambda n: {"messages": [parts(n)]}),
+    ("/v1/chat/completions", conversation, "_template_input",
+     lambda n: {"messages": [USER, calls(n), USER]}),
+    ("/v1/chat/completions", chat_request, "_use",
+     lambda n: {"messages": [USER], "tools": [tool(n)], "tool_choice": "none"}),
+    ("/v1/messages", messages, "chat_of", lambda n: {"messages": [USER, *results(n)]}),
+    ("/v1/responses", responses, "read_items", lambda n: {"input": [parts(n)]}),
+    ("/api/chat", conversation, "_template_input",
+     lambda n: {"model": "sglang-tiny", "messages": [{**USER, "content": "a" * 400 * n}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "module", "name", "fields"), NESTED)
+def test_what_a_message_holds_is_read_beside_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, module: Any, name: str,
+    fields: Callable[[int], dict[str, Any]],
+) -> None:  # fmt: skip
+    seen = []
+    real = getattr(module, name)
+
+    def noted(*given: Any) -> Any:
+        seen.append(threading.current_thread() is loop)
+        return real(*given)
+
+    loop = served.thread
+    monkeypatch.setattr(module, name, noted)
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    for count in (1, LONG + 1):
+        reply = served.client.post(path, json={**fields(count), limit: 1})
+        assert reply.status_code in (200, 400), reply.text
+    assert seen == [True, False]
+
+
+def test_entries_are_counted_at_any_depth() -> None:
+    plain: list[Any] = [1, "a", [], {"a": [1, {"b": None}]}]
+    assert [entries(value) for value in plain] == [1, 1, 1, 5]
+    assert entries("a" * 1024) == 5
+    assert entries(ChatRequest(messages=[])) == 1 + len(ChatRequest.__struct_fields__)
+    counted: Any = [[0] * 9] * 9
+    assert entries(counted) == 91
+    assert entries(counted, 20) == 21
+    assert entries([0] * 10**6) == LONG + 1
 
 
 def test_a_text_that_cannot_fit_is_refused_unread(

@@ -18,7 +18,7 @@ from sglang.srt.runtime.conversations.chat_request import (
     thought_tokens,
 )
 from sglang.srt.runtime.conversations.toolbox_turns import ToolboxTurns, toolbox_turns
-from sglang.srt.runtime.offload import offload
+from sglang.srt.runtime.offload import entries, offload
 from sglang.srt.web.anthropic.messages.messages_body import MessagesBody
 from sglang.srt.web.anthropic.messages.messages_chat import chat_of, spelled
 from sglang.srt.web.anthropic.messages.messages_reply import (
@@ -81,8 +81,7 @@ async def _call(
 ) -> tuple[ChatCall, ToolboxTurns | None]:
     """The chat, and its turns where it has tools of the server. ``fits``: what is too long for the
     model is refused. Raises RequestError."""
-    count = sum(1 if isinstance(m.content, str) else len(m.content) for m in body.messages)
-    chat = await offload(count, chat_of, body)
+    chat = await offload(entries(body.messages), chat_of, body)
     turns = toolbox_turns(state.toolbox, chat)
     chat = chat if turns is None else turns.body
     if body.max_tokens != 0:

@@ -18,7 +18,7 @@ from sglang.srt.runtime.conversations.toolbox_turns import (
     named_entries,
     toolbox_turns,
 )
-from sglang.srt.runtime.offload import offload
+from sglang.srt.runtime.offload import entries, offload
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
 from sglang.srt.web.exchange.event_stream import respond, unless_gone
@@ -112,7 +112,7 @@ async def _read(
     check(body)
     past = Past(state.responses)
     before = past.conversation(body.previous_response_id)
-    count = len(before) + (len(body.input) if isinstance(body.input, list) else 1)
+    count = entries([before, body.input])
     items = await offload(count, read_items, body.input, name, before, past.item)
     chat = chat_of(body, await offload(count, messages_of, body.instructions, [*before, *items]))
     turns = toolbox_turns(state.toolbox, chat)
