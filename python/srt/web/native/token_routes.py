@@ -15,6 +15,7 @@ from sglang.srt.runtime.conversations.tool_use import read_tools
 from sglang.srt.runtime.offload import offload
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.exchange.error_replies import json_response
+from sglang.srt.web.exchange.event_stream import unless_gone
 from sglang.srt.web.exchange.json_body import read_body
 from sglang.srt.web.openai.reply_fields import token_text
 from sglang.srt.web.server_state import ServerState
@@ -60,6 +61,10 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 async def tokenize(state: ServerState, request: Request) -> Response:
     """Ids of one text, of each in a list, or of a conversation."""
     body = await read_body(request, TokenizeBody, state.body_limit)
+    return json_response(await unless_gone(request, _tokenized(state, body)))
+
+
+async def _tokenized(state: ServerState, body: TokenizeBody) -> dict[str, Any]:
     names = ("prompt", "text", "content", "messages")
     given = [getattr(body, name) for name in names if getattr(body, name) is not None]
     if len(given) != 1:
@@ -82,12 +87,16 @@ async def tokenize(state: ServerState, request: Request) -> Response:
         found["token_strs"] = [await offload(len(row), _array, row, texts_of) for row in rows]
     if body.messages is not None or isinstance(given[0], str):
         found |= {name: value[0] for name, value in found.items() if isinstance(value, list)}
-    return json_response(found)
+    return found
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
     """The text of ids, or of each list of ids."""
     body = await read_body(request, DetokenizeBody, state.body_limit)
+    return json_response(await unless_gone(request, _detokenized(state, body)))
+
+
+async def _detokenized(state: ServerState, body: DetokenizeBody) -> dict[str, Any]:
     nested = bool(body.tokens) and isinstance(body.tokens[0], list)
     texts = []
     for row in body.tokens if nested else [body.tokens]:
@@ -103,7 +112,7 @@ async def detokenize(state: ServerState, request: Request) -> Response:
         decode = state.runtime.tokenizer.decode
         texts.append(await offload(len(ids), decode, ids, body.skip_special_tokens))
     shown = texts if nested else texts[0]
-    return json_response({"text": shown, "prompt": shown})
+    return {"text": shown, "prompt": shown}
 
 
 async def apply_template(state: ServerState, request: Request) -> Response:

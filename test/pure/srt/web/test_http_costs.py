@@ -27,11 +27,13 @@ from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.requests import strict_json
 from sglang.srt.requests.completion.completion_request import CompletionRequest
+from sglang.srt.requests.completion.encoder import Encoder
 from sglang.srt.requests.completion.output import Finish, Output
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime import generated as native
 from sglang.srt.runtime.conversations import chat_request, conversation
 from sglang.srt.runtime.conversations.chat_request import ChatCall, ChatRequest
+from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.offload import entries
 from sglang.srt.tokenizer import LONG, Tokenizer
 from sglang.srt.web.anthropic.messages import routes as messages
@@ -220,6 +222,34 @@ def test_what_a_message_holds_is_read_beside_the_loop(
         reply = served.client.post(path, json={**fields(count), limit: 1})
         assert reply.status_code in (200, 400), reply.text
     assert seen == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/tokenize", {"prompt": ["a"] * 3000}), ("/detokenize", {"tokens": [[1]] * 3000})],
+)
+def test_what_a_client_that_left_has_sent_is_not_read_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    owner: Any = Encoder if path == "/tokenize" else EngineRuntime
+    name = "encode" if path == "/tokenize" else "prompt"
+    real, ended, done = getattr(owner, name), threading.Event(), 0
+
+    async def slow(*given: Any) -> Any:
+        nonlocal done
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            ended.set()
+            raise
+        done += 1
+        return await real(*given)
+
+    monkeypatch.setattr(owner, name, slow)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{served.client.base_url}{path}", json=fields, timeout=0.5)
+    assert ended.wait(60)
+    assert done < 3000
 
 
 def test_entries_are_counted_at_any_depth() -> None:
