@@ -90,10 +90,10 @@ class MessagesReply:
         """A message that is not streamed. Raises BadReply."""
         self.message = _fields(item)
         try:
-            self.usage = self.message["usage"]
+            self.usage = dict(self.message["usage"])
             for block in self.message["content"]:
                 self._begin(block)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadReply(
                 f"the message {str(self.message)[:200]} ({error!r})", self.request_id
             ) from error
@@ -104,7 +104,7 @@ class MessagesReply:
         before, event = len(self.text), _fields(item)
         try:
             self._add(event)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadReply(f"the event {str(event)[:200]} ({error!r})", self.request_id) from error
         return len(self.text) > before
 
@@ -137,8 +137,14 @@ class MessagesReply:
         self.thought |= "thinking" in self.block
 
     def meta(self) -> dict[str, Any]:
-        """meta_info except for the finish reason. The prompt is what was read, cached or not."""
-        counts = {name: int(value or 0) for name, value in self.usage.items() if "_tokens" in name}
+        """meta_info except for the finish reason. The prompt is what was read, cached or not.
+        Raises BadReply for a count that is none."""
+        try:
+            counts = {name: int(n or 0) for name, n in self.usage.items() if "_tokens" in name}
+        except (TypeError, ValueError, OverflowError) as error:
+            raise BadReply(
+                f"the usage {str(self.usage)[:200]} ({error})", self.request_id
+            ) from error
         cached = counts.get("cache_read_input_tokens", 0)
         written = counts.get("cache_creation_input_tokens", 0)
         made = [{**call, "arguments": call["arguments"] or "{}"} for call in self.calls]

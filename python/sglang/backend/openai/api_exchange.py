@@ -189,7 +189,7 @@ class Exchange:
         except BadReply as error:
             error.request_id = self.request_id
             raise
-        except (AttributeError, KeyError, IndexError, TypeError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             message = f"its fields are not those of the API ({error!r})"
             raise BadReply(message, self.request_id) from error
 

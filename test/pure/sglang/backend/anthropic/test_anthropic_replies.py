@@ -13,6 +13,7 @@ from sglang import errors
 from sglang.backend.anthropic.anthropic_backend import Anthropic
 from sglang.backend.anthropic.anthropic_messages import MessagesReply, MessagesRequest
 from sglang.backend.base import Call, Complete, Completion, Prompt, StreamCall
+from sglang.backend.service_backend import BadReply
 from sglang.ir.params import DEFAULTS, GenParams
 
 Way = Callable[[Anthropic, Call], Any]
@@ -319,3 +320,20 @@ def test_a_long_reply_may_be_asked_for_without_streaming(do: Way) -> None:
     """The package refuses this where it is left to its own timeout."""
     with FakeAnthropic("a") as service:
         assert do(backend(service), gen(max_new_tokens=100_000))[0].text == "a"
+
+
+class Counted(dict[str, Any]):
+    """An object of the package."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+
+@pytest.mark.parametrize("count", ["x", [1], float("inf")])
+def test_a_count_that_is_none_is_a_bad_reply(count: Any) -> None:
+    reply = MessagesReply()
+    reply.add_message(Counted(usage={"input_tokens": count}, content=[], stop_reason="end_turn"))
+    with pytest.raises(BadReply, match="the usage"):
+        reply.meta()
+    with pytest.raises(BadReply, match="the event"):
+        MessagesReply().add(Counted(type="message_start", message={"usage": "x"}))

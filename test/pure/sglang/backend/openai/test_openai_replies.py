@@ -21,10 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang import errors
 from sglang.backend.base import Completion, Prompt
-from sglang.backend.openai.api_exchange import without
+from sglang.backend.openai.api_exchange import Exchange, OpenAIService, without
+from sglang.backend.openai.apis import ChatExchange, ResponsesExchange, TextExchange
 from sglang.backend.openai.openai_backend import OpenAI
 from sglang.backend.openai.strict_schema import unwrapped
-from sglang.backend.service_backend import Slots
+from sglang.backend.service_backend import BadReply, Slots
 from sglang.ir.params import DEFAULTS, GenParams
 from sglang.ir.stops import held
 
@@ -427,3 +428,17 @@ def test_a_program() -> None:
         service.script = Refuse(400, "no")
         with pytest.raises(sgl.ProgramError, match=r"OpenAI answered 400: no; request id req_3; "):
             capitals.run(["Spain"], backend=backend).text()
+
+
+@pytest.mark.parametrize("count", ["x", "", float("inf"), [1]])
+@pytest.mark.parametrize("api", [ChatExchange, TextExchange, ResponsesExchange])
+def test_a_count_that_is_none_is_a_bad_reply(api: type[Exchange], count: Any) -> None:
+    text = {"type": "output_text", "text": "a"}
+    reply = {
+        "choices": [{"message": {"content": "a"}, "text": "a"}],
+        "output": [{"type": "message", "content": [text]}],
+        "usage": {"prompt_tokens": count, "input_tokens": count},
+    }
+    exchange = api(OpenAIService("o", "m"), PROMPT, GenParams())
+    with pytest.raises(BadReply, match="not those of the API"):
+        exchange.completions(reply)
