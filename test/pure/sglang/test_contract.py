@@ -1,4 +1,5 @@
-"""The public interface: every export, parameter, default and method that programs may rely on."""
+"""The public interface: every export that programs may rely on, and the signatures that upstream
+lacks or has otherwise. The others are compared in ``test_upstream_signatures``."""
 
 from __future__ import annotations
 
@@ -19,13 +20,12 @@ EXPORTS = """
     SglangError ProgramError BackendError InvalidOutput TraceError Unsupported
 """
 
-SAMPLING = """
-    stop=None, stop_token_ids=None, stop_regex=None, temperature={}, top_p={}, top_k={}, min_p={},
-    frequency_penalty={}, presence_penalty={}, ignore_eos={}, return_logprob=None,
-    logprob_start_len=None, top_logprobs_num=None, return_text_in_logprobs=None
+INHERITED = """
+    name=None, max_tokens=None, n=None, stop=None, stop_token_ids=None, stop_regex=None,
+    temperature=None, top_p=None, top_k=None, min_p=None, frequency_penalty=None,
+    presence_penalty=None, ignore_eos=None, return_logprob=None, logprob_start_len=None,
+    top_logprobs_num=None, return_text_in_logprobs=None
 """
-INHERITED = "name=None, max_tokens=None, n=None, " + SAMPLING.format(*[None] * 7)
-DEFAULTS = "max_new_tokens=128, n=1, " + SAMPLING.format(1.0, 1.0, -1, 0.0, 0.0, 0.0, False)
 GENERATE = """
     self, prompt=None, sampling_params=None, input_ids=None, image_data=None, return_logprob=None,
     logprob_start_len=None, top_logprobs_num=None, stream=False
@@ -33,68 +33,21 @@ GENERATE = """
 
 # Parameters and defaults, as Python writes them. More may be there, if they have defaults.
 SIGNATURES = {
-    "function": "func=None, num_api_spec_tokens=None",
     "gen": INHERITED + """, min_tokens=None, dtype=None, choices=None,
         choices_method=sgl.token_length_normalized, regex=None, json_schema=None""",
     "gen_int": INHERITED,
     "gen_string": INHERITED,
-    "select": """name=None, choices=None, temperature=0.0,
-        choices_method=sgl.token_length_normalized""",
-    "image": "expr",
     "video": "path, num_frames",
     "separate_reasoning": "expr, model_type",
-    "system": "expr=None",
-    "user": "expr=None",
-    "assistant": "expr=None",
-    "system_begin": "",
-    "system_end": "",
-    "user_begin": "",
-    "user_end": "",
-    "assistant_begin": "",
-    "assistant_end": "",
-    "set_default_backend": "backend",
-    "flush_cache": "backend=None, empty_cache=True",
-    "get_server_info": "backend=None",
-    "SglFunction.run": f"""self, *args, {DEFAULTS}, stream=False, backend=None,
-        use_thread=True, **kw""",
-    "SglFunction.run_batch": f"""self, batch_kwargs, *, {DEFAULTS}, backend=None,
-        num_threads="auto", progress_bar=False, generator_style=False""",
-    "SglFunction.trace": "self, *, backend=None, **kw",
-    "SglFunction.bind": "self, **kw",
-    "SglFunction.cache": "self, backend=None",
     "SglFunction.compile": "self, *, backend=None, **kw",
     "SglFunction.explain": "self, *args, **kw",
-    "SglFunction.__call__": "self, *args, **kw",
-    "ProgramState.__iadd__": "self, other",
-    "ProgramState.__getitem__": "self, name",
-    "ProgramState.__setitem__": "self, name, value",
-    "ProgramState.__contains__": "self, name",
-    "ProgramState.get_var": "self, name",
-    "ProgramState.set_var": "self, name, value",
-    "ProgramState.get_meta_info": "self, name",
     "ProgramState.value": "self, name",
-    "ProgramState.text": "self",
-    "ProgramState.messages": "self",
-    "ProgramState.sync": "self",
-    "ProgramState.error": "self",
-    "ProgramState.text_iter": "self, var_name=None",
-    "ProgramState.text_async_iter": "self, var_name=None, return_meta_data=False",
-    "ProgramState.fork": "self, size=1, position_ids_offset=None",
-    "ProgramState.copy": "self, position_ids_offset=None",
-    "ProgramState.var_scope": "self, name",
-    "ProgramState.system": "self, expr=None",
-    "ProgramState.user": "self, expr=None",
-    "ProgramState.assistant": "self, expr=None",
     "ProgramState.show": "self",
     "ForkGroup.__getitem__": "self, index",
     "ForkGroup.__setitem__": "self, index, value",
-    "ForkGroup.__iadd__": "self, other",
     "ForkGroup.__iter__": "self",
     "ForkGroup.__len__": "self",
-    "ForkGroup.join": 'self, mode="gather_variable"',
-    "RuntimeEndpoint.cache_prefix": "self, prefix_str",
     "RuntimeEndpoint.encode": "self, prompt, **fields",
-    "RuntimeEndpoint": "base_url, api_key=None, verify=None, chat_template_name=None",
     "OpenAI": "model_name, is_chat_model=None, chat_template=None, is_azure=False, **client_args",
     "Anthropic": "model_name, **client_args",
     "LiteLLM": "model_name, **client_args",
@@ -102,17 +55,9 @@ SIGNATURES = {
     "Runtime.generate": "self, prompt=None, sampling_params=None, **fields",
     "Runtime.async_generate": "self, prompt=None, sampling_params=None, **fields",
     "Runtime.encode": "self, prompt, **fields",
-    "Runtime.cache_prefix": "self, prefix",
-    "Runtime.get_tokenizer": "self",
-    "Runtime.shutdown": "self",
-    "Engine": "**server_args",
     "Engine.generate": GENERATE,
     "Engine.async_generate": GENERATE,
     "Engine.encode": "self, prompt=None, input_ids=None, **fields",
-    "Engine.flush_cache": "self",
-    "Engine.get_server_info": "self",
-    "Engine.shutdown": "self",
-    "utils.terminate_process": "process",
 }  # fmt: skip
 
 
