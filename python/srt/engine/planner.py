@@ -330,7 +330,7 @@ class Planner:
             saved += count if waits else 0  # others may have what it was given
             if waits or count == 0:
                 continue
-            if not (self._adapts(planned, context) and self.store.redoes(context)):
+            if not (self._adapts(planned, context) and self.store.writes_alone(context)):
                 continue
             prompt = context.saved < request.spec.prompt
             if prompt:

@@ -162,8 +162,8 @@ class Store:
         context.saved = min(context.saved, len(context.tokens) - 1)
         context.ready = min(context.ready, context.saved)
 
-    def redoes(self, context: Context) -> bool:
-        """Note that the planned pass goes on with the context. Return False where another row of it
+    def writes_alone(self, context: Context) -> bool:
+        """Note that the planned pass goes on with the context. Return whether no other row of it
         computes a token again (``redo``) into the same page."""
         again = context.pages[context.saved // self.page_size : context.shared]
         free = self._redone.isdisjoint(again)

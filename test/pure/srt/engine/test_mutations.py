@@ -59,7 +59,7 @@ MUTATIONS = {
         Mutation(Planner, "_load_idle", "not _.context.work", never),
     ],
     "two rows of a pass compute a token again into one page": [
-        Mutation(Store, "redoes", "_.isdisjoint(_)", always),
+        Mutation(Store, "writes_alone", "_.isdisjoint(_)", always),
     ],
     "a path is unlocked only at its end": [
         Mutation(RadixTree, "unlock", "N = N.parent", become("N = None")),

@@ -140,6 +140,20 @@ def test_a_body_of_many_objects_is_read_beside_the_loop(
     assert seen == [(False, True), (True, False)]
 
 
+def on_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> list[bool]:
+    """List, for each call of a module's function from now on, whether the loop's thread made it."""
+    seen, real, loop = list[bool](), getattr(module, name), served.thread
+
+    def noted(*given: Any) -> Any:
+        seen.append(threading.current_thread() is loop)
+        return real(*given)
+
+    monkeypatch.setattr(module, name, noted)
+    return seen
+
+
 @pytest.mark.parametrize(
     ("path", "field", "module", "name"),
     [
@@ -152,15 +166,7 @@ def test_a_body_of_many_objects_is_read_beside_the_loop(
 def test_a_long_conversation_is_read_beside_the_loop(
     served: Served, monkeypatch: pytest.MonkeyPatch, path: str, field: str, module: Any, name: str
 ) -> None:
-    seen = []
-    real = getattr(module, name)
-
-    def noted(*given: Any) -> Any:
-        seen.append(threading.current_thread() is loop)
-        return real(*given)
-
-    loop = served.thread
-    monkeypatch.setattr(module, name, noted)
+    seen = on_the_loop(served, monkeypatch, module, name)
     for count, status in ((1, 200), (LONG + 1, 400)):
         limit = "max_output_tokens" if field == "input" else "max_tokens"
         fields = {field: [{"role": "user", "content": "a"}] * count, limit: 1}
@@ -208,15 +214,7 @@ def test_what_a_message_holds_is_read_beside_the_loop(
     served: Served, monkeypatch: pytest.MonkeyPatch, path: str, module: Any, name: str,
     fields: Callable[[int], dict[str, Any]],
 ) -> None:  # fmt: skip
-    seen = []
-    real = getattr(module, name)
-
-    def noted(*given: Any) -> Any:
-        seen.append(threading.current_thread() is loop)
-        return real(*given)
-
-    loop = served.thread
-    monkeypatch.setattr(module, name, noted)
+    seen = on_the_loop(served, monkeypatch, module, name)
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     for count in (1, LONG + 1):
         reply = served.client.post(path, json={**fields(count), limit: 1})
