@@ -241,7 +241,7 @@ class PageContext:
             await other.free()
 
     def cut(self, length: int) -> None:
-        """Remove the tokens from ``length`` on."""
+        """Remove the tokens from ``length`` on. Raises ValueError as ``forget`` does."""
         self.forget(length)
         del self.tokens[length:]
         self._dist = None
@@ -270,8 +270,10 @@ class PageContext:
         self.extend(new[same:])
 
     def forget(self, length: int) -> None:
-        """Give up the KV of the tokens from ``length`` on; they are computed again."""
+        """Give up the KV of the tokens from ``length`` on; they are computed again. Raises
+        ValueError where ``length`` is inside of a page that was dropped or skipped."""
         size = self.ctx.page_size
+        self._verify_page(length)
         for block in [one for one in self._blocks if (one + 1) * size > length]:
             kept = max(0, length - block * size)
             page = self._blocks[block]
@@ -286,18 +288,36 @@ class PageContext:
         self.computed = min(self.computed, length)
         self._dist = None
 
+    def _verify_page(self, length: int) -> None:
+        """Raise ValueError where the KV of the tokens before ``length`` is to stay, and is in a
+        page that is gone."""
+        size = self.ctx.page_size
+        block, offset = divmod(length, size)
+        if offset and 0 < length < self.computed and block not in self._blocks:
+            raise ValueError(
+                f"the KV of tokens {block * size} to {length - 1} was dropped or skipped, so the "
+                f"text cannot go on after {length} tokens; it can after {block * size}"
+            )
+
     def drop(self, start: int, end: int) -> int:
         """Free the pages of the tokens from ``start`` to ``end``, which stay in the text but are
-        seen no more; positions stay. Only whole pages; the number that was freed."""
-        size = self.ctx.page_size
+        seen no more; positions stay. Only whole pages whose KV is computed; the number that was
+        freed."""
+        size, end = self.ctx.page_size, min(end, self.computed)
         blocks = [b for b in self._blocks if b * size >= start and (b + 1) * size <= end]
         self._release([self._blocks.pop(block) for block in blocks])
         return len(blocks)
 
     async def save(self, name: str) -> list[int]:
-        """Export the whole pages of the text under a name; their tokens."""
+        """Export the whole pages of the text under a name; their tokens. Raises ValueError where
+        some were dropped or skipped."""
         await self.flush(last=True)
         whole = self.computed // self.ctx.page_size
+        if gone := [block for block in range(whole) if block not in self._blocks]:
+            raise ValueError(
+                f"{len(gone)} of the text's {whole} pages were dropped or skipped, the first of "
+                f"them page {gone[0]}; an export holds the whole text"
+            )
         pages = [self._blocks[block] for block in range(whole)]
         self.ctx.export_kvpage(self.queue, pages, name)
         self._fixed.update(pages)
