@@ -383,7 +383,7 @@ class ToolboxConfig:
         "MODULE is a Python module, or the path of a .py file"
     )  # fmt: skip
     toolbox_timeout: float = flag(
-        30.0, "seconds after which a call of a tool is ended, with its process", type=float
+        30.0, "seconds after which a call and its process are ended; its start counts", type=float
     )
     toolbox_processes: int = flag(4, "calls of tools that run at once, each in a process", type=int)
     toolbox_max_calls: int = flag(

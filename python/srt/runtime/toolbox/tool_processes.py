@@ -112,10 +112,9 @@ class Toolbox:
             self._slots.release()
 
     async def _in_child(self, name: str, arguments: str) -> ToolResult:
-        child: _Child | None = None
+        held: list[_Child] = []  # the call's child, which is ended unless it can be used again
         try:
-            child = await self._free()
-            answer = await asyncio.wait_for(child.ask(name, arguments), self._timeout)
+            answer = await asyncio.wait_for(self._asked(name, arguments, held), self._timeout)
         except asyncio.TimeoutError:
             text = f"{name} took more than {self._timeout:g} s and was ended"
         except ToolboxError as error:
@@ -124,14 +123,18 @@ class Toolbox:
         except (OSError, EOFError, ValueError):
             text = f"the process of {name} has ended without a result"
         else:
-            if await child.rests(self._disturbed):
-                self._idle.append(child)
-                child = None
+            if await held[0].rests(self._disturbed):
+                self._idle.append(held.pop())
             return answer
         finally:
-            if child is not None:
+            for child in held:
                 self._end(child)
         return ToolResult(f"Error: {text}.", True)
+
+    async def _asked(self, name: str, arguments: str, held: list[_Child]) -> ToolResult:
+        """The answer of a child, which is added to ``held`` as soon as there is one."""
+        held.append(await self._free())
+        return await held[0].ask(name, arguments)
 
     async def _free(self) -> _Child:
         while self._idle:

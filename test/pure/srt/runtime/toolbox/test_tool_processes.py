@@ -215,6 +215,24 @@ def test_a_late_call_ends_with_all_its_processes(module: str, tmp_path: Path) ->
     assert ended(*map(int, pids))
 
 
+def test_the_start_of_a_process_counts_for_its_call(module: str, tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    Path(module).write_text(
+        f"import os, pathlib, time\nslow = pathlib.Path({str(slow)!r})\nif slow.exists():\n"
+        f"    slow.write_text(str(os.getpid()))\n    time.sleep(5)\n{MODULE}"
+    )
+
+    async def use(toolbox: Toolbox) -> ToolResult:
+        await toolbox.call("die", "")
+        slow.touch()
+        return await toolbox.call("add", '{"a": 1}')
+
+    result = with_toolbox(module, use, toolbox_timeout=2.0)
+    assert result == ToolResult("Error: add took more than 2 s and was ended.", True)
+    pid = slow.read_text()
+    assert not pid or ended(int(pid)), "its process is ended too"
+
+
 def test_a_process_that_dies_is_replaced(module: str) -> None:
     async def use(toolbox: Toolbox) -> None:
         first = (await toolbox.call("process", "")).text
