@@ -204,6 +204,8 @@ def verify_template(template: Any, variables: Mapping[str, Any]) -> None:
 
     if len(variables) > MAX_VARIABLES:
         raise refuse(f"has {len(variables)} entries; at most {MAX_VARIABLES}")
+    if entries(variables, MAX_VARIABLES_CHARS) > MAX_VARIABLES_CHARS:
+        raise refuse(f"has more than {MAX_VARIABLES_CHARS} characters; give fewer")
     if deeper(variables, MAX_VARIABLES_DEPTH):
         raise refuse(f"is nested deeper than {MAX_VARIABLES_DEPTH} levels; flatten it")
     size = len(json.dumps(variables, ensure_ascii=False))

@@ -12,7 +12,7 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.conversations.conversation import ChatPrompt, prompt_of, verify_template
 from sglang.srt.runtime.conversations.tool_use import read_tools
-from sglang.srt.runtime.offload import offload
+from sglang.srt.runtime.offload import entries, offload
 from sglang.srt.tokenizer import Tokenizer
 from sglang.srt.web.exchange.error_replies import json_response
 from sglang.srt.web.exchange.event_stream import unless_gone
@@ -145,11 +145,11 @@ def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     return [token_text(table[token]) if token < len(table) else "" for token in ids]
 
 
-def _array(row: Ints, entries: Callable[[Ints], list[Any]]) -> msgspec.Raw:
+def _array(row: Ints, objects: Callable[[Ints], list[Any]]) -> msgspec.Raw:
     """The entries of ids as a JSON array, made in pieces: objects for millions of entries at once
     take many times the memory of the text."""
     pieces = [
-        msgspec.json.encode(entries(row[start : start + PIECE]))[1:-1]
+        msgspec.json.encode(objects(row[start : start + PIECE]))[1:-1]
         for start in range(0, len(row), PIECE)
     ]
     return msgspec.Raw(b"".join((b"[", b",".join(pieces), b"]")))
@@ -159,6 +159,7 @@ async def _prompt(state: ServerState, body: TemplateBody) -> ChatPrompt:
     """The prompt of a chat of these messages. Raises RequestError."""
     variables = body.chat_template_kwargs or {}
     verify_template(body.chat_template, variables)
-    use = read_tools(body.tools, None, None, state.runtime.tool_format)
+    form = state.runtime.tool_format
+    use = await offload(entries(body.tools), read_tools, body.tools, None, None, form)
     generation, go_on = body.add_generation_prompt, bool(body.continue_final_message)
     return await prompt_of(state.runtime, body.messages or [], use, variables, generation, go_on)

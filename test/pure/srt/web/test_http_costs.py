@@ -38,6 +38,7 @@ from sglang.srt.runtime.offload import entries
 from sglang.srt.tokenizer import LONG, Tokenizer
 from sglang.srt.web.anthropic.messages import routes as messages
 from sglang.srt.web.exchange import json_body as body
+from sglang.srt.web.native import token_routes
 from sglang.srt.web.openai.chat import routes as chat
 from sglang.srt.web.openai.reply_fields import ReplyHead
 from sglang.srt.web.openai.responses import routes as responses
@@ -202,6 +203,9 @@ NESTED: list[tuple[str, Any, str, Callable[[int], dict[str, Any]]]] = [
      lambda n: {"messages": [USER, calls(n), USER]}),
     ("/v1/chat/completions", chat_request, "_use",
      lambda n: {"messages": [USER], "tools": [tool(n)], "tool_choice": "none"}),
+    ("/apply-template", token_routes, "read_tools",
+     lambda n: {"messages": [USER], "tools": [tool(n)]}),
+    ("/tokenize", token_routes, "read_tools", lambda n: {"messages": [USER], "tools": [tool(n)]}),
     ("/v1/messages", messages, "chat_of", lambda n: {"messages": [USER, *results(n)]}),
     ("/v1/responses", responses, "read_items", lambda n: {"input": [parts(n)]}),
     ("/api/chat", conversation, "_template_input",
@@ -248,6 +252,20 @@ def test_what_a_client_that_left_has_sent_is_not_read_on(
         httpx.post(f"{served.client.base_url}{path}", json=fields, timeout=0.5)
     assert ended.wait(60)
     assert done < 3000
+
+
+@pytest.mark.parametrize("path", ["/apply-template", "/v1/chat/completions"])
+def test_variables_of_many_values_are_not_read(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    seen = on_the_loop(served, monkeypatch, conversation, "deeper")
+    for count, status in ((10, 200), (1 << 16, 400)):
+        variables: dict[str, Any] = {"a": [[]] * count}
+        fields = {"messages": [USER], "chat_template_kwargs": variables, "max_tokens": 1}
+        reply = served.client.post(path, json=fields)
+        assert reply.status_code == status, reply.text
+    assert is_error(reply, 400)["param"] == "chat_template_kwargs"
+    assert seen == [True]
 
 
 def test_entries_are_counted_at_any_depth() -> None:
