@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -24,6 +26,19 @@ async def offload(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kw
         await asyncio.sleep(0)
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of ``work``, done in a thread. Where this is cancelled the work ends first, as it
+    uses what its caller gives up then."""
+    run = partial(contextvars.copy_context().run, work, *args, **kwargs)
+    # No task: the end of the event loop cancels every task, also one that others are waiting for.
+    done = asyncio.get_running_loop().run_in_executor(None, run)
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait({done})
+        raise
 
 
 def entries(value: Any, most: int = LONG) -> int:

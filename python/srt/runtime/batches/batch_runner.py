@@ -22,6 +22,7 @@ from sglang.srt.runtime.batches.batch_input import BatchLine, InputError, InputL
 from sglang.srt.runtime.batches.batch_records import BatchRecord, BatchRecords
 from sglang.srt.runtime.batches.file_store import FileStore
 from sglang.srt.runtime.batches.line_seats import LineSeats
+from sglang.srt.runtime.offload import in_thread
 
 log = logging.getLogger("sglang.server")
 T = TypeVar("T")
@@ -112,7 +113,7 @@ class BatchRunner:
     async def save(self, record: BatchRecord) -> None:
         """Write a record to disk. Raises OSError."""
         async with self._saving:
-            await _in_thread(partial(self._records.save, record))
+            await in_thread(partial(self._records.save, record))
 
     async def cancel(self, record: BatchRecord) -> None:
         """End a batch with the answers that it has. Raises OSError, and it goes on."""
@@ -122,7 +123,7 @@ class BatchRunner:
         changed = msgspec.structs.replace(record, moments=dict(record.moments))
         changed.enter("cancelling", self._now())
         async with self._saving:
-            await _in_thread(partial(self._records.write, changed))
+            await in_thread(partial(self._records.write, changed))
         if record.status in CANCELLED:
             record.enter("cancelling", self._now())
             self._stops[record.id].set()
@@ -173,7 +174,7 @@ class BatchRunner:
     async def _answered(self, record: BatchRecord) -> None:
         """Answer every request that has no answer, until the batch is cancelled or expires."""
         paths = [self._records.path(record.id, name) for name in ("output", "errors")]
-        answers = await _retried(partial(_in_thread, partial(AnswerLog, *paths)))
+        answers = await _retried(partial(in_thread, partial(AnswerLog, *paths)))
         work = _BatchWork(record, answers)
         work.count()
         try:
@@ -184,7 +185,7 @@ class BatchRunner:
                 record.ends_as = "cancelled"
             elif len(answers.done) < record.total:
                 record.ends_as = "expired"
-                await _retried(partial(_in_thread, partial(self._expire, work)))
+                await _retried(partial(in_thread, partial(self._expire, work)))
             work.count()
         finally:
             with suppress(OSError):
@@ -233,7 +234,7 @@ class BatchRunner:
             response = _Answered(answer.status, answer.request_id, msgspec.Raw(answer.body))
             data, ok = work.line(number, line, response), answer.status == 200
             write = partial(work.answers.write, number, data, ok)
-            await _retried(partial(_in_thread, write))
+            await _retried(partial(in_thread, write))
             self._counted["answered"] += 1
             work.count()
         finally:
@@ -273,7 +274,7 @@ class BatchRunner:
                 self._files.take_in, working, id, record.order.owner,
                 f"{record.id}_{name}.jsonl", record.order.output_seconds,
             )  # fmt: skip
-            await _retried(partial(_in_thread, take))
+            await _retried(partial(in_thread, take))
         await self._enter(record, record.ends_as)
 
 
@@ -294,16 +295,6 @@ class _BatchWork:
         failure = _EXPIRED if response is None else None
         answer = _AnswerLine(name, line.custom_id, response, failure)
         return msgspec.json.encode(answer) + b"\n"
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """The result of ``work``, done in a thread. Where this is cancelled the work ends first."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 async def _retried(work: Callable[[], Awaitable[T]]) -> T:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.batches.file_store import Upload
+from sglang.srt.runtime.offload import in_thread
 from sglang.srt.web.exchange.error_replies import ServerError
 from starlette.requests import Request
 
@@ -52,13 +52,13 @@ async def read_form(request: Request, upload: Upload) -> UploadForm:
                 )
             parser.write(part)
             if len(reader.file) >= BUFFER:
-                await asyncio.to_thread(upload.write, reader.taken())
+                await in_thread(upload.write, reader.taken())
         parser.finalize()
     except FormParserError as error:
         raise RequestError(f"The body is no multipart form: {error}.") from error
     if not reader.ended:
         raise RequestError("The body ends in the middle of the form; send it again.")
-    await asyncio.to_thread(upload.write, reader.taken())
+    await in_thread(upload.write, reader.taken())
     return reader.form
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
@@ -14,6 +13,7 @@ from sglang.srt.runtime.batches.batch_input import ENDPOINTS
 from sglang.srt.runtime.batches.batch_records import BatchRecord, Order
 from sglang.srt.runtime.batches.batch_service import BatchService
 from sglang.srt.runtime.batches.file_store import DAY, LIFETIME, MAX_FILENAME, FileRecord
+from sglang.srt.runtime.offload import in_thread
 from sglang.srt.web.batch_api.multipart import UploadForm, read_form
 from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
@@ -87,7 +87,7 @@ async def upload(state: ServerState, request: Request) -> Response:
     try:
         form = await read_form(request, arriving)
         name, purpose, seconds = _described(form)
-        record = await asyncio.to_thread(arriving.finish, name, purpose, seconds)
+        record = await in_thread(arriving.finish, name, purpose, seconds)
     finally:
         arriving.drop()
     return json_response(record.public())

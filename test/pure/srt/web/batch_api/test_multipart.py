@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sglang.srt.requests.request_error import RequestError
+from sglang.srt.runtime.batches import file_store
 from sglang.srt.runtime.batches.file_store import FileStore
+from sglang.srt.web.batch_api import routes
 from sglang.srt.web.batch_api.multipart import MAX_FIELD, MAX_FIELDS, UploadForm, read_form
 from sglang.srt.web.exchange.error_replies import ServerError
 from starlette.requests import Request
@@ -30,6 +34,15 @@ FILE = part("file", b"line\r\n--X\r\n", '; filename="../../a b.jsonl"')
 WHOLE = form(part("purpose", b"batch"), FILE)
 
 
+def sent(pieces: list[bytes], kind: str = TYPE) -> Request:
+    async def receive() -> dict[str, Any]:
+        data = pieces.pop(0) if pieces else b""
+        return {"type": "http.request", "body": data, "more_body": bool(pieces)}
+
+    scope = {"type": "http", "headers": [(b"content-type", kind.encode())]}
+    return Request(scope, receive)
+
+
 def read(
     tmp_path: Path, body: bytes, kind: str = TYPE, seed: int | None = None
 ) -> tuple[UploadForm, bytes]:
@@ -40,14 +53,8 @@ def read(
         size = len(body) if seed is None else rng.randint(1, 9)
         pieces.append(body[:size])
         body = body[size:]
-
-    async def receive() -> dict[str, Any]:
-        data = pieces.pop(0) if pieces else b""
-        return {"type": "http.request", "body": data, "more_body": bool(pieces)}
-
-    scope = {"type": "http", "headers": [(b"content-type", kind.encode())]}
     try:
-        found = asyncio.run(read_form(Request(scope, receive), upload))
+        found = asyncio.run(read_form(sent(pieces, kind), upload))
         data = store.path(upload.finish("a", "batch", 3600).id).read_bytes()
         return found, data
     finally:
@@ -89,3 +96,37 @@ def test_another_kind_of_body_is_a_415(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ServerError, match="send multipart/form-data") as refused:
         read(tmp_path, WHOLE, kind)
     assert refused.value.code == "unsupported_media_type"
+
+
+@pytest.mark.parametrize(("owner", "name"), [(FileStore, "reserve"), (file_store, "save")])
+def test_an_upload_that_is_cancelled_is_whole_or_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    """The loop ends, and all its tasks, while a thread writes the file or its record."""
+    store = FileStore(tmp_path, 1 << 16, 1 << 20)
+    state: Any = SimpleNamespace(batches=SimpleNamespace(files=store))
+    reached, go, real = threading.Event(), threading.Event(), getattr(owner, name)
+
+    def slow(*given: Any) -> Any:
+        reached.set()
+        assert go.wait(60)
+        return real(*given)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(routes.upload(state, sent([WHOLE])))
+        assert await asyncio.to_thread(reached.wait, 60)
+        for one in asyncio.all_tasks() - {asyncio.current_task()}:
+            one.cancel()
+        for _ in range(9):
+            await asyncio.sleep(0)
+        go.set()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    monkeypatch.setattr(owner, name, slow)
+    asyncio.run(main())
+    records = store.of("")
+    assert len(records) == (name == "save")
+    assert {store.path(one.id).read_bytes() for one in records} <= {b"line\r\n--X\r\n"}
+    assert len(list((tmp_path / "files").iterdir())) == 2 * len(records)
+    assert store.size == sum(one.bytes for one in records)
