@@ -20,6 +20,7 @@ from sglang.srt.inferlet.packed_numbers import unpacked
 from sglang.srt.inferlet.page_map import PageMap
 
 NONE = ints()
+_DIGITS = bytes.maketrans(b"\0\1", b"01")
 
 
 @dataclass(eq=False, slots=True)
@@ -151,13 +152,14 @@ class RowPlan:
     def _bits(self, start: int, end: int) -> bytes:
         if self.mask is None:
             return b""
-        prefix = len(self.visible)
-        rows = []
-        for row in self.mask[start:end]:
-            seen = row[: prefix + end]
-            number = int("".join("1" if bit else "0" for bit in reversed(seen)) or "0", 2)
-            rows.append(number.to_bytes((len(seen) + 7) // 8, "little"))
-        return b"".join(rows)
+        width = len(self.visible) + end
+        return b"".join(_packed(row[:width]) for row in self.mask[start:end])
+
+
+def _packed(row: list[bool]) -> bytes:
+    """Entries of a mask as bits, the first one lowest."""
+    digits = bytes(row).translate(_DIGITS)[::-1]
+    return int(digits or b"0", 2).to_bytes((len(row) + 7) // 8, "little")
 
 
 def _counted(positions: Ints, first: int) -> bool:
