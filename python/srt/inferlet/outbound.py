@@ -17,10 +17,12 @@ from contextlib import suppress
 from sglang.srt.core.version import __version__
 from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
 from sglang.srt.requests.media_input.fetch import CHUNK, PinnedConnection, resolved, verified
+from sglang.srt.requests.media_input.name_lookups import NameLookups
 
 # Requests that wait for slow hosts delay one another, and no other work of the server's threads.
 THREADS, SHARE = 128, 32  # of all tenants, and those that one may have at a time
 _THREADS = ThreadPoolExecutor(THREADS, "srt-inferlet-http")
+_LOOKUPS = NameLookups(THREADS, SHARE)  # a slow one goes on when its request has ended
 
 
 class Outbound:
@@ -58,8 +60,13 @@ def request(url: str, body: str | None, rights: Rights, limits: ProgramLimits) -
     parts = verified(url, ())
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    address = _address(host, port, rights)
     deadline = time.monotonic() + limits.http_seconds
+    try:
+        address = _address(host, port, rights, deadline)
+    except TimeoutError as error:
+        raise ValueError(
+            f"the lookup of {host[:80]!r} took longer than {limits.http_seconds:g} s"
+        ) from error
     connection = PinnedConnection(host, port, address, secure, deadline)
     headers = {
         "Host": parts.netloc, "User-Agent": f"sglang/{__version__}", "Accept": "*/*",
@@ -85,13 +92,13 @@ def request(url: str, body: str | None, rights: Rights, limits: ProgramLimits) -
     return found.decode(errors="replace")
 
 
-def _address(host: str, port: int, rights: Rights) -> str:
+def _address(host: str, port: int, rights: Rights, deadline: float) -> str:
     if f"{host}:{port}" in rights.local:
         return host
     if "*" not in rights.hosts and host.rstrip(".") not in rights.hosts:
         raise PermissionError(f"this program lacks the right to reach {host[:80]!r}")
     try:
-        return resolved(host, port)
+        return resolved(host, port, deadline, _LOOKUPS, rights.owner)
     except ValueError as error:
         raise PermissionError(
             f"{host[:80]!r} is at an address that is not public; its operator may name "

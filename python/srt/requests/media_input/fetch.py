@@ -22,8 +22,10 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from sglang.srt.core.version import __version__
+from sglang.srt.requests.media_input.name_lookups import NameLookups
 
 REDIRECTS = 3
+LOOKUPS = 64  # lookups of names at a time; some go on when their fetches have ended
 CHUNK = 1 << 16
 LATE = "it took too long (--media-fetch-timeout)"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?\.?\Z")
@@ -60,13 +62,14 @@ _NOT_PUBLIC_V6 = tuple(map(ipaddress.IPv6Network, (
 what ``ipaddress.is_global`` says of them differs between releases of Python. IPv6 is public in
 2000::/3 alone, which leaves out what embeds IPv4 addresses (::ffff:0:0/96, 64:ff9b::/96)."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_LOOKUPS = NameLookups(LOOKUPS, LOOKUPS)
 
 
 class Fetch(NamedTuple):
     """Limits of a fetch.
 
     ``hosts``: the only ones, none: any with public addresses; ``most``: bytes; ``seconds``: for
-    everything, redirects included, but a lookup of a name, which nothing can end.
+    everything, redirects and lookups of names included.
     """
 
     hosts: Collection[str]
@@ -118,10 +121,11 @@ def public(address: Address) -> bool:
     return address in _GLOBAL_V6 and not any(address in network for network in _NOT_PUBLIC_V6)
 
 
-def resolved(host: str, port: int) -> str:
-    """The address to connect to. Raises ValueError, OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [str(entry[4][0]).partition("%")[0] for entry in found]
+def resolved(
+    host: str, port: int, deadline: float, lookups: NameLookups = _LOOKUPS, owner: str = ""
+) -> str:
+    """The address to connect to. Raises ValueError, OSError, TimeoutError at the deadline."""
+    addresses = lookups.addresses(host, port, deadline, owner)
     for address in addresses:
         if not public(ipaddress.ip_address(address)):
             raise ValueError(f"{host[:80]!r} is at an address that is not public; send a data URL.")
@@ -142,7 +146,7 @@ def _get(parts: SplitResult, most: int, deadline: float) -> tuple[bytes | None, 
     """The body, or None and where to look instead."""
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    connection = PinnedConnection(host, port, resolved(host, port), secure, deadline)
+    connection = PinnedConnection(host, port, resolved(host, port, deadline), secure, deadline)
     try:
         target = parts.path or "/"
         headers = {

@@ -170,7 +170,7 @@ class Viewer:
             return None
         async with self._connections:
             try:
-                # The thread may still wait for the lookup of a name.
+                # The thread ends at the same time, but for a busy machine.
                 work = _in(self._fetching, self._fetch, source)
                 data = await asyncio.wait_for(work, self.limits.media_fetch_timeout)
             except asyncio.TimeoutError:

@@ -243,3 +243,25 @@ def test_an_answer_of_100_megabytes_is_not_read(network: Network, method: str) -
     assert error is not None
     assert error.code == "failed"
     assert "the answer has more than 1000 bytes" in error.message
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_request_ends_before_its_slow_lookup(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    end, ended = threading.Event(), threading.Event()
+
+    def slow(*_: Any, **__: Any) -> Any:
+        end.wait(10)
+        ended.set()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    try:
+        answer = asked(method, "http://api.example.com/", limits=ProgramLimits(http_seconds=0.1))
+        assert not ended.is_set()
+    finally:
+        end.set()
+    assert answer.error is not None
+    assert answer.error.code == "failed"
+    assert "the lookup of 'api.example.com' took longer than 0.1 s" in answer.error.message

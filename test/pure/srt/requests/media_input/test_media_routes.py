@@ -571,7 +571,7 @@ def test_26_addresses_that_are_not_public(address: str, monkeypatch: pytest.Monk
     found = [(0, 0, 0, "", ("8.8.8.8", 80)), (0, 0, 0, "", (address, 80))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     with pytest.raises(ValueError, match="not public"):
-        resolved("example.com", 80)
+        resolved("example.com", 80, time.monotonic() + 60)
 
 
 def test_26_public_addresses() -> None:
