@@ -104,8 +104,7 @@ class Uploads:
             made = UploadedProgram(digest, language, len(data), data.decode())
         elif key not in self._programs:
             self._admit(owner, digest, language)
-            kind, path = await self._compiled(owner, data)
-            made = UploadedProgram(digest, kind, len(data), path=path)
+            made = await self._compiled(owner, digest, data)
         try:  # others may have sent programs while this one was compiled
             found = self._programs.get(key) or made
             assert found is not None
@@ -156,11 +155,14 @@ class Uploads:
                 code="conflict",
             )
 
-    async def _compiled(self, owner: str, data: bytes) -> tuple[Kind, str]:
-        source = self._directory / f"{next(self._numbers)}.wasm"
-        target = source.with_suffix(".cwasm")
+    async def _compiled(self, owner: str, digest: str, data: bytes) -> UploadedProgram | None:
+        """The program; None where the same bytes became one while this waited for its turn."""
         turn = self._turns.setdefault(owner, asyncio.Lock())
         async with turn, self._compiling:
+            if (digest, None) in self._programs:
+                return None
+            source = self._directory / f"{next(self._numbers)}.wasm"
+            target = source.with_suffix(".cwasm")
             try:
                 source.write_bytes(data)
                 component = await asyncio.to_thread(
@@ -170,4 +172,5 @@ class Uploads:
                 raise RequestError(f"The inferlet is refused: {error}.", "wasm") from None
             finally:
                 source.unlink(missing_ok=True)
-        return ("component" if component else "module"), str(target)
+        kind: Kind = "component" if component else "module"
+        return UploadedProgram(digest, kind, len(data), path=str(target))

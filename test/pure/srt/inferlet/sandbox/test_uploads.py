@@ -62,14 +62,17 @@ def test_a_tenant_has_so_many(uploads: Uploads) -> None:
 
 
 @pytest.fixture
-def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiles whatever is sent to its own bytes."""
+def compiling(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Compiles whatever is sent to its own bytes, which it lists."""
+    compiled = list[bytes]()
 
     def precompile(source: Path, target: Path, seconds: int, most: int) -> bool:
-        target.write_bytes(source.read_bytes())
+        compiled.append(source.read_bytes())
+        target.write_bytes(compiled[-1])
         return False
 
     monkeypatch.setattr(uploading, "precompile", precompile)
+    return compiled
 
 
 async def several(uploads: Uploads, owners: str, *datas: bytes) -> list[object]:
@@ -89,13 +92,12 @@ def test_programs_sent_at_once_are_counted(uploads: Uploads) -> None:
     assert files(uploads) == [b"1", b"2"]
 
 
-@pytest.mark.usefixtures("compiling")
-def test_bytes_sent_at_once_are_one_program(uploads: Uploads) -> None:
-    first, second = asyncio.run(several(uploads, "ab", b"1"))
-    assert first is second
+def test_bytes_sent_at_once_are_compiled_once(uploads: Uploads, compiling: list[bytes]) -> None:
+    first, *others = asyncio.run(several(uploads, "aab", b"1"))
     assert isinstance(first, UploadedProgram)
+    assert all(one is first for one in others)
     assert first.names.keys() == {"a", "b"}
-    assert files(uploads) == [b"1"]
+    assert files(uploads) == compiling == [b"1"]
 
 
 def test_a_tenants_uploads_do_not_go_before_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
