@@ -143,7 +143,7 @@ def _starcoder2(header: Header) -> dict[str, Any]:
 
 def _granite(header: Header) -> dict[str, Any]:
     facts, scale = header.facts, header.facts.int("attention.key_length", 0, low=0)
-    dim = scale or facts.int("embedding_length") // facts.int("attention.head_count")
+    dim = scale or max(facts.int("embedding_length") // facts.int("attention.head_count"), 1)
     return {
         **_biases(header),
         "attention_multiplier": facts.float("attention.scale", dim**-0.5, low=1e-9),

@@ -83,8 +83,20 @@ class GgufCheckpoint:
             shape = (1, *shape)
         full = f"{prefix}{known}.{ending}"
         if change == "pairs":
-            self._rows[full] = self._heads[stem]
+            self._rows[full] = self._heads_of(tensor, name, stem)
         yield full, GgufPart(tensor, shape, change)
+
+    def _heads_of(self, tensor: Tensor, name: str, stem: str) -> int:
+        """The heads of a tensor whose rows are pairs. Raises ValueError where it has no such
+        number of them."""
+        heads, rows = self._heads[stem], tensor.shape[0] if tensor.shape else 1
+        if rows % (2 * heads):
+            key = "attention.head_count" + ("_kv" if stem == "attn_k" else "")
+            raise ValueError(
+                f"{tensor.file}: {key} is {heads}, and {name} has {rows} rows; every head has as "
+                f"many pairs of rows, so there are at most {rows // 2} heads."
+            )
+        return heads
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

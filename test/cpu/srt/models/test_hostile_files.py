@@ -4,6 +4,7 @@ refused by a ValueError that names the file."""
 from __future__ import annotations
 
 import json
+import math
 import struct
 import subprocess
 import sys
@@ -329,20 +330,47 @@ def _text(value: str) -> bytes:
     return struct.pack("<Q", len(value)) + value.encode()
 
 
+FACTS = {"attention.head_count": 2, "embedding_length": 32, "block_count": 1, "context_length": 64}
+
+
+def header_of(
+    path: Path, facts: dict[str, int], shapes: dict[str, tuple[int, ...]], kind: str = "llama"
+) -> Path:
+    """A file whose tensors, float32, lie one after another; shapes have the fastest size first."""
+    entries = [_text("general.architecture") + struct.pack("<I", 8) + _text(kind)]
+    entries += [_text(f"{kind}.{k}") + struct.pack("<II", 4, v) for k, v in facts.items()]
+    data = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(entries)) + b"".join(entries)
+    at = 0
+    for name, shape in shapes.items():
+        data += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, at)
+        at += -(-4 * math.prod(shape) // 32) * 32
+    path.write_bytes(data + bytes(at + 64))
+    return path
+
+
 def test_experts_that_take_no_room_are_counted(tmp_path: Path) -> None:
     """A header of kilobytes could name any number of empty experts."""
-    facts = {"expert_count": 8, "attention.head_count": 2, "embedding_length": 32,
-             "block_count": 1, "context_length": 64, "expert_used_count": 2}  # fmt: skip
-    entries = [_text("general.architecture") + struct.pack("<I", 8) + _text("llama")]
-    entries += [_text(f"llama.{k}") + struct.pack("<II", 4, v) for k, v in facts.items()]
+    facts = FACTS | {"expert_count": 8, "expert_used_count": 2}
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (32, 0)}
     shapes |= {f"blk.{i}.ffn_gate_exps.weight": (0, 4, 4096) for i in range(65)}
-    data = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(entries)) + b"".join(entries)
-    for name, shape in shapes.items():
-        data += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, 0)
-    path = tmp_path / "m.gguf"
-    path.write_bytes(data + bytes(64))
+    path = header_of(tmp_path / "m.gguf", facts, shapes)
     with pytest.raises(ValueError, match=r"blk\.63.*more than 262144 tensors") as caught:
+        open_checkpoint(path, read_config(path)[0])
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["llama", "smollm3", "granite"])
+@pytest.mark.parametrize("heads", [3, 32, (1 << 31) - 1])
+@pytest.mark.parametrize("stem", ["attn_q", "attn_k"])
+def test_heads_that_a_tensor_lacks_are_named(
+    tmp_path: Path, kind: str, heads: int, stem: str
+) -> None:
+    key = "attention.head_count" + ("_kv" if stem == "attn_k" else "")
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (32, 8)}
+    shapes[f"blk.0.{stem}.weight"] = (32, 32)
+    path = header_of(tmp_path / "m.gguf", FACTS | {key: heads}, shapes, kind)
+    message = rf"{key} is {heads}, and blk\.0\.{stem}\.weight has 32 rows; .* at most 16 heads"
+    with pytest.raises(ValueError, match=message) as caught:
         open_checkpoint(path, read_config(path)[0])
     assert str(path) in str(caught.value)
 
