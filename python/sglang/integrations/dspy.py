@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -21,7 +21,7 @@ from sglang.backend.base import Backend, Completion, Prompt
 from sglang.backend.native.endpoint import RuntimeEndpoint
 from sglang.errors import BackendError, ConnectionFailed, SglangError, TimedOut, Unsupported
 from sglang.ir.chat_template import Message
-from sglang.ir.params import NAMES, GenParams
+from sglang.ir.params import NAMES, GenParams, checked
 from sglang.ir.prompt_media import Media, medium
 from sglang.run.run_scope import resolve_backend
 
@@ -228,13 +228,27 @@ def params_of(request: Any, backend: Backend) -> GenParams:
             "top_logprobs_num": config.logprobs or None,
         }
     stops = dict.fromkeys((*config.stop, *backend.chat_template.stop))
-    return GenParams(
-        max_new_tokens=config.max_tokens or MAX_TOKENS,
-        stop=tuple(stops) or None,
-        json_schema=_schema(config.response_format, backend),
-        **wanted,
-        **extensions,
-    )
+    wanted |= {
+        "max_new_tokens": config.max_tokens or MAX_TOKENS,
+        "stop": tuple(stops) or None,
+        "json_schema": _schema(config.response_format, backend),
+    }
+    _verify_extensions(extensions, wanted.keys())
+    return GenParams(**wanted, **extensions)
+
+
+def _verify_extensions(extensions: dict[str, Any], taken: Collection[str]) -> None:
+    """Raise lm15's InvalidRequestError for one of ``taken``, and for a value that no backend could
+    take."""
+    if twice := sorted(extensions.keys() & set(taken)):
+        raise lm15.InvalidRequestError(
+            f"config.extensions has {', '.join(twice)}, which fields of config say; set those"
+        )
+    names = {name: f"config.extensions[{name!r}]" for name in extensions}
+    try:
+        checked(GenParams(**extensions), names)
+    except (TypeError, ValueError) as error:
+        raise lm15.InvalidRequestError(str(error)) from error
 
 
 def _schema(response_format: Any, backend: Backend) -> Any:

@@ -290,6 +290,20 @@ def test_what_cannot_be_honoured_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("extensions", "message"),
+    [
+        ({"min_p": "x"}, r"config\.extensions\['min_p'\] is 'x'; give a"),
+        ({"min_p": 2}, r"config\.extensions\['min_p'\] is 2"),
+        ({"temperature": 1, "stop": "a"}, "has stop, temperature, which fields of config say"),
+    ],
+)
+def test_extensions_that_cannot_be_are_named(extensions: Any, message: str) -> None:
+    lm, said = lm_over(sgl.Mock(["ok"])), lm15.Message.user("x")
+    with pytest.raises(exceptions.LMInvalidRequestError, match=message):
+        lm(lm15.Request(lm.model, (said,), config=lm15.Config(extensions=extensions)))
+
+
+@pytest.mark.parametrize(
     ("error", "kind"),
     [
         (BackendError("no", 400), exceptions.LMInvalidRequestError),
