@@ -1,7 +1,10 @@
 #include "team.h"
 
 #include <pthread.h>
+#include <time.h>
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -31,6 +34,10 @@ inline void pause() {
 #endif
 }
 
+inline int64_t now() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
 // Whether `done` came true before it is time to sleep.
 template <class Done>
 inline bool awake(const Done& done) {
@@ -44,6 +51,58 @@ inline bool awake(const Done& done) {
   }
   return false;
 }
+
+// Processor time of this thread, in nanoseconds; where the system does not tell, the time.
+inline int64_t processor_time() {
+#if defined(CLOCK_THREAD_CPUTIME_ID)
+  timespec t;
+  if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0) return t.tv_sec * 1000000000LL + t.tv_nsec;
+#endif
+  return now();
+}
+
+// How many members are left out, since other programs compute on their cores. At a barrier all wait
+// for the member that has no core; where programs take turns by milliseconds, a team of all cores
+// beside one busy program is slower than a team of one core less.
+//
+// Members add what they lost in a call: time in which they had no core. Where one loses much of it,
+// over some calls, later calls go on with a member less. After a while they try with one more; the
+// while doubles each time that was wrong.
+class Crowding {
+ public:
+  // Before a call, by the caller: the size of its team where `threads` are asked for.
+  int fitting(int threads) {
+    if (out_ > 0 && now() > until_) out_--, lost_ = spent_ = 0;
+    return std::max(threads - out_, 1);
+  }
+
+  void add(int64_t lost) {  // by a member, at the end of its part
+    int64_t most = worst_.load();
+    while (lost > most && !worst_.compare_exchange_weak(most, lost)) continue;
+  }
+
+  // At the end of a call of several members that took `spent` nanoseconds, by the caller.
+  void ended(int threads, int64_t spent) {
+    lost_ += std::min(worst_.exchange(0), spent), spent_ += spent;
+    if (spent_ < (wait_ == kShortest ? kLong : kShort)) return;
+    if (lost_ > kMuch * static_cast<double>(spent_)) {
+      out_ = std::min(out_ + 1, threads - 1);
+      wait_ = std::min(2 * wait_, kLongest);
+      until_ = now() + wait_;
+    } else if (out_ == 0) {
+      wait_ = kShortest;
+    }
+    lost_ = spent_ = 0;
+  }
+
+ private:
+  static constexpr int64_t kLong = 250000000, kShort = 20000000, kShortest = 25000000,
+                           kLongest = 1000000000;
+  static constexpr double kMuch = 0.4;
+  std::atomic<int64_t> worst_{0};  // of the members of this call
+  int out_ = 0;
+  int64_t lost_ = 0, spent_ = 0, until_ = 0, wait_ = kShortest;
+};
 
 }  // namespace
 
@@ -109,7 +168,7 @@ class Pool {
   void run(int threads, Job job, void* argument) {
     if (threads == 1) return alone(job, argument);
     std::unique_lock<std::mutex> turn(turn_);
-    threads = start(threads);
+    threads = crowding_.fitting(start(threads));
     if (threads == 1) {
       turn.unlock();
       return alone(job, argument);
@@ -122,18 +181,26 @@ class Pool {
       std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
     }
-    Team team(&shared_, 0, threads);
-    job(team, argument);
+    int64_t begin = now();
+    take_part(0, threads);
     for (int i = 0; left_.load(std::memory_order_acquire) > 0; i++) {
       if (i < kSpins) pause();
       else std::this_thread::yield();
     }
+    crowding_.ended(threads, now() - begin);
   }
 
  private:
   static void alone(Job job, void* argument) {
     Team team(nullptr, 0, 1);
     job(team, argument);
+  }
+
+  void take_part(int rank, int size) {
+    Team team(&shared_, rank, size);
+    int64_t time = now(), own = processor_time();
+    job_(team, argument_);
+    crowding_.add((now() - time) - (processor_time() - own));
   }
 
   // Starts what lacks of a team of `threads`; the size that can be had.
@@ -156,8 +223,7 @@ class Pool {
       seen = await(seen);
       int size = static_cast<int>(seen & 255);
       if (rank >= size) continue;  // and touch nothing: the caller does not wait for this one
-      Team team(&shared_, rank, size);
-      job_(team, argument_);
+      take_part(rank, size);
       left_.fetch_sub(1, std::memory_order_acq_rel);
     }
   }
@@ -173,6 +239,7 @@ class Pool {
   }
 
   Shared shared_;
+  Crowding crowding_;
   std::mutex turn_, mutex_;
   std::condition_variable wake_;
   int started_ = 0;  // threads beside the callers', never ended

@@ -62,7 +62,8 @@ using Job = void (*)(Team&, void*);
 int team_size(int threads);
 
 // Runs job(team, argument) on team_size(threads) threads, the calling one included; on fewer where
-// the system has no more. Calls from several threads take turns.
+// the system has no more, or where other programs compute on their cores. Calls from several threads
+// take turns.
 void run(int threads, Job job, void* argument);
 
 // The same for a callable.
