@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 
 from benchmark.harness.page import put, table
 from benchmark.models import SHAPES
@@ -59,12 +60,12 @@ def problems(records: Sequence[Record]) -> list[str]:
 def _machine(figures: Figures) -> str:
     lines = []
     for about in figures.of("machine"):
-        lines.append(
+        where = (
             f"{about['time'][:10]}, {about['machine']} ({', '.join(about['instructions'])}), "
             f"{about['cores']} cores, {about['memory_gib']} GiB, load {about['load'][0]} at the "
-            f"beginning, {about['system']}, Python {about['python']}, commit {about['commit']}:\n\n"
-            f"    python -m benchmark.peers {about['command']}"
+            f"beginning, {about['system']}, Python {about['python']}, commit {about['commit']}:"
         )
+        lines.append(f"{_filled(where)}\n\n    python -m benchmark.peers {about['command']}")
     releases: dict[str, str] = {}
     for loaded in figures.of("loaded"):
         releases |= loaded["versions"]
@@ -97,7 +98,12 @@ def _size(figures: Figures, size: str) -> str:
                 f"{limits['bfloat16'] / 1e12:.2f} TFLOP/s in bf16, "
                 f"{limits['int8'] / 1e12:.2f} in int8."
             )
-    return f"### {size}\n\n{about}.{found}\n\n{table(rows)}"
+    return f"### {size}\n\n{_filled(f'{about}.{found}')}\n\n{table(rows)}"
+
+
+def _filled(text: str) -> str:
+    """The text in lines as wide as those of the docs."""
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _cell(figures: Figures, size: str, work: str, name: str) -> str:
