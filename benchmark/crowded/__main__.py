@@ -39,6 +39,10 @@ class Contender:
     seconds: dict[int, list[float]] = field(default_factory=dict)
     answers: list[list[int]] = field(default_factory=list)
 
+    def warm_up(self) -> None:
+        """One request that does not count."""
+        self._generate(self.tokens)
+
     def decode(self, busy: int) -> None:
         """One request. The first token, which the prompt is computed for, is not counted."""
         begun = perf_counter()
@@ -76,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Contender("one core", one, given.tokens),
         ]
         for count in given.busy:
+            for side in sides:
+                side.warm_up()
             with busy_programs(count):
                 for _ in range(given.rounds):
                     for side in sides:

@@ -15,7 +15,7 @@ def test_tokens_are_the_same_on_all_cores_and_on_one(
 ) -> None:
     options = ["--size", "T", "--busy", "0", "2", "--tokens", "3", "--rounds", "1"]
     assert main([*options, "--cache", str(tmp_path)]) == 0
-    rows = re.findall(r"(\d) busy, (all cores|one core) ", capsys.readouterr().out)
+    rows = re.findall(r"(\d) busy programs, (all cores|one core) ", capsys.readouterr().out)
     assert rows == [("0", "all cores"), ("0", "one core"), ("2", "all cores"), ("2", "one core")]
 
 
