@@ -72,7 +72,10 @@ class Crowding {
  public:
   // Before a call, by the caller: the size of its team where `threads` are asked for.
   int fitting(int threads) {
-    if (out_ > 0 && now() > until_) out_--, lost_ = spent_ = 0;
+    if (out_ > 0 && now() > until_) {
+      out_--, lost_ = spent_ = 0;
+      until_ = now() + wait_;  // where more are left out, each is tried for as long
+    }
     return std::max(threads - out_, 1);
   }
 
