@@ -327,7 +327,6 @@ class History:
         self._check_hints()
         self.capacity.held = []
         flying = {request.id for request in waiting if request.pending}
-        self.bound += not (engine.running or waiting)  # a pass that copies what is idle
         assert engine.busy or engine.compiling or not self.asked, "a request is lost"
         busy, before, failed = engine.busy, self._progress(), engine.stats.failed_passes
         events = engine.step()
@@ -335,7 +334,8 @@ class History:
         failed = engine.stats.failed_passes - failed
         moved = self._progress() != before or events
         assert moved or not busy, "the engine is busy and does nothing"
-        most = self.bound + engine.stats.postponed_rows
+        # A retracted request may compute once more all that it had computed.
+        most = self.bound * (2 if engine.stats.retractions else 1) + engine.stats.postponed_rows
         assert engine.stats.passes <= most, "requests undo each other's work"
         if not failed:
             assert oldest is None or oldest.id not in engine.waiting, "the oldest gave way"
@@ -933,6 +933,7 @@ class History:
     def _count_computed(self, batch: Batch) -> None:
         """Prompt tokens by request: those that its rows compute up to the first that samples."""
         self.seen["passes that only copy"] += not batch.rows
+        self.bound += not batch.rows
         computed = Counter[int]()
         for row in batch.rows:
             computed[row.context] += len(row.tokens)
