@@ -57,7 +57,7 @@ class Started:
         Raises RuntimeError where it ends or gives none within ``timeout`` seconds.
         """
         port = free_port()
-        command = [part.format(port=port) for part in self.command]
+        command = [part.replace("{port}", str(port)) for part in self.command]
         with tempfile.TemporaryFile() as log:
             began = time.perf_counter()
             server = subprocess.Popen(command, stdout=log, stderr=log)

@@ -84,12 +84,13 @@ class Crowding {
     while (lost > most && !worst_.compare_exchange_weak(most, lost)) continue;
   }
 
-  // At the end of a call of several members that took `spent` nanoseconds, by the caller.
-  void ended(int threads, int64_t spent) {
+  // At the end of a call of several members that took `spent` nanoseconds, by the caller; `asked`
+  // is what `fitting` was given.
+  void ended(int asked, int64_t spent) {
     lost_ += std::min(worst_.exchange(0), spent), spent_ += spent;
     if (spent_ < (wait_ == kShortest ? kLong : kShort)) return;
     if (lost_ > kMuch * static_cast<double>(spent_)) {
-      out_ = std::min(out_ + 1, threads - 1);
+      out_ = std::max(out_, std::min(out_ + 1, asked - 1));
       wait_ = std::min(2 * wait_, kLongest);
       until_ = now() + wait_;
     } else if (out_ == 0) {
@@ -171,7 +172,8 @@ class Pool {
   void run(int threads, Job job, void* argument) {
     if (threads == 1) return alone(job, argument);
     std::unique_lock<std::mutex> turn(turn_);
-    threads = crowding_.fitting(start(threads));
+    const int asked = start(threads);
+    threads = crowding_.fitting(asked);
     if (threads == 1) {
       turn.unlock();
       return alone(job, argument);
@@ -190,7 +192,7 @@ class Pool {
       if (i < kSpins) pause();
       else std::this_thread::yield();
     }
-    crowding_.ended(threads, now() - begin);
+    crowding_.ended(asked, now() - begin);
   }
 
  private:

@@ -60,7 +60,8 @@ void run_starts_every_member_once() {
 
 // Where other programs compute on all cores, a team gets smaller, and later calls are still right.
 void team_is_smaller_beside_busy_programs() {
-  const int threads = std::max(2, static_cast<int>(std::thread::hardware_concurrency()));
+  const int threads =
+      sgl::team_size(std::max(2, static_cast<int>(std::thread::hardware_concurrency())));
   std::atomic<bool> stop{false};
   std::vector<std::thread> busy;
   for (int i = 0; i < 2 * threads; i++)
