@@ -65,9 +65,10 @@ inline int64_t processor_time() {
 // for the member that has no core; where programs take turns by milliseconds, a team of all cores
 // beside one busy program is slower than a team of one core less.
 //
-// Members add what they lost in a call: time in which they had no core. Where one loses much of it,
-// over some calls, later calls go on with a member less. After a while they try with one more; the
-// while doubles each time that was wrong.
+// Members add what they lost in a call: time in which they had no core, or slept at a barrier for
+// one that had none. Where that is more than kMuch over kLong of calls, later calls leave out a
+// member. After `wait_` they try with one more, and kShort of calls decide; `wait_` doubles each time
+// that a member is left out, and is kShortest again once all are back and have their cores.
 class Crowding {
  public:
   // Before a call, by the caller: the size of its team where `threads` are asked for.
