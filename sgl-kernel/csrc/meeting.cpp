@@ -40,7 +40,7 @@ size_t Meeting::bytes(int size) {
   return kMost * sizeof(Sign) + 2 * static_cast<size_t>(size) * kSlot * sizeof(float);
 }
 
-void Meeting::say_and_wait(uint32_t turn) {
+void Meeting::say_and_wait(Team& team, uint32_t turn) {
   Sign& mine = sign(rank_);
   mine.turn.store(turn);
   if (mine.sleepers.load() > 0) wake_all(mine.turn);
@@ -50,9 +50,11 @@ void Meeting::say_and_wait(uint32_t turn) {
       std::this_thread::yield();
     uint32_t said;
     if (reached(other.turn.load(), turn)) continue;
+    int64_t begin = nanoseconds();
     other.sleepers.fetch_add(1);
     while (!reached(said = other.turn.load(), turn)) sleep_while(other.turn, said);
     other.sleepers.fetch_sub(1);
+    team.excuse(nanoseconds() - begin);
   }
 }
 
@@ -66,7 +68,7 @@ void Meeting::sum(Team& team, const float* x, float* out, int64_t count, bool ad
       memcpy(slot(turn, rank_) + mine.begin, x + first + mine.begin,
              static_cast<size_t>(mine.end - mine.begin) * sizeof(float));
     team.barrier();
-    if (team.rank == 0) say_and_wait(turn);
+    if (team.rank == 0) say_and_wait(team, turn);
     team.barrier();
     for (int64_t i = mine.begin; i < mine.end; i++) {
       float total = slot(turn, 0)[i];
@@ -88,7 +90,7 @@ void Meeting::gather(Team& team, const float* x, float* out, int64_t rows, int64
       memcpy(slot(turn, rank_) + mine.begin, x + first + mine.begin,
              static_cast<size_t>(mine.end - mine.begin) * sizeof(float));
     team.barrier();
-    if (team.rank == 0) say_and_wait(turn);
+    if (team.rank == 0) say_and_wait(team, turn);
     team.barrier();
     for (int r = 0; r < size_; r++) {
       for (int64_t i = mine.begin; i < mine.end;) {  // a run of one row at a time

@@ -43,7 +43,7 @@ class Meeting {
     char* slots = static_cast<char*>(memory_) + kMost * sizeof(Sign);
     return reinterpret_cast<float*>(slots) + ((turn & 1) * size_ + rank) * kSlot;
   }
-  void say_and_wait(uint32_t turn);
+  void say_and_wait(Team& team, uint32_t turn);
 
   void* memory_;
   const int rank_, size_;

@@ -11,6 +11,8 @@
 #include <system_error>
 #include <thread>
 
+#include "crowding.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -34,10 +36,6 @@ inline void pause() {
 #endif
 }
 
-inline int64_t now() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
-
 // Whether `done` came true before it is time to sleep.
 template <class Done>
 inline bool awake(const Done& done) {
@@ -58,58 +56,14 @@ inline int64_t processor_time() {
   timespec t;
   if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0) return t.tv_sec * 1000000000LL + t.tv_nsec;
 #endif
-  return now();
+  return nanoseconds();
 }
 
-// How many members are left out, since other programs compute on their cores. At a barrier all wait
-// for the member that has no core; where programs take turns by milliseconds, a team of all cores
-// beside one busy program is slower than a team of one core less.
-//
-// Members add what they lost in a call: time in which they had no core, or slept at a barrier for
-// one that had none. Where that is more than kMuch over kLong of calls, later calls leave out a
-// member. After `wait_` they try with one more, and kShort of calls decide; `wait_` doubles each time
-// that a member is left out, and is kShortest again once all are back and have their cores.
-class Crowding {
- public:
-  // Before a call, by the caller: the size of its team where `threads` are asked for.
-  int fitting(int threads) {
-    if (out_ > 0 && now() > until_) {
-      out_--, lost_ = spent_ = 0;
-      until_ = now() + wait_;  // where more are left out, each is tried for as long
-    }
-    return std::max(threads - out_, 1);
-  }
-
-  void add(int64_t lost) {  // by a member, at the end of its part
-    int64_t most = worst_.load();
-    while (lost > most && !worst_.compare_exchange_weak(most, lost)) continue;
-  }
-
-  // At the end of a call of several members that took `spent` nanoseconds, by the caller; `asked`
-  // is what `fitting` was given.
-  void ended(int asked, int64_t spent) {
-    lost_ += std::min(worst_.exchange(0), spent), spent_ += spent;
-    if (spent_ < (wait_ == kShortest ? kLong : kShort)) return;
-    if (lost_ > kMuch * static_cast<double>(spent_)) {
-      out_ = std::max(out_, std::min(out_ + 1, asked - 1));
-      wait_ = std::min(2 * wait_, kLongest);
-      until_ = now() + wait_;
-    } else if (out_ == 0) {
-      wait_ = kShortest;
-    }
-    lost_ = spent_ = 0;
-  }
-
- private:
-  static constexpr int64_t kLong = 250000000, kShort = 20000000, kShortest = 25000000,
-                           kLongest = 1000000000;
-  static constexpr double kMuch = 0.4;
-  std::atomic<int64_t> worst_{0};  // of the members of this call
-  int out_ = 0;
-  int64_t lost_ = 0, spent_ = 0, until_ = 0, wait_ = kShortest;
-};
-
 }  // namespace
+
+int64_t nanoseconds() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
 
 // A barrier of a fixed number of members. `epoch` is what they wait on; whoever sleeps is counted,
 // so that a barrier nobody sleeps at costs no system call.
@@ -118,6 +72,7 @@ class Shared {
   void reset(int size) {
     size_ = size;
     arrived_.store(0);
+    excused.store(0);
     for (auto& counter : counters) counter.value.store(0);
   }
 
@@ -145,6 +100,8 @@ class Shared {
     std::atomic<int64_t> value{0};
   } counters[3];
 
+  std::atomic<int64_t> excused{0};  // nanoseconds of the call in which all waited for a process
+
  private:
   int size_ = 1;
   alignas(64) std::atomic<int> arrived_{0};
@@ -156,6 +113,10 @@ class Shared {
 
 void Team::barrier() {
   if (size > 1) shared_->barrier();
+}
+
+void Team::excuse(int64_t waited) {
+  if (size > 1) shared_->excused.fetch_add(waited);
 }
 
 std::atomic<int64_t>& Team::counter() {
@@ -174,7 +135,8 @@ class Pool {
     if (threads == 1) return alone(job, argument);
     std::unique_lock<std::mutex> turn(turn_);
     const int asked = start(threads);
-    threads = crowding_.fitting(asked);
+    int64_t begin = nanoseconds();
+    threads = crowding_.fitting(asked, begin);
     if (threads == 1) {
       turn.unlock();
       return alone(job, argument);
@@ -187,13 +149,18 @@ class Pool {
       std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
     }
-    int64_t begin = now();
+    if (threads > last_) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      grown_.notify_all();
+    }
+    last_ = threads;
     take_part(0, threads);
     for (int i = 0; left_.load(std::memory_order_acquire) > 0; i++) {
       if (i < kSpins) pause();
       else std::this_thread::yield();
     }
-    crowding_.ended(asked, now() - begin);
+    int64_t end = nanoseconds();
+    crowding_.ended(asked, end - begin, shared_.excused.load(), end);
   }
 
  private:
@@ -204,9 +171,9 @@ class Pool {
 
   void take_part(int rank, int size) {
     Team team(&shared_, rank, size);
-    int64_t time = now(), own = processor_time();
+    int64_t time = nanoseconds(), own = processor_time();
     job_(team, argument_);
-    crowding_.add((now() - time) - (processor_time() - own));
+    crowding_.add((nanoseconds() - time) - (processor_time() - own));
   }
 
   // Starts what lacks of a team of `threads`; the size that can be had.
@@ -224,14 +191,22 @@ class Pool {
     return threads;
   }
 
+  static int members(uint64_t call) { return static_cast<int>(call & 255); }
+
   void work(int rank, uint64_t seen) {
-    for (;;) {
-      seen = await(seen);
-      int size = static_cast<int>(seen & 255);
-      if (rank >= size) continue;  // and touch nothing: the caller does not wait for this one
-      take_part(rank, size);
+    for (seen = await(seen);; seen = rank < members(seen) ? await(seen) : await_part(rank)) {
+      if (rank >= members(seen)) continue;  // and touch nothing: the caller does not wait for this
+      take_part(rank, members(seen));
       left_.fetch_sub(1, std::memory_order_acq_rel);
     }
+  }
+
+  // Waits for a call that has a part for `rank`, where the last one had none. The thread sleeps at
+  // once: another program may compute on its core.
+  uint64_t await_part(int rank) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (rank >= members(call_.load())) grown_.wait(lock);
+    return call_.load();
   }
 
   uint64_t await(uint64_t seen) {
@@ -247,8 +222,9 @@ class Pool {
   Shared shared_;
   Crowding crowding_;
   std::mutex turn_, mutex_;
-  std::condition_variable wake_;
-  int started_ = 0;  // threads beside the callers', never ended
+  std::condition_variable wake_, grown_;  // a call has begun; one of more members than the last
+  int started_ = 0;                       // threads beside the callers', never ended
+  int last_ = 1;                          // members of the last call of several
   Job job_ = nullptr;
   void* argument_ = nullptr;
   alignas(64) std::atomic<uint64_t> call_{0};  // number of the call, and its threads (low 8 bits)

@@ -29,6 +29,10 @@ class Team {
   // All members have arrived; what each wrote before is seen by all after.
   void barrier();
 
+  // By a member, while the others wait at the barrier: for `waited` nanoseconds it waited for another
+  // process, which says nothing about the cores of this one.
+  void excuse(int64_t waited);
+
   // This member's share of [0, count), in multiples of `grain`.
   Range part(int64_t count, int64_t grain = 1) const {
     int64_t blocks = (count + grain - 1) / grain;
@@ -66,7 +70,10 @@ int team_size(int threads);
 // take turns.
 void run(int threads, Job job, void* argument);
 
-// The same for a callable.
+// Time of a clock that only goes forward.
+int64_t nanoseconds();
+
+// The same as `run`, for a callable.
 template <class Body>
 void parallel(int threads, Body& body) {
   run(threads, [](Team& team, void* b) { (*static_cast<Body*>(b))(team); }, &body);

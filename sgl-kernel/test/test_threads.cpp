@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "../csrc/crowding.h"
 #include "../csrc/meeting.h"
 #include "../csrc/team.h"
 
@@ -56,6 +57,87 @@ void run_starts_every_member_once() {
       CHECK(sizes[static_cast<size_t>(rank)] == (rank < sizes[0] ? sizes[0] : 0));
     }
   }
+}
+
+// The time after `calls` calls of a millisecond, in each of which the worst member of a team lost
+// `lost` microseconds; or at which the team has one member, which measures nothing.
+constexpr int64_t kMillisecond = 1000000;
+int64_t lose(sgl::Crowding& team, int threads, int64_t now, int calls, int64_t lost,
+             int64_t excused = 0) {
+  for (int call = 0; call < calls; call++) {
+    if (team.fitting(threads, now) == 1) return now;
+    now += kMillisecond;
+    team.add(lost * 1000);
+    team.ended(threads, kMillisecond, excused * 1000, now);
+  }
+  return now;
+}
+
+// A team of any size leaves out one member after the other, never all.
+void a_crowded_team_shrinks_to_one() {
+  for (int threads : {2, 3, 4, 16}) {
+    sgl::Crowding team;
+    int64_t now = lose(team, threads, 0, 249, 900);
+    CHECK(team.fitting(threads, now) == threads);  // 250 ms have to tell it
+    now = lose(team, threads, now, 1, 900);
+    CHECK(team.fitting(threads, now) == threads - 1);
+    for (int out = 2; out < threads; out++) {
+      now = lose(team, threads, now, 20, 900);
+      CHECK(team.fitting(threads, now) == threads - out);
+    }
+    CHECK(team.fitting(threads, now) == 1);
+  }
+}
+
+// Members that have their cores, or wait for another process, are not left out; nor a second one
+// where one less is enough.
+void members_that_compute_stay() {
+  sgl::Crowding team;
+  int64_t now = lose(team, 4, 0, 1000, 300);
+  now = lose(team, 4, now, 1000, 900, 700);
+  CHECK(team.fitting(4, now) == 4);
+
+  sgl::Crowding other;
+  now = lose(other, 4, 0, 250, 900);
+  CHECK(other.fitting(4, now) == 3);
+  lose(other, 4, now, 40, 0);
+  CHECK(other.fitting(4, now) == 3);
+}
+
+// Members come back: one at a time where calls follow one another, all after a long pause.
+void members_come_back() {
+  sgl::Crowding team;
+  int64_t now = 0;
+  while (team.fitting(4, now) > 1) now = lose(team, 4, now, 1, 900);
+  int64_t begin = now;
+  int size = 1;
+  for (; now < begin + 10000 * kMillisecond && size < 4; now += kMillisecond) {
+    int next = team.fitting(4, now);
+    CHECK(next == size || next == size + 1);
+    size = next;
+    if (size > 1) team.ended(4, kMillisecond, 0, now);
+  }
+  CHECK(size == 4 && now - begin <= 3 * 1000 * kMillisecond);
+
+  sgl::Crowding idle;
+  now = 0;
+  while (idle.fitting(4, now) > 1) now = lose(idle, 4, now, 1, 900);
+  CHECK(idle.fitting(4, now + 60000 * kMillisecond) == 4);
+}
+
+// A member that is tried beside busy programs is left out after 20 ms, and for longer each time.
+void trials_are_short_and_get_rarer() {
+  sgl::Crowding team;
+  int64_t now = lose(team, 2, 0, 250, 900), before = 0;
+  for (int trial = 0; trial < 8; trial++) {
+    CHECK(team.fitting(2, now) == 1);
+    int64_t begin = now;
+    while (team.fitting(2, now) == 1) now += kMillisecond;
+    CHECK(now - begin >= before && now - begin <= 1001 * kMillisecond);
+    before = now - begin;
+    now = lose(team, 2, now, 20, 900);
+  }
+  CHECK(before >= 1000 * kMillisecond);
 }
 
 // Where other programs compute on all cores, a team gets smaller, and later calls are still right.
@@ -188,11 +270,15 @@ void ranks_meet_with_equal_sums() {
 
 int main() {
   part_covers_everything_once();
+  a_crowded_team_shrinks_to_one();
+  members_that_compute_stay();
+  members_come_back();
+  trials_are_short_and_get_rarer();
   run_starts_every_member_once();
   barrier_publishes_what_was_written();
   each_does_every_task_once();
   calls_of_several_threads_take_turns();
   ranks_meet_with_equal_sums();
   team_is_smaller_beside_busy_programs();
-  std::puts("7 tests passed");
+  std::puts("11 tests passed");
 }

@@ -31,4 +31,4 @@ def test_threads_have_no_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     assert built.returncode == 0, built.stderr
     ran = subprocess.run([program], capture_output=True, text=True, timeout=200)
-    assert (ran.returncode, ran.stdout) == (0, "7 tests passed\n"), ran.stderr
+    assert (ran.returncode, ran.stdout) == (0, "11 tests passed\n"), ran.stderr
