@@ -88,6 +88,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print why tests that were tried again had failed: such a failure may not come again soon."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"first try of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def certificates() -> Iterator[None]:
     """Read the public certificates once. OpenAI's and Anthropic's packages read them for each
