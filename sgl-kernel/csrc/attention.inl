@@ -233,17 +233,18 @@ struct Reader {
     int64_t begin = chunk * kChunk;
     at.count = slots(row, begin, limit, at.now);
     at.more = slots(row, begin + kChunk, limit, at.next);
-    const int64_t several = kAsked / (key_bytes > value_bytes ? key_bytes : value_bytes);
-    const int64_t together = several ? several : 1;
+    const int64_t key_slot = heads.kv * key_bytes, value_slot = heads.kv * value_bytes;
+    const char* keys = static_cast<const char*>(kv.keys) + slice.head * key_bytes;
+    const char* values = static_cast<const char*>(kv.values) + slice.head * value_bytes;
+    Ahead more_keys{keys, key_slot, slice.heads * key_bytes, slice.heads * key_steps(units)};
+    Ahead more_values{values, value_slot, slice.heads * value_bytes,
+                      slice.heads * value_steps(form)};
     for (int64_t h = 0; h < slice.heads; h++) {
       int64_t head = slice.head + h;
-      // One head asks for several: memory is fastest where it is read from end to end.
-      int64_t left = slice.heads - h, asked = h % together ? 0 : left < together ? left : together;
-      pack_keys<form>(static_cast<const char*>(kv.keys), at, heads.dim, heads.kv * key_bytes,
-                      head * key_bytes, asked * key_bytes, desk.zeros, desk.keys);
-      pack_values<form>(static_cast<const char*>(kv.values), at, heads.value, record.padded,
-                        heads.kv * value_bytes, head * value_bytes, asked * value_bytes, desk.zeros,
-                        desk.values);
+      pack_keys<form>(keys + h * key_bytes, at, heads.dim, key_slot, more_keys, desk.zeros,
+                      desk.keys);
+      pack_values<form>(values + h * value_bytes, at, heads.value, record.padded, value_slot,
+                        more_values, desk.zeros, desk.values);
       Scores of{begin, nullptr, nullptr, heads.soft_cap};
       if (kv.type == Type::I8) {
         scales(kv.key_scales, head, desk.key_scales);

@@ -137,24 +137,6 @@ static inline void swap_blocks(U* rows) {
 // Units i.. of LANES keys: unit i + j of all keys in rows[j].
 template <Form form>
 static inline void transpose(const char* const* from, int64_t i, U* rows) {
-#if LANES == 16
-  // Where units lie in memory as they are, the first two of four stages are done by loading.
-  constexpr bool plain = form == Form::FLOAT || (paired(form) && element_bytes(form) == 2);
-  if constexpr (plain) {
-    for (int block = 0; block < 4; block++)
-      for (int j = 0; j < 4; j++) {
-        auto quarter = [&](int n) {
-          return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from[4 * n + j] + 4 * i) + block);
-        };
-        __m512i row = _mm512_castsi128_si512(quarter(0));
-        row = _mm512_mask_broadcast_i32x4(row, 0x00f0, quarter(1));
-        row = _mm512_mask_broadcast_i32x4(row, 0x0f00, quarter(2));
-        row = _mm512_mask_broadcast_i32x4(row, 0xf000, quarter(3));
-        rows[4 * block + j] = (U)row;
-      }
-    return swap_blocks<2>(rows);
-  }
-#endif
   for (int j = 0; j < LANES; j++) rows[j] = unit<form>(from[j], i);
   swap_blocks<LANES / 2>(rows);
 }
@@ -175,8 +157,7 @@ static inline void zip(const char* p, const char* q, uint32_t* to, Places<n...>)
 
 // ---- packing -----------------------------------------------------------------------------------
 
-// The slots of a chunk's keys, of those of the chunk after it, which are asked for meanwhile, and
-// how many there are of both.
+// The slots of a chunk's keys and of those of the chunk after it, and how many there are of both.
 struct Slots {
   int64_t now[kChunk], next[kChunk];
   int64_t count, more;
@@ -185,17 +166,31 @@ struct Slots {
 // Heads of fewer bytes than a vector are read from a copy, so that nothing behind them is.
 static constexpr int64_t kShort = 4 * LANES;
 
-// Asks for `bytes` of a slot of the next chunk, into the second cache: two pools' chunks are more
-// than the first holds. Heads of at most kAsked bytes of a slot are asked for at once.
-static constexpr int64_t kAsked = 1024;
-static inline void ask(const char* next, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b, 0, 2);
-}
+// Asks for the slots of the next chunk while this one is packed, into the second cache: two pools'
+// chunks are more than the first holds. Of a slot all heads are asked for together, since memory is
+// fastest where it is read from end to end, and slot after slot in equal steps: a core has room for
+// some twenty requests, and waits where there are more.
+struct Ahead {
+  const char* pool;           // the first head that is read, of slot 0
+  int64_t slot_bytes, bytes;  // from a slot to the next; of a slot, to be read
+  int64_t steps;              // of all heads
+  int64_t asked = 0, progress = 0;
 
-// `ahead`: bytes of the next chunk's slots that are asked for, from this head on.
+  void step(const Slots& at) {
+    for (progress += at.more; progress >= steps; progress -= steps) {
+      const char* slot = pool + at.next[asked++] * slot_bytes;
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(slot + b, 0, 2);
+    }
+  }
+};
+
+// Steps that packing a head takes, of a chunk whose keys are all there. Keys: vectors of units.
+static int64_t key_steps(int64_t units) { return kChunk / LANES * ((units + LANES - 1) / LANES); }
+static constexpr int64_t value_steps(Form form) { return paired(form) ? kChunk / 2 : kChunk; }
+
 template <Form form>
 static void pack_keys(const char* pool, const Slots& at, int64_t dim, int64_t slot_bytes,
-                      int64_t offset, int64_t ahead, const char* zeros, U* to) {
+                      Ahead& ahead, const char* zeros, U* to) {
   const int64_t units = paired(form) ? dim / 2 : dim, bytes = dim * element_bytes(form);
   const int64_t all = (at.count + LANES - 1) / LANES * LANES;
   alignas(64) char copies[LANES][kShort];
@@ -204,8 +199,7 @@ static void pack_keys(const char* pool, const Slots& at, int64_t dim, int64_t sl
     const char* from[LANES];
     for (int i = 0; i < LANES; i++) {
       int64_t key = first + i;
-      from[i] = key < at.count ? pool + at.now[key] * slot_bytes + offset : zeros;
-      if (key < at.more) ask(pool + at.next[key] * slot_bytes + offset, ahead);
+      from[i] = key < at.count ? pool + at.now[key] * slot_bytes : zeros;
     }
     if (units < LANES)
       for (int i = 0; i < LANES; i++) {
@@ -214,6 +208,7 @@ static void pack_keys(const char* pool, const Slots& at, int64_t dim, int64_t sl
         from[i] = copies[i];
       }
     for (int64_t u = 0; u < units; u += LANES) {
+      ahead.step(at);
       // The last vector begins earlier rather than ends later: some units are written twice.
       int64_t at_unit = u + LANES <= units || units < LANES ? u : units - LANES;
       U rows[LANES];
@@ -227,16 +222,15 @@ static void pack_keys(const char* pool, const Slots& at, int64_t dim, int64_t sl
 
 template <Form form>
 static void pack_values(const char* pool, const Slots& at, int64_t dim, int64_t padded,
-                        int64_t slot_bytes, int64_t offset, int64_t ahead, const char* zeros,
-                        U* to) {
+                        int64_t slot_bytes, Ahead& ahead, const char* zeros, U* to) {
   const int64_t bytes = dim * element_bytes(form), step = paired(form) ? 2 : 1;
   alignas(64) char copies[2][kShort];
   uint32_t* out = reinterpret_cast<uint32_t*>(to);
   for (int64_t key = 0; key < at.count; key += step, out += padded) {
+    ahead.step(at);
     const char* from[2];
     for (int64_t i = 0; i < step; i++) {
-      from[i] = key + i < at.count ? pool + at.now[key + i] * slot_bytes + offset : zeros;
-      if (key + i < at.more) ask(pool + at.next[key + i] * slot_bytes + offset, ahead);
+      from[i] = key + i < at.count ? pool + at.now[key + i] * slot_bytes : zeros;
       if (dim < LANES) {
         memset(copies[i], 0, kShort);
         memcpy(copies[i], from[i], static_cast<size_t>(bytes));
