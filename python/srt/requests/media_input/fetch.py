@@ -22,7 +22,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from sglang.srt.core.version import __version__
-from sglang.srt.requests.media_input.name_lookups import NameLookups
+from sglang.srt.requests.media_input.name_lookups import LookupsBusy, NameLookups
 
 REDIRECTS = 3
 LOOKUPS = 64  # lookups of names at a time; some go on when their fetches have ended
@@ -85,7 +85,9 @@ def fetch(url: str, rules: Fetch) -> bytes:
         try:
             body, location = _get(parts, rules.most, deadline)
         except (OSError, http.client.HTTPException) as error:
-            why = LATE if time.monotonic() >= deadline else error or "no answer"
+            waited = isinstance(error, LookupsBusy)
+            late = time.monotonic() >= deadline and not waited
+            why = LATE if late else error or "no answer"
             raise ValueError(f"{_shown(parts)} cannot be fetched: {why}.") from error
         if body is not None:
             return body
@@ -125,7 +127,8 @@ def resolved(
     host: str, port: int, deadline: float, lookups: NameLookups = _LOOKUPS, owner: str = ""
 ) -> str:
     """The address to connect to. Raises ValueError, OSError, TimeoutError at the deadline."""
-    addresses = lookups.addresses(host, port, deadline, owner)
+    literal = _literal(host)
+    addresses = [literal] if literal else lookups.addresses(host, port, deadline, owner)
     for address in addresses:
         if not public(ipaddress.ip_address(address)):
             raise ValueError(f"{host[:80]!r} is at an address that is not public; send a data URL.")
@@ -134,12 +137,12 @@ def resolved(
     return addresses[0]
 
 
-def _literal(host: str) -> bool:
+def _literal(host: str) -> str:
+    """The address that a host is written as; "" of a name."""
     try:
-        ipaddress.ip_address(host)
+        return str(ipaddress.ip_address(host)).partition("%")[0]
     except ValueError:
-        return False
-    return True
+        return ""
 
 
 def _get(parts: SplitResult, most: int, deadline: float) -> tuple[bytes | None, str]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FRAMES = 16  # default number of frames of a video
 FETCHES = 16  # fetches at a time; they mostly wait
+GRACE = 0.5  # seconds beyond its time in which a fetch's thread may say why it failed
 QUEUED = 1024  # media that may wait to be decoded
 DECODED = 1 << 29  # bytes of one prompt's decoded media
 FETCHED = 1 << 30  # bytes of fetched media that wait to be decoded, or all that one prompt may have
@@ -170,9 +171,9 @@ class Viewer:
             return None
         async with self._connections:
             try:
-                # The thread ends at the same time, but for a busy machine.
+                # The thread ends by itself, and says what was late, but for a busy machine.
                 work = _in(self._fetching, self._fetch, source)
-                data = await asyncio.wait_for(work, self.limits.media_fetch_timeout)
+                data = await asyncio.wait_for(work, self.limits.media_fetch_timeout + GRACE)
             except asyncio.TimeoutError:
                 raise source.refused(f"the URL cannot be fetched: {LATE}.") from None
         sizes.append(len(data))
