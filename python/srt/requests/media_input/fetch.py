@@ -25,7 +25,7 @@ from sglang.srt.core.version import __version__
 from sglang.srt.requests.media_input.name_lookups import LookupsBusy, NameLookups
 
 REDIRECTS = 3
-LOOKUPS = 64  # lookups of names at a time; some go on when their fetches have ended
+LOOKUPS, SHARE = 256, 64  # lookups at a time, and of one tenant; some outlive their fetches
 CHUNK = 1 << 16
 LATE = "it took too long (--media-fetch-timeout)"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?\.?\Z")
@@ -62,19 +62,20 @@ _NOT_PUBLIC_V6 = tuple(map(ipaddress.IPv6Network, (
 what ``ipaddress.is_global`` says of them differs between releases of Python. IPv6 is public in
 2000::/3 alone, which leaves out what embeds IPv4 addresses (::ffff:0:0/96, 64:ff9b::/96)."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_LOOKUPS = NameLookups(LOOKUPS, LOOKUPS)
+_LOOKUPS = NameLookups(LOOKUPS, SHARE)
 
 
 class Fetch(NamedTuple):
     """Limits of a fetch.
 
     ``hosts``: the only ones, none: any with public addresses; ``most``: bytes; ``seconds``: for
-    everything, redirects and lookups of names included.
+    everything, redirects and lookups of names included; ``owner``: whose share of lookups it takes.
     """
 
     hosts: Collection[str]
     most: int
     seconds: float
+    owner: str = ""
 
 
 def fetch(url: str, rules: Fetch) -> bytes:
@@ -83,7 +84,7 @@ def fetch(url: str, rules: Fetch) -> bytes:
     for _ in range(REDIRECTS + 1):
         parts = verified(url, rules.hosts)
         try:
-            body, location = _get(parts, rules.most, deadline)
+            body, location = _get(parts, rules, deadline)
         except (OSError, http.client.HTTPException) as error:
             waited = isinstance(error, LookupsBusy)
             late = time.monotonic() >= deadline and not waited
@@ -145,11 +146,12 @@ def _literal(host: str) -> str:
         return ""
 
 
-def _get(parts: SplitResult, most: int, deadline: float) -> tuple[bytes | None, str]:
+def _get(parts: SplitResult, rules: Fetch, deadline: float) -> tuple[bytes | None, str]:
     """The body, or None and where to look instead."""
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    connection = PinnedConnection(host, port, resolved(host, port, deadline), secure, deadline)
+    address = resolved(host, port, deadline, owner=rules.owner)
+    connection = PinnedConnection(host, port, address, secure, deadline)
     try:
         target = parts.path or "/"
         headers = {
@@ -164,7 +166,7 @@ def _get(parts: SplitResult, most: int, deadline: float) -> tuple[bytes | None, 
             return None, answer.getheader("Location") or ""
         if answer.status != 200:
             raise ValueError(f"{_shown(parts)} answers {answer.status}; give one that is there.")
-        return _body(connection, answer, parts, most), ""
+        return _body(connection, answer, parts, rules.most), ""
     finally:
         connection.end()
 

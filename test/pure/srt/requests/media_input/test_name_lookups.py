@@ -14,7 +14,7 @@ import pytest
 from sglang.srt.config.sections import MediaConfig
 from sglang.srt.requests.media_input import fetch as fetching
 from sglang.srt.requests.media_input.fetch import Fetch, fetch
-from sglang.srt.requests.media_input.media_loading import FETCHES, Viewer
+from sglang.srt.requests.media_input.media_loading import SHARE, Viewer
 from sglang.srt.requests.media_input.name_lookups import NameLookups
 from sglang.srt.requests.media_input.sources import MediaSource
 from sglang.srt.requests.request_error import RequestError
@@ -78,7 +78,7 @@ def test_slow_lookups_leave_threads_to_other_fetches(resolver: Resolver) -> None
     viewer = viewer_of(1.0)
 
     async def main() -> None:
-        slow = (refused(viewer, f"slow{n}.example") for n in range(FETCHES))
+        slow = (refused(viewer, f"slow{n}.example") for n in range(SHARE))
         assert all("--media-fetch-timeout" in message for message in await asyncio.gather(*slow))
         assert "no such name" in await refused(viewer, "none.example")
 
