@@ -43,6 +43,11 @@ SAME_NAMES = (
 HONOURED = frozenset(
     {*SAME_NAMES, "max_tokens", "stop", "response_format", "logprobs", "tool_choice"}
 )
+FIELDS = {  # fields of Config for parameters of another name
+    "max_new_tokens": "max_tokens", "json_schema": "response_format",
+    "return_logprob": "logprobs", "return_text_in_logprobs": "logprobs",
+    "top_logprobs_num": "logprobs",
+}  # fmt: skip
 ROLES = {"user": "user", "assistant": "assistant", "developer": "system", "tool": "tool"}
 BY_STATUS = {
     400: lm15.InvalidRequestError,
@@ -241,8 +246,9 @@ def _verify_extensions(extensions: dict[str, Any], taken: Collection[str]) -> No
     """Raise lm15's InvalidRequestError for one of ``taken``, and for a value that no backend could
     take."""
     if twice := sorted(extensions.keys() & set(taken)):
+        own = dict.fromkeys(f"config.{FIELDS.get(name, name)}" for name in twice)
         raise lm15.InvalidRequestError(
-            f"config.extensions has {', '.join(twice)}, which fields of config say; set those"
+            f"config.extensions has {', '.join(twice)}; set {', '.join(own)} instead"
         )
     names = {name: f"config.extensions[{name!r}]" for name in extensions}
     try:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from sglang.srt.core.version import __version__
 from sglang.srt.inferlet.program_limits import ProgramLimits, Rights
 from sglang.srt.requests.media_input.fetch import CHUNK, PinnedConnection, resolved, verified
-from sglang.srt.requests.media_input.name_lookups import NameLookups
+from sglang.srt.requests.media_input.name_lookups import LookupsBusy, NameLookups
 
 # Requests that wait for slow hosts delay one another, and no other work of the server's threads.
 THREADS, SHARE = 128, 32  # of all tenants, and those that one may have at a time
@@ -63,6 +63,10 @@ def request(url: str, body: str | None, rights: Rights, limits: ProgramLimits) -
     deadline = time.monotonic() + limits.http_seconds
     try:
         address = _address(host, port, rights, deadline)
+    except LookupsBusy as error:
+        raise ValueError(
+            f"{host[:80]!r} waited longer than {limits.http_seconds:g} s for other lookups of names"
+        ) from error
     except TimeoutError as error:
         raise ValueError(
             f"the lookup of {host[:80]!r} took longer than {limits.http_seconds:g} s"

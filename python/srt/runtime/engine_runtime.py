@@ -282,15 +282,16 @@ class EngineRuntime:
         segments: Segments = (),
         field: str = "messages",
         fits: bool = True,
+        owner: str = "",
     ) -> Expanded:
         """Return the prompt with its images and videos read, each in the position of its
         placeholder. Raises RequestError; with ``fits`` also as soon as their tokens are too many
-        for the context."""
+        for the context. ``owner``: the tenant."""
         self.verify_seen(sources)
         if self.viewer is None:
             return Expanded(tokens, (), segments)
         room = min(self.info.context_length, self.info.capacity) if fits else None
-        seen = await self.viewer.read(sources, room)
+        seen = await self.viewer.read(sources, room, owner)
         return self.viewer.expand(tokens, seen, segments, field)
 
     def verify_seen(self, sources: Sequence[MediaSource]) -> None:

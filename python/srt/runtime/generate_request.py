@@ -233,7 +233,7 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
         request = await _read(runtime, body, prompt, request, None if seen else caller)
         if images or videos or runtime.viewer is not None:  # a viewer refuses stray placeholders
             request = await _with_media(
-                runtime, request, images[i] if images else [], videos[i] if videos else []
+                runtime, request, images[i] if images else [], videos[i] if videos else [], caller
             )
         requests.append(reporting(request) if body.return_progress else request)
     single = not listed and requests[0].sampling.n == 1
@@ -318,10 +318,12 @@ async def _with_media(
     request: CompletionRequest,
     images: list[MediaSource],
     videos: list[MediaSource],
+    caller: Caller,
 ) -> CompletionRequest:
     """The request with images and videos in place of their placeholders. Raises RequestError."""
     field = "video_data" if videos and not images else "image_data"
-    seen = await runtime.see(request.prompt, [*images, *videos], request.segments, field)
+    sources, owner = [*images, *videos], caller.tenant
+    seen = await runtime.see(request.prompt, sources, request.segments, field, owner=owner)
     return replace(request, prompt=seen.tokens, segments=seen.segments, media=seen.media)
 
 

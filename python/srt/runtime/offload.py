@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -29,15 +30,17 @@ async def offload(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kw
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of ``work``, done in a thread. Where this is cancelled the work ends first, as it
-    uses what its caller gives up then."""
+    """The result of ``work``, done in a thread. Where this is cancelled, once or more often, the
+    work ends first, as it uses what its caller gives up then."""
     run = partial(contextvars.copy_context().run, work, *args, **kwargs)
     # No task: the end of the event loop cancels every task, also one that others are waiting for.
     done = asyncio.get_running_loop().run_in_executor(None, run)
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
-        await asyncio.wait({done})
+        while not done.done():
+            with suppress(asyncio.CancelledError):  # the event loop's end cancels again
+                await asyncio.wait({done})
         raise
 
 

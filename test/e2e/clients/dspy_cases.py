@@ -294,7 +294,11 @@ def test_what_cannot_be_honoured_is_refused() -> None:
     [
         ({"min_p": "x"}, r"config\.extensions\['min_p'\] is 'x'; give a"),
         ({"min_p": 2}, r"config\.extensions\['min_p'\] is 2"),
-        ({"temperature": 1, "stop": "a"}, "has stop, temperature, which fields of config say"),
+        ({"temperature": 1, "stop": "a"}, "has stop, temperature; set config.stop, config.temper"),
+        (
+            {"json_schema": {}, "max_new_tokens": 4},
+            "has json_schema, max_new_tokens; set config.response_format, config.max_tokens",
+        ),
     ],
 )
 def test_extensions_that_cannot_be_are_named(extensions: Any, message: str) -> None:

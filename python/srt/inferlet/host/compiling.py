@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from sglang.srt.system.import_root import IMPORT_ROOT
 
 MODULE = "sglang.srt.inferlet.host.compile_child"
+WALL = 20  # times the processor time that a compile may take, on a busy machine
 
 
 def from_text(text: str) -> bytes:
@@ -37,6 +39,11 @@ def precompile(source: Path, target: Path, seconds: int, most: int) -> bool:
 
     Raises ProgramRefused, OSError where no process can be started.
     """
+    return asyncio.run(compiled_beside(source, target, seconds, most))
+
+
+async def compiled_beside(source: Path, target: Path, seconds: int, most: int) -> bool:
+    """``precompile``, beside an event loop. Where it is cancelled its process is ended."""
     paths = [IMPORT_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-m", MODULE, str(source), str(target), str(seconds), str(most)]
     environment = {
@@ -44,20 +51,25 @@ def precompile(source: Path, target: Path, seconds: int, most: int) -> bool:
         "PYTHONPATH": os.pathsep.join(paths),
         "RAYON_NUM_THREADS": "2",
     }
-    done = subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=20 * seconds,
-    )
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), WALL * seconds)
+    except asyncio.TimeoutError:
+        raise ProgramRefused(f"the program takes more than {WALL * seconds} s to compile") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         raise ProgramRefused(f"the program takes more than {seconds} s to compile")
     try:
-        found = json.loads(done.stdout)
+        found = json.loads(output)
     except ValueError:
-        text = done.stderr.decode(errors="replace").strip().splitlines()
-        last = text[-1][:200] if text else f"exit code {done.returncode}"
+        text = errors.decode(errors="replace").strip().splitlines()
+        last = text[-1][:200] if text else f"exit code {process.returncode}"
         raise ProgramRefused(
             f"the program cannot be compiled within {most} bytes of memory: {last}"
         ) from None

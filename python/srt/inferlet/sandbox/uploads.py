@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 from weakref import WeakValueDictionary
 
-from sglang.srt.inferlet.host.compiling import ProgramRefused, precompile
+from sglang.srt.inferlet.host.compiling import ProgramRefused, compiled_beside
 from sglang.srt.requests.request_error import RequestError
 
 COMPILE_SECONDS, COMPILE_BYTES = 60, 4 << 30
@@ -165,12 +165,11 @@ class Uploads:
             target = source.with_suffix(".cwasm")
             try:
                 source.write_bytes(data)
-                component = await asyncio.to_thread(
-                    precompile, source, target, COMPILE_SECONDS, COMPILE_BYTES
-                )
+                component = await compiled_beside(source, target, COMPILE_SECONDS, COMPILE_BYTES)
             except ProgramRefused as error:
                 raise RequestError(f"The inferlet is refused: {error}.", "wasm") from None
             finally:
-                source.unlink(missing_ok=True)
+                for ending in (".wasm", ".part"):
+                    source.with_suffix(ending).unlink(missing_ok=True)
         kind: Kind = "component" if component else "module"
         return UploadedProgram(digest, kind, len(data), path=str(target))

@@ -94,7 +94,7 @@ class GgufCheckpoint:
             key = "attention.head_count" + ("_kv" if stem == "attn_k" else "")
             raise ValueError(
                 f"{tensor.file}: {key} is {heads}, and {name} has {rows} rows; every head has as "
-                f"many pairs of rows, so there are at most {rows // 2} heads."
+                f"many pairs of rows, so the rows must be a multiple of {2 * heads}."
             )
         return heads
 

@@ -22,10 +22,10 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from sglang.srt.core.version import __version__
-from sglang.srt.requests.media_input.name_lookups import NameLookups
+from sglang.srt.requests.media_input.name_lookups import LookupsBusy, NameLookups
 
 REDIRECTS = 3
-LOOKUPS = 64  # lookups of names at a time; some go on when their fetches have ended
+LOOKUPS, SHARE = 256, 64  # lookups at a time, and of one tenant; some outlive their fetches
 CHUNK = 1 << 16
 LATE = "it took too long (--media-fetch-timeout)"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?\.?\Z")
@@ -62,19 +62,20 @@ _NOT_PUBLIC_V6 = tuple(map(ipaddress.IPv6Network, (
 what ``ipaddress.is_global`` says of them differs between releases of Python. IPv6 is public in
 2000::/3 alone, which leaves out what embeds IPv4 addresses (::ffff:0:0/96, 64:ff9b::/96)."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_LOOKUPS = NameLookups(LOOKUPS, LOOKUPS)
+_LOOKUPS = NameLookups(LOOKUPS, SHARE)
 
 
 class Fetch(NamedTuple):
     """Limits of a fetch.
 
     ``hosts``: the only ones, none: any with public addresses; ``most``: bytes; ``seconds``: for
-    everything, redirects and lookups of names included.
+    everything, redirects and lookups of names included; ``owner``: whose share of lookups it takes.
     """
 
     hosts: Collection[str]
     most: int
     seconds: float
+    owner: str = ""
 
 
 def fetch(url: str, rules: Fetch) -> bytes:
@@ -83,9 +84,11 @@ def fetch(url: str, rules: Fetch) -> bytes:
     for _ in range(REDIRECTS + 1):
         parts = verified(url, rules.hosts)
         try:
-            body, location = _get(parts, rules.most, deadline)
+            body, location = _get(parts, rules, deadline)
         except (OSError, http.client.HTTPException) as error:
-            why = LATE if time.monotonic() >= deadline else error or "no answer"
+            waited = isinstance(error, LookupsBusy)
+            late = time.monotonic() >= deadline and not waited
+            why = LATE if late else error or "no answer"
             raise ValueError(f"{_shown(parts)} cannot be fetched: {why}.") from error
         if body is not None:
             return body
@@ -125,7 +128,8 @@ def resolved(
     host: str, port: int, deadline: float, lookups: NameLookups = _LOOKUPS, owner: str = ""
 ) -> str:
     """The address to connect to. Raises ValueError, OSError, TimeoutError at the deadline."""
-    addresses = lookups.addresses(host, port, deadline, owner)
+    literal = _literal(host)
+    addresses = [literal] if literal else lookups.addresses(host, port, deadline, owner)
     for address in addresses:
         if not public(ipaddress.ip_address(address)):
             raise ValueError(f"{host[:80]!r} is at an address that is not public; send a data URL.")
@@ -134,19 +138,20 @@ def resolved(
     return addresses[0]
 
 
-def _literal(host: str) -> bool:
+def _literal(host: str) -> str:
+    """The address that a host is written as; "" of a name."""
     try:
-        ipaddress.ip_address(host)
+        return str(ipaddress.ip_address(host)).partition("%")[0]
     except ValueError:
-        return False
-    return True
+        return ""
 
 
-def _get(parts: SplitResult, most: int, deadline: float) -> tuple[bytes | None, str]:
+def _get(parts: SplitResult, rules: Fetch, deadline: float) -> tuple[bytes | None, str]:
     """The body, or None and where to look instead."""
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    connection = PinnedConnection(host, port, resolved(host, port, deadline), secure, deadline)
+    address = resolved(host, port, deadline, owner=rules.owner)
+    connection = PinnedConnection(host, port, address, secure, deadline)
     try:
         target = parts.path or "/"
         headers = {
@@ -161,7 +166,7 @@ def _get(parts: SplitResult, most: int, deadline: float) -> tuple[bytes | None, 
             return None, answer.getheader("Location") or ""
         if answer.status != 200:
             raise ValueError(f"{_shown(parts)} answers {answer.status}; give one that is there.")
-        return _body(connection, answer, parts, most), ""
+        return _body(connection, answer, parts, rules.most), ""
     finally:
         connection.end()
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from sglang.srt.media.processor import Placeholder, Prepared, Processor
 
 FRAMES = 16  # default number of frames of a video
-FETCHES = 16  # fetches at a time; they mostly wait
+FETCHES, SHARE = 64, 16  # fetches at a time, and those of one tenant; they mostly wait
+GRACE = 0.5  # seconds beyond its time in which a fetch's thread may say why it failed
 QUEUED = 1024  # media that may wait to be decoded
 DECODED = 1 << 29  # bytes of one prompt's decoded media
 FETCHED = 1 << 30  # bytes of fetched media that wait to be decoded, or all that one prompt may have
@@ -88,6 +91,7 @@ class Viewer:
         # Prompts decoded at once, and connections: what the first hold is ``DECODED`` each.
         self._prompts = asyncio.Semaphore(limits.media_threads)
         self._connections = asyncio.Semaphore(FETCHES)
+        self._shares = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, SHARE))
         self._waiting = self._held = 0  # media that wait, and bytes of those that were fetched
         self._most_held = max(FETCHED, limits.max_media_per_prompt * limits.max_media_bytes)
 
@@ -95,14 +99,16 @@ class Viewer:
         """Placeholder of an image or a video; its id is -1 where the model takes none."""
         return self._processor.video_token if kind == "video" else self._processor.image_token
 
-    async def read(self, sources: Sequence[MediaSource], room: int | None = None) -> list[Seen]:
+    async def read(
+        self, sources: Sequence[MediaSource], room: int | None = None, owner: str = ""
+    ) -> list[Seen]:
         """Fetch and decode images and videos. Raises RequestError, also as soon as they are known
-        to have more than ``room`` tokens."""
+        to have more than ``room`` tokens. ``owner``: the tenant whose share of fetches it takes."""
         self.verify(sources)
         self._waiting += len(sources)
         sizes: list[int] = []
         try:
-            fetched = await _all([self._fetched(source, sizes) for source in sources])
+            fetched = await _all([self._fetched(source, owner, sizes) for source in sources])
             async with self._prompts:
                 return await self._decoded(sources, fetched, room)
         finally:
@@ -163,31 +169,49 @@ class Viewer:
                 code="queue_full",
             )
 
-    async def _fetched(self, source: MediaSource, sizes: list[int]) -> bytes | None:
+    async def _fetched(self, source: MediaSource, owner: str, sizes: list[int]) -> bytes | None:
         """Fetch the bytes of a remote source; None for any other. Raises RequestError, also where
         all prompts hold too many. Their number is added to ``sizes``."""
         if not source.remote:
             return None
-        async with self._connections:
+        loop, slots = asyncio.get_running_loop(), (self._shares[owner], self._connections)
+
+        def free(_: Future[bytes]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                for slot in slots:
+                    loop.call_soon_threadsafe(slot.release)
+
+        async with AsyncExitStack() as taken:
+            for slot in slots:
+                await taken.enter_async_context(slot)
+            self._verify_held(source)
+            work = self._fetching.submit(self._fetch, source, owner)
             try:
-                # The thread ends at the same time, but for a busy machine.
-                work = _in(self._fetching, self._fetch, source)
-                data = await asyncio.wait_for(work, self.limits.media_fetch_timeout)
+                # The thread ends by itself, and says what was late, but for a busy machine.
+                limit = self.limits.media_fetch_timeout + GRACE
+                data = await asyncio.wait_for(asyncio.wrap_future(work), limit)
             except asyncio.TimeoutError:
                 raise source.refused(f"the URL cannot be fetched: {LATE}.") from None
+            finally:
+                if not work.done():  # the thread outlives the request
+                    taken.pop_all()
+                    work.add_done_callback(free)
         sizes.append(len(data))
         self._held += len(data)
+        self._verify_held(source)
+        return data
+
+    def _verify_held(self, source: MediaSource) -> None:
         if self._held > self._most_held:
             raise source.refused(
                 f"{self._held} bytes of fetched images and videos wait to be decoded, of at most "
                 f"{self._most_held}; try again later.",
                 "queue_full",
             )
-        return data
 
     # -- in threads ------------------------------------------------------------------------------
 
-    def _fetch(self, source: MediaSource) -> bytes:
+    def _fetch(self, source: MediaSource, owner: str) -> bytes:
         limits = self.limits
         if not (limits.allow_remote_media or self._hosts):
             raise source.refused(
@@ -195,7 +219,7 @@ class Viewer:
                 "--allow-remote-media or --allowed-media-domains.",
                 "unsupported",
             )
-        rules = Fetch(self._hosts, limits.max_media_bytes, limits.media_fetch_timeout)
+        rules = Fetch(self._hosts, limits.max_media_bytes, limits.media_fetch_timeout, owner)
         try:
             return fetch(source.text, rules)
         except ValueError as error:

@@ -15,6 +15,10 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 
 
+class LookupsBusy(TimeoutError):
+    """No lookup was begun until the deadline, as others went on."""
+
+
 class NameLookups:
     """Lookups of names, at most ``most`` at a time, and ``share`` of one owner."""
 
@@ -25,7 +29,8 @@ class NameLookups:
 
     def addresses(self, host: str, port: int, deadline: float, owner: str = "") -> list[str]:
         """The addresses of a host. Waits for them, or for a thread, until ``deadline`` on the
-        monotonic clock. Raises OSError where there is none, TimeoutError at the deadline."""
+        monotonic clock. Raises OSError where there is none, at the deadline TimeoutError, which is
+        LookupsBusy where it waited for a thread."""
         self._enter(host, deadline, owner)
         found: Future[list[str]] = Future()
         thread = threading.Thread(
@@ -45,7 +50,7 @@ class NameLookups:
         with self._ended:
             left = max(0.0, deadline - time.monotonic())
             if not self._ended.wait_for(lambda: self._room(owner), left):
-                raise TimeoutError(f"{host[:80]!r} waited for other lookups of names")
+                raise LookupsBusy(f"{host[:80]!r} waited too long for other lookups of names")
             self._running[owner] += 1
 
     def _room(self, owner: str) -> bool:

@@ -142,13 +142,18 @@ def thought_tokens(
 
 
 async def read_chat(
-    runtime: EngineRuntime, body: ChatRequest, fits: bool = True, caller: Caller | None = None
+    runtime: EngineRuntime,
+    body: ChatRequest,
+    fits: bool = True,
+    caller: Caller | None = None,
+    owner: str = "",
 ) -> ChatCall:
     """A chat in the engine's terms. Raises RequestError.
 
     Args:
         fits: what is too long for the model is refused.
         caller: it may go on with what this caller has parked; None: with nothing.
+        owner: the tenant whose share of fetches it takes, where there is no caller.
     """
     _verify(body)
     adapter = runtime.adapters.of(body.model, body.lora_path)
@@ -158,9 +163,10 @@ async def read_chat(
     form = None if use is None else use.form(own)
     salt = namespace_of(body.cache_salt, body.extra_key)
     scope = None if caller is None else runtime.scope(caller, salt, adapter)
+    owner = owner if caller is None else caller.tenant
     prompt = await prompt_of(
         runtime, body.messages, use, _variables(body), body.add_generation_prompt,
-        bool(body.continue_final_message), Tokenizing(fits, scope),
+        bool(body.continue_final_message), Tokenizing(fits, scope, owner),
     )  # fmt: skip
     inside = _inside(runtime, body, prompt)
     constraint, behind = own, False

@@ -69,10 +69,12 @@ class Tokenizing:
     Attributes:
         fits: what is too long for the model is refused.
         scope: of parked contexts that the prompt may go on with; None: of none.
+        owner: the tenant whose share of fetches its images and videos take.
     """
 
     fits: bool = True
     scope: ParkingScope | None = None
+    owner: str = ""
 
 
 async def prompt_of(
@@ -135,16 +137,16 @@ async def prompt_of(
         ids = await encode(text, False)
     if not sources:
         return ChatPrompt(ids, text, begun, (), source)
-    seen = await _seen(runtime, ids, sources, fits)
+    seen = await _seen(runtime, ids, sources, tokenizing)
     return ChatPrompt(seen.tokens, text, begun, seen.media)
 
 
 async def _seen(
-    runtime: EngineRuntime, ids: Ints, sources: list[MediaSource], fits: bool
+    runtime: EngineRuntime, ids: Ints, sources: list[MediaSource], tokenizing: Tokenizing
 ) -> Expanded:
     """The ids with the images and videos among them."""
-    seen = await runtime.see(ids, sources, fits=fits)
-    if fits:
+    seen = await runtime.see(ids, sources, fits=tokenizing.fits, owner=tokenizing.owner)
+    if tokenizing.fits:
         verify_length(len(seen.tokens), runtime.info)
     return seen
 

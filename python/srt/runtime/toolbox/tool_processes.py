@@ -63,14 +63,27 @@ class Toolbox:
         self._reapers: set[asyncio.Future[None]] = set()
 
     async def start(self) -> None:
-        """Start a child and read the tools' definitions. Raise ToolboxError."""
+        """Start a child and read the tools' definitions. Raise ToolboxError. Warn where a call that
+        starts a process would be late."""
+        begin = time.monotonic()
         child = await self._started()
+        self._warn_of_late_starts(time.monotonic() - begin)
         self.tools = child.tools
         if await child.rests(self._disturbed):
             self._idle.append(child)
         else:
             self._end(child)
         log.info("toolbox %s: %s", self._spec, ", ".join(self.tools))
+
+    def _warn_of_late_starts(self, seconds: float) -> None:
+        # No error: this start may be slower than later ones, on a cold disk, beside the model's.
+        if seconds > self._timeout:
+            log.warning(
+                "--toolbox %s: its process was ready after %.3g s, later than the %g s of "
+                "--toolbox-timeout, which count a start; a call that needs another process may "
+                "fail: raise --toolbox-timeout, or import less in the module",
+                self._spec, seconds, self._timeout,
+            )  # fmt: skip
 
     async def call(self, name: str, arguments: str) -> ToolResult:
         """Return the result of a tool, or the text that tells the model what went wrong.
@@ -117,6 +130,9 @@ class Toolbox:
             answer = await asyncio.wait_for(self._asked(name, arguments, held), self._timeout)
         except asyncio.TimeoutError:
             text = f"{name} took more than {self._timeout:g} s and was ended"
+            if not held:
+                text = f"the process of {name} was not ready in {self._timeout:g} s"
+                log.error("tool %s: no process was ready in --toolbox-timeout; raise it", name)
         except ToolboxError as error:
             log.error("tool %s: %s", name, error)
             text = "the server cannot run its tools now"

@@ -10,10 +10,16 @@ from typing import Any
 import msgspec
 from sglang.srt.core.ints import Ints, ints
 from sglang.srt.requests.request_error import RequestError
-from sglang.srt.runtime.conversations.conversation import ChatPrompt, prompt_of, verify_template
+from sglang.srt.runtime.conversations.conversation import (
+    ChatPrompt,
+    Tokenizing,
+    prompt_of,
+    verify_template,
+)
 from sglang.srt.runtime.conversations.tool_use import read_tools
 from sglang.srt.runtime.offload import entries, offload
 from sglang.srt.tokenizer import Tokenizer
+from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.exchange.error_replies import json_response
 from sglang.srt.web.exchange.event_stream import unless_gone
 from sglang.srt.web.exchange.json_body import read_body
@@ -162,4 +168,7 @@ async def _prompt(state: ServerState, body: TemplateBody) -> ChatPrompt:
     form = state.runtime.tool_format
     use = await offload(entries(body.tools), read_tools, body.tools, None, None, form)
     generation, go_on = body.add_generation_prompt, bool(body.continue_final_message)
-    return await prompt_of(state.runtime, body.messages or [], use, variables, generation, go_on)
+    tokenizing = Tokenizing(owner=CALLER.get().tenant)
+    return await prompt_of(
+        state.runtime, body.messages or [], use, variables, generation, go_on, tokenizing
+    )

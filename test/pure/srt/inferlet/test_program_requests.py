@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from helpers.silent_link import INFO, NoText, SilentLink
+from sglang.srt.inferlet import outbound
 from sglang.srt.inferlet.calls import HttpGetCall, HttpPostCall
 from sglang.srt.inferlet.controller import Controller
 from sglang.srt.inferlet.driver import CallAnswer
@@ -265,3 +266,10 @@ def test_a_request_ends_before_its_slow_lookup(
     assert answer.error is not None
     assert answer.error.code == "failed"
     assert "the lookup of 'api.example.com' took longer than 0.1 s" in answer.error.message
+
+
+def test_a_request_that_waited_for_lookups_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound._LOOKUPS, "_share", 0)
+    answer = asked("GET", "http://api.example.com/", limits=ProgramLimits(http_seconds=0.1))
+    assert answer.error is not None
+    assert "'api.example.com' waited longer than 0.1 s for other lookups" in answer.error.message

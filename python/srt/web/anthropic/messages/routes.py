@@ -84,10 +84,11 @@ async def _call(
     chat = await offload(entries(body.messages), chat_of, body)
     turns = toolbox_turns(state.toolbox, chat)
     chat = chat if turns is None else turns.body
+    caller, owner = CALLER.get() if fits else None, CALLER.get().tenant
     if body.max_tokens != 0:
-        caller = CALLER.get() if fits else None
-        return await read_chat(state.runtime, chat, fits, caller), turns
-    call = await read_chat(state.runtime, msgspec.structs.replace(chat, max_tokens=1), fits)
+        return await read_chat(state.runtime, chat, fits, caller, owner), turns
+    chat = msgspec.structs.replace(chat, max_tokens=1)
+    call = await read_chat(state.runtime, chat, fits, owner=owner)
     sampling = replace(call.request.sampling, max_new_tokens=0, min_new_tokens=0)
     return replace(call, request=replace(call.request, sampling=sampling)), turns
 

@@ -118,8 +118,8 @@ async def _read(
     turns = toolbox_turns(state.toolbox, chat)
     chat = chat if turns is None else turns.body
     with in_own_words():
-        caller = CALLER.get() if fits else None
-        return items, await read_chat(state.runtime, chat, fits, caller), turns
+        caller, owner = CALLER.get() if fits else None, CALLER.get().tenant
+        return items, await read_chat(state.runtime, chat, fits, caller, owner), turns
 
 
 async def _all(events: AsyncGenerator[Any, None]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sglang.srt.inferlet.host import compiling as compiling_process
 from sglang.srt.inferlet.sandbox import uploads as uploading
 from sglang.srt.inferlet.sandbox.uploads import Language, UploadedProgram, Uploads
 from sglang.srt.requests.request_error import RequestError
@@ -66,12 +68,12 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Compiles whatever is sent to its own bytes, which it lists."""
     compiled = list[bytes]()
 
-    def precompile(source: Path, target: Path, seconds: int, most: int) -> bool:
+    async def compile_beside(source: Path, target: Path, seconds: int, most: int) -> bool:
         compiled.append(source.read_bytes())
         target.write_bytes(compiled[-1])
         return False
 
-    monkeypatch.setattr(uploading, "precompile", precompile)
+    monkeypatch.setattr(uploading, "compiled_beside", compile_beside)
     return compiled
 
 
@@ -103,7 +105,8 @@ def test_bytes_sent_at_once_are_compiled_once(uploads: Uploads, compiling: list[
 def test_a_tenants_uploads_do_not_go_before_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     order, uploads = list[bytes](), Uploads(99)
 
-    def precompile(source: Path, target: Path, seconds: int, most: int) -> bool:
+    async def compile_beside(source: Path, target: Path, seconds: int, most: int) -> bool:
+        await asyncio.sleep(0)
         order.append(source.read_bytes())
         target.touch()
         return False
@@ -114,11 +117,37 @@ def test_a_tenants_uploads_do_not_go_before_anothers(monkeypatch: pytest.MonkeyP
         await uploads.put("b", b"b", "", None)
         await asyncio.gather(*many)
 
-    monkeypatch.setattr(uploading, "precompile", precompile)
+    monkeypatch.setattr(uploading, "compiled_beside", compile_beside)
     asyncio.run(main())
     uploads.close()
     assert order.index(b"b") <= 1
     assert len(order) == 10
+
+
+def test_a_cancelled_compile_ends_with_its_process(
+    uploads: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's end cancels it, and waits for threads, but not for this."""
+    found = tmp_path / "found"
+    (tmp_path / "slow_child.py").write_text(
+        "import os, pathlib, sys, time\n"
+        "pathlib.Path(sys.argv[2]).with_suffix('.part').touch()\n"
+        f"pathlib.Path({str(found)!r}).write_text(f'{{os.getpid()}} ')\ntime.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(compiling_process, "MODULE", "slow_child")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(uploads.put("a", b"1", "", None))
+        while not found.exists() or not found.read_text().endswith(" "):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait({task})
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(found.read_text()), 0)
+
+    asyncio.run(main())
+    assert files(uploads) == []
 
 
 @pytest.mark.usefixtures("compiling")

@@ -374,7 +374,7 @@ def test_fetched_media_that_wait_are_bounded(
     made = looks(max_media_bytes=100, max_media_per_prompt=3, media_threads=1)
     viewer, most, gate = made.viewer, 0, threading.Event()
 
-    def fetched(source: MediaSource) -> bytes:
+    def fetched(source: MediaSource, owner: str) -> bytes:
         nonlocal most
         most = max(most, viewer._held)
         return source.text.encode().ljust(100, b"=")
@@ -398,7 +398,7 @@ def test_fetched_media_that_wait_are_bounded(
     found = asyncio.run(main())
     codes = [one.code for one in found if isinstance(one, RequestError)]
     assert set(codes) == {"queue_full"}
-    assert most <= 1000 + viewing.FETCHES * 100
+    assert most <= 1000 + viewing.SHARE * 100
     assert (viewer._held, viewer._waiting) == (0, 0)
 
 
@@ -693,7 +693,7 @@ class Drip:
         self._first, self._drop = first, drop
         port = self.listener.getsockname()[1]
         connect = socket.create_connection
-        monkeypatch.setattr(remote, "resolved", lambda *_: "93.184.216.34")
+        monkeypatch.setattr(remote, "resolved", lambda *_, **__: "93.184.216.34")
         monkeypatch.setattr(
             socket, "create_connection", lambda _, left: connect(("127.0.0.1", port), left)
         )

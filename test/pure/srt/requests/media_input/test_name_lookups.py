@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from sglang.srt.config.sections import MediaConfig
+from sglang.srt.requests.media_input import fetch as fetching
 from sglang.srt.requests.media_input.fetch import Fetch, fetch
-from sglang.srt.requests.media_input.media_loading import FETCHES, Viewer
+from sglang.srt.requests.media_input.media_loading import SHARE, Viewer
 from sglang.srt.requests.media_input.name_lookups import NameLookups
 from sglang.srt.requests.media_input.sources import MediaSource
 from sglang.srt.requests.request_error import RequestError
@@ -53,6 +54,20 @@ def later() -> float:
     return time.monotonic() + 60
 
 
+def viewer_of(seconds: float) -> Viewer:
+    """One whose fetches may take so long."""
+    processor: Any = SimpleNamespace(image_token=SimpleNamespace(id=1), max_frames=1)
+    config = MediaConfig(allow_remote_media=True, media_fetch_timeout=seconds)
+    return Viewer(processor, config, 9)
+
+
+async def refused(viewer: Viewer, host: str) -> str:
+    """The message with which an image of a host is refused."""
+    with pytest.raises(RequestError) as error:
+        await viewer.read([MediaSource("image", f"http://{host}/", "image_data")])
+    return error.value.message
+
+
 def test_a_fetch_ends_before_its_slow_lookup(resolver: Resolver) -> None:
     with pytest.raises(ValueError, match="--media-fetch-timeout"):
         fetch("http://slow.example/", Fetch((), 1000, 0.1))
@@ -60,21 +75,38 @@ def test_a_fetch_ends_before_its_slow_lookup(resolver: Resolver) -> None:
 
 
 def test_slow_lookups_leave_threads_to_other_fetches(resolver: Resolver) -> None:
-    processor: Any = SimpleNamespace(image_token=SimpleNamespace(id=1), max_frames=1)
-    viewer = Viewer(processor, MediaConfig(allow_remote_media=True, media_fetch_timeout=1.0), 9)
-
-    async def read(host: str) -> str:
-        with pytest.raises(RequestError) as refused:
-            await viewer.read([MediaSource("image", f"http://{host}/", "image_data")])
-        return refused.value.message
+    viewer = viewer_of(1.0)
 
     async def main() -> None:
-        late = await asyncio.gather(*(read(f"slow{n}.example") for n in range(FETCHES)))
-        assert all("--media-fetch-timeout" in message for message in late)
-        assert "no such name" in await read("none.example")
+        slow = (refused(viewer, f"slow{n}.example") for n in range(SHARE))
+        assert all("--media-fetch-timeout" in message for message in await asyncio.gather(*slow))
+        assert "no such name" in await refused(viewer, "none.example")
 
     asyncio.run(main())
     assert resolver.slow == []
+
+
+@pytest.mark.usefixtures("resolver")
+def test_a_fetch_that_waited_for_lookups_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching._LOOKUPS, "_most", 0)
+    message = asyncio.run(refused(viewer_of(0.1), "a.example"))
+    assert "'a.example' waited too long for other lookups of names" in message
+
+
+@pytest.mark.usefixtures("resolver")
+@pytest.mark.parametrize("host", [PUBLIC, "[2606:4700::1]"])
+def test_an_address_needs_no_lookup(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    reached = list[str]()
+
+    def reach(address: tuple[str, int], left: float) -> socket.socket:
+        reached.append(address[0])
+        raise OSError("nobody is there")
+
+    monkeypatch.setattr(socket, "create_connection", reach)
+    monkeypatch.setattr(fetching._LOOKUPS, "_most", 0)
+    with pytest.raises(ValueError, match="nobody is there"):
+        fetch(f"http://{host}/", Fetch((), 1000, 0.5))
+    assert reached == [host.strip("[]")]
 
 
 def test_slow_lookups_of_one_owner_leave_threads_to_another(resolver: Resolver) -> None:
@@ -82,7 +114,7 @@ def test_slow_lookups_of_one_owner_leave_threads_to_another(resolver: Resolver) 
     for _ in range(2):
         with pytest.raises(TimeoutError, match="took too long"):
             lookups.addresses("slow.example", 80, soon(), "ann")
-    with pytest.raises(TimeoutError, match="waited for other lookups"):
+    with pytest.raises(TimeoutError, match="waited too long for other lookups"):
         lookups.addresses("a.example", 80, soon(), "ann")
     assert lookups.addresses("a.example", 80, later(), "bob") == [PUBLIC]
     assert resolver.slow == []
@@ -95,7 +127,7 @@ def test_lookups_at_a_time_are_bounded(resolver: Resolver) -> None:
     for owner in ("ann", "bob"):
         with pytest.raises(TimeoutError):
             lookups.addresses("slow.example", 80, soon(), owner)
-    with pytest.raises(TimeoutError, match="waited for other lookups"):
+    with pytest.raises(TimeoutError, match="waited too long for other lookups"):
         lookups.addresses("a.example", 80, soon(), "eve")
 
 

@@ -215,7 +215,9 @@ def test_a_late_call_ends_with_all_its_processes(module: str, tmp_path: Path) ->
     assert ended(*map(int, pids))
 
 
-def test_the_start_of_a_process_counts_for_its_call(module: str, tmp_path: Path) -> None:
+def test_the_start_of_a_process_counts_for_its_call(
+    module: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     slow = tmp_path / "slow"
     Path(module).write_text(
         f"import os, pathlib, time\nslow = pathlib.Path({str(slow)!r})\nif slow.exists():\n"
@@ -228,9 +230,25 @@ def test_the_start_of_a_process_counts_for_its_call(module: str, tmp_path: Path)
         return await toolbox.call("add", '{"a": 1}')
 
     result = with_toolbox(module, use, toolbox_timeout=2.0)
-    assert result == ToolResult("Error: add took more than 2 s and was ended.", True)
+    assert result == ToolResult("Error: the process of add was not ready in 2 s.", True)
+    assert "tool add: no process was ready in --toolbox-timeout" in caplog.text
     pid = slow.read_text()
     assert not pid or ended(int(pid)), "its process is ended too"
+
+
+def test_a_start_later_than_a_calls_deadline_is_told(
+    module: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(module).write_text(f"import time\ntime.sleep(0.5)\n{MODULE}")
+
+    async def use(toolbox: Toolbox) -> None:
+        assert "add" in toolbox.tools
+
+    with_toolbox(module, use, toolbox_timeout=60.0)
+    assert "raise --toolbox-timeout" not in caplog.text
+    with_toolbox(module, use, toolbox_timeout=0.5)
+    assert "later than the 0.5 s of --toolbox-timeout" in caplog.text
+    assert "raise --toolbox-timeout" in caplog.text
 
 
 def test_a_process_that_dies_is_replaced(module: str) -> None:
