@@ -236,7 +236,7 @@ class SglFunction(Submittable):
         try:
             self.start(state, args, arguments)
         except BaseException as error:
-            state._executor.fail(error, None)
+            state._executor.run.cancel(error)
         finally:
             state._executor.close()
 
@@ -280,7 +280,7 @@ class SglFunction(Submittable):
         try:
             await self.astart(state, args, arguments)
         except BaseException as error:
-            executor.fail(error, None)
+            executor.run.cancel(error)
             if not isinstance(error, Exception):
                 raise
         finally:

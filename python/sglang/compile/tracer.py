@@ -220,8 +220,8 @@ class StepRecorder:
     def wait(self) -> None:
         """There is nothing to wait for."""
 
-    def others_append(self) -> bool:
-        return False
+    def wait_for_program(self) -> None:
+        """There is nothing to wait for."""
 
     def fork(self, size: int, location: Location) -> list[StepRecorder]:
         children = [self.record.stream(self.values) for _ in range(size)]

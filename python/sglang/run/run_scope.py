@@ -89,6 +89,7 @@ class Run:
 
     Attributes:
         tasks: tasks that visit nodes.
+        cancelled: what ended it early: the program has raised, or a reader wants no more.
         program: task of the program's body, where it runs on its own.
         recording: record of the run, where one is requested.
     """
@@ -111,14 +112,14 @@ class Run:
         self.program: asyncio.Task[None] | None = None
         self._members: WeakSet[Member] = WeakSet()
         self._inner: set[Run] = set()
-        self._cancelled: Failure | None = None
+        self.cancelled: Failure | None = None
         self._lock = threading.Lock()
 
     def enter(self, member: Member) -> Failure | None:
         """Make it a member. Gives its failure where the run has been cancelled."""
         with self._lock:
             self._members.add(member)
-            return self._cancelled
+            return self.cancelled
 
     def members(self) -> list[Member]:
         """All that are alive."""
@@ -134,8 +135,8 @@ class Run:
         outer, token = _INSIDE.get(), _INSIDE.set(self)
         if outer is not None:
             outer._inner.add(self)
-            if outer._cancelled is not None:  # a thread goes on after its run was cancelled
-                self.cancel(outer._cancelled.error)
+            if outer.cancelled is not None:  # a thread goes on after its run was cancelled
+                self.cancel(outer.cancelled.error)
         try:
             if self.recording is None:
                 yield
@@ -169,7 +170,7 @@ class Run:
     def cancel(self, error: BaseException) -> None:
         """End all members, those that still enter too, and abort the calls in flight."""
         with self._lock:
-            self._cancelled = Failure(error, None)
+            self.cancelled = self.cancelled or Failure(error, None)
         if self.recording is not None:
             self.recording.cancelled = True
         for member in self.members():
@@ -179,6 +180,11 @@ class Run:
         self.cancellation.cancel()
         if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._cancel_tasks)
+
+    def check(self) -> None:
+        """Raise what it was cancelled with, if it was."""
+        if self.cancelled is not None:
+            raise self.cancelled.exception()
 
     def finish(self) -> None:
         """Wait for all members. Raise a failure that no reader has seen.

@@ -112,6 +112,40 @@ def test_errors_reach_the_reader() -> None:
         list(state.text_iter("bodi"))
 
 
+@pytest.mark.parametrize("early", [True, False], ids=["while it runs", "at its end"])
+def test_the_result_is_what_the_program_returned_or_raised(early) -> None:
+    read = threading.Event()
+
+    @sgl.function
+    def program(s, caught):
+        s += sgl.gen("lost")
+        try:
+            s["lost"]
+        except sgl.ProgramError:
+            assert read.wait(60)
+            if caught:
+                return "went on"
+            raise ValueError("its own") from None
+
+    for caught in (True, False):
+        read.clear()
+        state = program.run(caught, backend=sgl.Mock([OSError("gone")]), stream=True)
+        with pytest.raises(sgl.ProgramError, match="gone"):
+            state.text()
+        if early:
+            threading.Timer(0.05, read.set).start()
+        else:
+            read.set()
+            for thread in threading.enumerate():
+                if thread.name == "sglang-program":
+                    thread.join(60)
+        if caught:
+            assert state.ret_value == "went on"
+        else:
+            with pytest.raises(ValueError, match="its own"):
+                state.ret_value  # noqa: B018
+
+
 def test_a_running_event_loop_reads_without_a_thread() -> None:
     async def read() -> tuple[str, list]:
         state = poem.run(backend=replies(), stream=True)
