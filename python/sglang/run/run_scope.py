@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from sglang.backend.base import Backend, checked_backend
 from sglang.backend.cancel import Cancellation
+from sglang.errors import Cancelled
 from sglang.ir.source_location import Location
 from sglang.run.api_speculation import Speculation
 from sglang.run.failure import Failure
@@ -202,7 +203,8 @@ class Run:
         self._raise_unseen()
 
     def _raise_unseen(self) -> None:
-        for failure in self.failures:
+        # A call may be cancelled because another one has failed, and end before that is known.
+        for failure in sorted(self.failures, key=lambda one: isinstance(one.error, Cancelled)):
             if not failure.seen:
                 raise failure.exception()
 
