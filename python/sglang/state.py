@@ -283,7 +283,7 @@ class ProgramState:
 
     def _error(self) -> BaseException | None:
         failure = self._executor.failure
-        return failure.exception() if failure else None
+        return failure.exception(self._executor.others_append()) if failure else None
 
     @property
     def usage(self) -> Usage:

@@ -382,7 +382,7 @@ class StreamExecutor:
     def check(self) -> None:
         """Raise the failure, if there is one."""
         if self.failure is not None:
-            raise self.failure.exception()
+            raise self.failure.exception(self.others_append())
 
     # Waiting in a thread
 

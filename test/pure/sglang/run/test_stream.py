@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 
 import pytest
 import sglang as sgl
@@ -144,6 +145,24 @@ def test_the_result_is_what_the_program_returned_or_raised(early) -> None:
         else:
             with pytest.raises(ValueError, match="its own"):
                 state.ret_value  # noqa: B018
+
+
+@pytest.mark.parametrize("read", [sgl.ProgramState.text, sgl.ProgramState.error])
+def test_a_failure_that_the_reader_alone_has_seen_is_raised(read) -> None:
+    told = threading.Event()
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("lost")
+        assert told.wait(60)
+        return "without a look"
+
+    state = program.run(backend=sgl.Mock([OSError("gone")]), stream=True)
+    with suppress(sgl.ProgramError):
+        read(state)
+    told.set()
+    with pytest.raises(sgl.ProgramError, match="gone"):
+        state.ret_value  # noqa: B018
 
 
 def test_a_running_event_loop_reads_without_a_thread() -> None:
