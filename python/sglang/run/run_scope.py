@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -139,11 +139,8 @@ class Run:
             if outer.cancelled is not None:  # a thread goes on after its run was cancelled
                 self.cancel(outer.cancelled.error)
         try:
-            if self.recording is None:
+            with self.recording.of(args, arguments) if self.recording else nullcontext():
                 yield
-            else:
-                with self.recording.of(args, arguments):
-                    yield
         finally:
             _INSIDE.reset(token)
             if outer is not None:

@@ -288,6 +288,18 @@ def test_flow_that_needs_an_answer_is_refused_with_the_line(server):
     assert not server.submissions
 
 
+def test_exception_with_an_open_value_can_be_shown(server):
+    @sgl.function
+    def program(s, word, of_answer):
+        s += sgl.gen("x")
+        raise ValueError("not good: " + (s["x"] if of_answer else word))
+
+    with pytest.raises(ValueError, match="not good: lamp"):
+        program.run("lamp", False, backend=server, on="server")
+    with pytest.raises(TraceError, match=r"in the ValueError that is raised; .*submit.py:\d+"):
+        program.run("lamp", True, backend=server, on="server")
+
+
 def test_other_backends_refuse():
     for backend in (sgl.Mock(), Backend()):
         with pytest.raises(Unsupported, match="runs no programs on a server"):
