@@ -387,13 +387,14 @@ class Interpreter:
     # Variables and forks
 
     def _scope_begin(self, node: ScopeBegin) -> None:
-        self.stream.scopes[node.name] = len(self.stream.text)
+        self.stream.scopes.append((node.name, len(self.stream.text)))
 
     def _scope_end(self, node: ScopeEnd) -> None:
-        if node.name not in self.stream.scopes:
+        found = [scope for scope in self.stream.scopes if scope[0] == node.name]
+        if not found:
             raise SglangError(f"variable scope {node.name!r} ends but was never begun")
-        start = self.stream.scopes.pop(node.name)
-        self.stream.define(node.name, self.stream.text[start:])
+        self.stream.scopes.remove(found[-1])
+        self.stream.define(node.name, self.stream.text[found[-1][1] :])
 
     def _set(self, node: SetVariable) -> None:
         self.stream.define(node.name, node.value)
