@@ -7,7 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -93,6 +93,7 @@ class Run:
         cancelled: what ended it early: the program has raised, or a reader wants no more.
         program: task of the program's body, where it runs on its own.
         recording: record of the run, where one is requested.
+        context: of the program; its tools run in copies of it, in whatever thread.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Run:
         self.spec_tokens = spec_tokens
         self.backend = backend
         self.recording: Recording | None = None
+        self.context = copy_context()
         self.usage = Usage()
         self.speculation = Speculation()
         self.cancellation = Cancellation()
@@ -134,6 +136,7 @@ class Run:
         Other threads will not append. A run that begins inside is cancelled with this one.
         """
         outer, token = _INSIDE.get(), _INSIDE.set(self)
+        self.context = copy_context()
         if outer is not None:
             outer._inner.add(self)
             if outer.cancelled is not None:  # a thread goes on after its run was cancelled

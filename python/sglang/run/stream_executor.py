@@ -157,7 +157,7 @@ class StreamExecutor:
         if self.run.loop is not None:
             self.run.spawn(self._adrain)
         elif self.use_thread:
-            WORKERS.submit(self._drain)
+            WORKERS.submit(partial(self.run.context.copy().run, self._drain))
         else:
             self._drain()
 
