@@ -98,13 +98,17 @@ class Stream:
 
     def define(self, name: str, value: Any, meta: Any = None, typed: Typed | None = None) -> None:
         """Set variable ``name``, in place of an earlier one of that name."""
+        self.describe(name, meta, typed)
+        self.variables[name] = value
+        self.made[name] = None
+
+    def describe(self, name: str, meta: Any, typed: Typed | None) -> None:
+        """Set what is known of a variable besides its value, which may still be growing."""
         for kept, new in ((self.meta, meta), (self.typed, typed)):
             if new is None:
                 kept.pop(name, None)
             else:
                 kept[name] = new
-        self.variables[name] = value
-        self.made[name] = None
 
     def text_of(self, name: str) -> str:
         """Return a variable as text."""

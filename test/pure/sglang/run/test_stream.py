@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+from typing import TypedDict
 
 import pytest
 import sglang as sgl
@@ -163,6 +164,30 @@ def test_a_failure_that_the_reader_alone_has_seen_is_raised(read) -> None:
     told.set()
     with pytest.raises(sgl.ProgramError, match="gone"):
         state.ret_value  # noqa: B018
+
+
+def test_a_value_is_typed_while_it_grows() -> None:
+    seen = threading.Event()
+
+    class Person(TypedDict):
+        name: str
+        age: int
+
+    class Slow(sgl.Mock):
+        def stream(self, prompt, params):
+            yield Completion('{"name": "No', {})
+            assert seen.wait(60)
+            yield Completion('{"name": "Nora", "age": 34}', {})
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("person", schema=Person)
+
+    state = program.run(backend=Slow(constraints=["json_schema"]), stream=True)
+    values = state.value_iter("person")
+    assert next(values) == {"name": "No"}
+    seen.set()
+    assert list(values) == [{"name": "Nora", "age": 34}]
 
 
 def test_a_running_event_loop_reads_without_a_thread() -> None:
