@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from sglang.errors import BackendError, Unsupported
 MOST_PROGRAMS = 256  # submissions to one session
 LOOP = LoopThread()
 """Event loop of all submissions of this process."""
+atexit.register(LOOP.close)  # programs that still run are given up, while there is a loop
 
 
 @runtime_checkable

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -507,3 +510,29 @@ def test_a_backend_that_is_dropped_is_freed():
     while known() is not None and time.monotonic() < until:
         gc.collect()
     assert known() is None
+
+
+LEAVES = """
+import asyncio
+import sglang as sgl
+from helpers.fake_program_server import FakeProgramServer
+from sglang.on_server.server_session import LOOP
+
+@sgl.function
+def program(s):
+    s += "Q" + sgl.gen("x")
+
+server = FakeProgramServer()
+server.hold = asyncio.Event()
+submitted = program.submit(backend=server)
+LOOP.run(submitted.variables)
+"""
+
+
+def test_process_that_leaves_a_program_ends_quietly():
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVES],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
