@@ -40,7 +40,7 @@ def service_of(backend: Backend) -> ProgramTransport:
     if isinstance(backend, ProgramTransport):
         return backend
     raise Unsupported(
-        f"the {backend.name} backend runs no programs on a server; use "
+        f"the {type(backend).__name__} backend runs no programs on a server; use "
         "sglang.RuntimeEndpoint('http://HOST:PORT'), or run without on='server'"
     )
 

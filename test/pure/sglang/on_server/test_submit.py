@@ -303,9 +303,10 @@ def test_exception_with_an_open_value_can_be_shown(server):
         program.run("lamp", True, backend=server, on="server")
 
 
-def test_other_backends_refuse():
-    for backend in (sgl.Mock(), Backend()):
-        with pytest.raises(Unsupported, match="runs no programs on a server"):
+def test_other_backends_refuse(server, tmp_path):
+    for backend in (sgl.Mock(), Backend(), sgl.Recorder(server, tmp_path / "calls.jsonl")):
+        name = type(backend).__name__
+        with pytest.raises(Unsupported, match=f"the {name} backend runs no programs on a server"):
             write.submit("snake", backend=backend)
         with pytest.raises(Unsupported, match="without on='server'"):
             write.run("snake", backend=backend, on="server")
