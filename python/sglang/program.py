@@ -236,7 +236,7 @@ class SglFunction(Submittable):
         try:
             self.start(state, args, arguments)
         except BaseException as error:
-            state._executor.fail(error, None)
+            state._executor.run.cancel(error)
         finally:
             state._executor.close()
 
@@ -276,15 +276,14 @@ class SglFunction(Submittable):
     async def _adetached(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> None:
-        executor = state._executor
         try:
             await self.astart(state, args, arguments)
         except BaseException as error:
-            executor.fail(error, None)
+            state._executor.run.cancel(error)
             if not isinstance(error, Exception):
                 raise
         finally:
-            executor.close()
+            state._executor.close()
 
     @overload
     def run_batch(

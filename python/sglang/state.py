@@ -83,10 +83,8 @@ class ProgramState:
 
     @property
     def ret_value(self) -> Any:
-        """Result of the program. Wait for a program that still runs; raise its error."""
-        if self._executor.others_append():
-            self._executor.wait()
-            self._executor.check()
+        """Result of the program. Wait for a program that still runs; raise what it has raised."""
+        self._executor.wait_for_program()
         return self._returned
 
     @ret_value.setter
@@ -285,7 +283,7 @@ class ProgramState:
 
     def _error(self) -> BaseException | None:
         failure = self._executor.failure
-        return failure.exception() if failure else None
+        return failure.exception(self._executor.others_append()) if failure else None
 
     @property
     def usage(self) -> Usage:

@@ -120,7 +120,7 @@ def test_failure_reaches_dependents_with_the_line(backend: sgl.RuntimeEndpoint) 
 def test_cancel_frees_the_engine(backend: sgl.RuntimeEndpoint) -> None:
     @sgl.function
     def book(s):
-        s += "Once" + sgl.gen("code", max_tokens=3000, ignore_eos=True)
+        s += "Once" + sgl.gen("code", max_tokens=3000, ignore_eos=True, temperature=0)
 
     submitted = book.submit(backend=backend)
     other = write.submit(submitted["code"], backend=backend)

@@ -171,10 +171,10 @@ class FakeRun:
 
     async def _stream(self, stream: dict[str, Any]) -> None:
         begin = stream["begin"] or {}
-        text, variables, scopes = "", {}, {}
+        text, variables, scopes = "", {}, []
         if "fork" in begin:
             text, variables, scopes, _ = await asyncio.shield(self.behind[begin["fork"]])
-        own = StreamSoFar(self, text, dict(variables), dict(scopes))
+        own = StreamSoFar(self, text, dict(variables), list(scopes))
         numbers = [begin.get("number")]
         try:
             self._settle(numbers.pop(), own)
@@ -189,7 +189,7 @@ class FakeRun:
     def _settle(self, number: int | None, own: StreamSoFar) -> None:
         if number is not None:
             self.behind[number].set_result(
-                (own.text, dict(own.variables), dict(own.scopes), own.begin)
+                (own.text, dict(own.variables), list(own.scopes), own.begin)
             )
 
     def _fail(
@@ -313,10 +313,12 @@ class StreamSoFar:
         self._define(step, step["name"], made)
 
     async def _scope_begin(self, step: dict[str, Any]) -> None:
-        self.scopes[step["name"]] = len(self.text)
+        self.scopes.append((step["name"], len(self.text)))
 
     async def _scope_end(self, step: dict[str, Any]) -> None:
-        self._define(step, step["name"], self.text[self.scopes.pop(step["name"]) :])
+        scope = [scope for scope in self.scopes if scope[0] == step["name"]][-1]
+        self.scopes.remove(scope)
+        self._define(step, step["name"], self.text[scope[1] :])
 
     async def _fork(self, step: dict[str, Any]) -> None:
         """Children begin where this step is settled."""

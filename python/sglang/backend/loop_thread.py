@@ -67,7 +67,8 @@ class LoopThread:
             self._closed = True
             thread, self._thread = self._thread, None
         if thread is not None:
-            self._end()
+            self._end.detach()  # a finalizer that is called as the process ends does nothing
+            _end(self._loop, self._ended)
             thread.join(CLOSE_SECONDS)
 
     def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
@@ -86,7 +87,7 @@ class LoopThread:
         loop, ended = asyncio.new_event_loop(), asyncio.Event()
         thread = threading.Thread(target=_serve, args=(loop, ended), name="sglang-api", daemon=True)
         thread.start()
-        self._loop, self._thread = loop, thread
+        self._loop, self._ended, self._thread = loop, ended, thread
         self._end = weakref.finalize(self, _end, loop, ended)
         self._end.atexit = False
 

@@ -112,10 +112,8 @@ class GraphRun:
         return [(one.executor, one.name) for one in given if isinstance(one, Promised)]
 
     def _submit(self, stream: int, step: Step) -> None:
-        node, location = (
-            step.node,
-            step.location or Location(self._schedule.graph.name, step.number),
-        )
+        node = step.node
+        location = step.location or Location(self._schedule.graph.name, step.number)
         if isinstance(node, Call):
             self._place(stream, self._called(node))
         executor = self._executors[stream]

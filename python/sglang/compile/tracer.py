@@ -92,17 +92,20 @@ def trace_with_tools(program: Program, known: Mapping[str, Any]) -> tuple[Graph,
 
 @contextmanager
 def _refusals_located(program: Program) -> Iterator[None]:
-    """Turn Python's own refusals of an Unknown (``"".join``, ``re.match``) into TraceErrors with
-    the program's line."""
+    """Turn Python's own refusals of an Unknown (``"".join``, ``re.match``), and exceptions that
+    hold one and so could not be shown, into TraceErrors with the program's line."""
     try:
         yield
-    except TypeError as error:
-        if isinstance(error, TraceError) or Unknown.__name__ not in str(error):
+    except Exception as error:
+        held = any(isinstance(arg, Unknown) for arg in error.args)
+        refused = isinstance(error, TypeError) and not held and Unknown.__name__ in str(error)
+        if isinstance(error, TraceError) or not (held or refused):
             raise
+        what = f"it is in the {type(error).__name__} that is raised" if held else error
         file = program.func.__code__.co_filename
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         raise TraceError(
-            f"a value that only a run knows is needed (data-dependent control flow): {error}; "
+            f"a value that only a run knows is needed (data-dependent control flow): {what}; "
             f"append it (s += value) instead; at {file}:{lines[-1]}"
         ) from error
 
@@ -143,8 +146,7 @@ class TracedStreams:
         stream: bool = False,
     ) -> ProgramState:
         """``program.run(...)``: a stream of its own, whose steps wait only for what they read."""
-        if backend is None:
-            backend = program.backend
+        backend = program.backend if backend is None else backend
         if backend is not None or stream:
             option = "stream" if stream else "backend"
             raise TraceError(
@@ -220,8 +222,8 @@ class StepRecorder:
     def wait(self) -> None:
         """There is nothing to wait for."""
 
-    def others_append(self) -> bool:
-        return False
+    def wait_for_program(self) -> None:
+        """There is nothing to wait for."""
 
     def fork(self, size: int, location: Location) -> list[StepRecorder]:
         children = [self.record.stream(self.values) for _ in range(size)]

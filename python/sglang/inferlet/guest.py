@@ -20,13 +20,12 @@ import os
 import random
 import sys
 import time
-import traceback
 import types
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 from sglang.inferlet.ctx import Ctx
-from sglang.inferlet.turns import CallData, Turns
+from sglang.inferlet.turns import CallData, Turns, told
 
 FILE = "program.py"  # as tracebacks name the source
 
@@ -73,20 +72,20 @@ class Guest:
                 turns.emit("set_return", value=value)
             turns.emit("exit")
             return dumped(turns.turn(()))
-        except BaseException:
-            return self._failed()
+        except BaseException as error:
+            return self._failed(error)
 
     def turn(self, answers: str) -> str:
         """The calls of the next turn."""
         try:
             return dumped(self._turns.turn(json.loads(answers)))
-        except BaseException:
-            return self._failed()
+        except BaseException as error:
+            return self._failed(error)
 
-    def _failed(self) -> str:
+    def _failed(self, error: BaseException) -> str:
         """End a program by the exception that has left its turn, as that of ``sys.exit``."""
         turns, self._turns = self._turns, Turns()
-        turns.emit("exit", error=traceback.format_exc())
+        turns.emit("exit", error=told(error))
         calls = turns.made()
         try:
             return dumped(calls)
@@ -109,8 +108,14 @@ def compiled(source: str) -> Callable[[Any], Any]:
 
 
 def dumped(calls: list[CallData]) -> str:
-    """Calls as JSON. Raises TypeError or ValueError where a value is not plain data."""
-    return json.dumps(calls, default=_plain, separators=(",", ":"), allow_nan=False)
+    """Calls as JSON. Raises TypeError or ValueError where a value is not plain data, or a text has
+    half a surrogate pair."""
+    text = json.dumps(
+        calls, default=_plain, separators=(",", ":"), allow_nan=False, ensure_ascii=False
+    )
+    if not text.isascii():
+        text.encode()
+    return text
 
 
 def _plain(value: Any) -> str:

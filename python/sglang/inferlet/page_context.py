@@ -74,8 +74,7 @@ class PageContext:
         """The distribution after the text."""
         wanted = self.ctx.vocab_size if k == WHOLE else k
         if self._dist is None or len(self._dist) < wanted or probe:
-            if self.computed == len(self.tokens):
-                self.forget(self.computed - 1)
+            self._reopen()
             self._dist = (await self.next_dists((), k, probe))[0]
         return self._dist
 
@@ -98,14 +97,20 @@ class PageContext:
     async def sample(self, params: dict[str, Any], history: Sequence[int] = ()) -> int:
         """A token after the text, which the engine samples; it is not appended. ``params``: as of
         ``/generate``."""
-        if self.computed == len(self.tokens):
-            self.forget(self.computed - 1)
+        self._reopen()
         embs = self._inputs(len(self.tokens) - self.computed)
         view, okv = self._places(len(embs))
         more: dict[str, Any] = {"history": list(history)} if history else {}
         return await self.ctx.forward_with_sampling(
             self.queue, params, view, embs, okv, uniform=self._number(), **more
         )
+
+    def _reopen(self) -> None:
+        """Have the last token computed with what follows. Raise ValueError where there is none."""
+        if not self.tokens:
+            raise ValueError("the text is empty; begin it by fill or extend")
+        if self.computed == len(self.tokens):
+            self.forget(self.computed - 1)
 
     def _number(self) -> float:
         """The next random number, in [0, 1)."""
@@ -133,8 +138,7 @@ class PageContext:
             return []
         ends = self.ctx.eos if ends is None else ends
         start = len(self.tokens)
-        if self.computed == start:
-            self.forget(start - 1)
+        self._reopen()
         embs = self._inputs(start - self.computed)
         asked: deque[tuple[float, Awaitable[int]]] = deque()
         last = min(count, self.ctx.context_length - self.start - start + 1) - 1
@@ -271,7 +275,9 @@ class PageContext:
 
     def forget(self, length: int) -> None:
         """Give up the KV of the tokens from ``length`` on; they are computed again. Raises
-        ValueError where ``length`` is inside of a page that was dropped or skipped."""
+        ValueError where ``length`` is below 0, or inside of a page that was dropped or skipped."""
+        if length < 0:
+            raise ValueError(f"length is {length}; give at least 0")
         size = self.ctx.page_size
         self._verify_page(length)
         for block in [one for one in self._blocks if (one + 1) * size > length]:

@@ -148,7 +148,7 @@ class Turns(asyncio.BaseEventLoop):
             return
         error = self._main.exception()
         if error is not None:
-            self.emit("exit", error="".join(traceback.format_exception(error)))
+            self.emit("exit", error=told(error))
             return
         if self._main.result() is not None:
             self.emit("set_return", value=self._main.result())
@@ -156,7 +156,7 @@ class Turns(asyncio.BaseEventLoop):
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        text = "".join(traceback.format_exception(error)) if error else str(context.get("message"))
+        text = told(error) if error else str(context.get("message"))
         self.emit("log", message=text)
 
     def _process_events(self, event_list: list[Any]) -> None:
@@ -164,3 +164,9 @@ class Turns(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """No other thread wakes this loop."""
+
+
+def told(error: BaseException) -> str:
+    """The traceback of ``error``. Half a surrogate pair, which no call can carry, is escaped."""
+    text = "".join(traceback.format_exception(error))
+    return text.encode("utf-8", "backslashreplace").decode()

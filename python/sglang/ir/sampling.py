@@ -85,10 +85,7 @@ class SamplingParams:
         CHOICE,
     ] = -1
     min_p: Annotated[
-        float,
-        Bounds(0, 1),
-        "Drop tokens less likely than this times the most likely one.",
-        CHOICE,
+        float, Bounds(0, 1), "Drop tokens less likely than this times the most likely one.", CHOICE
     ] = 0.0
     frequency_penalty: Annotated[
         float, _PENALTY, "Subtracted from a token's logit for each time it was generated.", LOGITS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from sglang.errors import BackendError, Unsupported
 MOST_PROGRAMS = 256  # submissions to one session
 LOOP = LoopThread()
 """Event loop of all submissions of this process."""
+atexit.register(LOOP.close)  # programs that still run are given up, while there is a loop
 
 
 @runtime_checkable
@@ -38,7 +40,7 @@ def service_of(backend: Backend) -> ProgramTransport:
     if isinstance(backend, ProgramTransport):
         return backend
     raise Unsupported(
-        f"the {backend.name} backend runs no programs on a server; use "
+        f"the {type(backend).__name__} backend runs no programs on a server; use "
         "sglang.RuntimeEndpoint('http://HOST:PORT'), or run without on='server'"
     )
 

@@ -300,7 +300,7 @@ class Submitted:
             await self._answers.end()
         except BaseException as failure:
             error = failure
-            executor.fail(failure, None)
+            executor.run.cancel(failure)
             if not self._answers.ended:
                 await asyncio.shield(_quietly(self._give_up))
             if not isinstance(failure, Exception):

@@ -10,17 +10,18 @@ from sglang.ir.source_location import Location
 
 
 class Failure:
-    """The error that ended an executor. ``seen``: it has been raised to a reader."""
+    """The error that ended an executor. ``seen``: it has been raised to the program."""
 
     def __init__(self, error: BaseException, location: Location | None) -> None:
         self.error, self.location, self.seen = error, location, False
 
-    def exception(self) -> BaseException:
+    def exception(self, outside: bool = False) -> BaseException:
         """Return a fresh exception, so that readers in several threads share no traceback.
 
-        An error raised by the program itself (no location) is returned as it is.
+        An error raised by the program itself (no location) is returned as it is. ``outside``: the
+        reader is not the program.
         """
-        self.seen = True
+        self.seen = self.seen or not outside
         if self.location is None or isinstance(self.error, ProgramError):
             return self.error
         kind = type(self.error).__name__

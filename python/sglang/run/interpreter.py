@@ -187,21 +187,21 @@ class Interpreter:
         stream, start = self.stream, len(self.stream.text)
         stream.leftover = None
         params = self._with_template_stops(params)
+        typed = Typed(constraint, params.max_new_tokens, self.location) if constraint else None
         if constraint is not None and not self.backend.enforces(constraint):
             template, tell = self.backend.chat_template, self.usage.add
             completions = yield from valid_completions(
                 self._prompt(params), params, constraint, model_type, template, tell
             )
         elif self.streaming and (params.n or 1) == 1:
+            if name is not None:
+                stream.describe(name, {}, typed)
             show = partial(self._show, name, stream.text, model_type)
             completions = yield base.StreamCall(self._prompt(params), params, show)
         else:
             completions = yield Complete(self._prompt(params), params)
         self._account(completions)
         completions = [answer_of(completion, model_type) for completion in completions]
-        typed = None
-        if constraint is not None:
-            typed = Typed(constraint, params.max_new_tokens, self.location)
         if isinstance(constraint, OneOf):
             for found in completions:  # no part of one is a value
                 verify(constraint, found.text, found.meta, params.max_new_tokens)
@@ -387,13 +387,14 @@ class Interpreter:
     # Variables and forks
 
     def _scope_begin(self, node: ScopeBegin) -> None:
-        self.stream.scopes[node.name] = len(self.stream.text)
+        self.stream.scopes.append((node.name, len(self.stream.text)))
 
     def _scope_end(self, node: ScopeEnd) -> None:
-        if node.name not in self.stream.scopes:
+        found = [scope for scope in self.stream.scopes if scope[0] == node.name]
+        if not found:
             raise SglangError(f"variable scope {node.name!r} ends but was never begun")
-        start = self.stream.scopes.pop(node.name)
-        self.stream.define(node.name, self.stream.text[start:])
+        self.stream.scopes.remove(found[-1])
+        self.stream.define(node.name, self.stream.text[found[-1][1] :])
 
     def _set(self, node: SetVariable) -> None:
         self.stream.define(node.name, node.value)

@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar, copy_context
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from sglang.backend.base import Backend, checked_backend
 from sglang.backend.cancel import Cancellation
+from sglang.errors import Cancelled
 from sglang.ir.source_location import Location
 from sglang.run.api_speculation import Speculation
 from sglang.run.failure import Failure
@@ -89,8 +90,10 @@ class Run:
 
     Attributes:
         tasks: tasks that visit nodes.
+        cancelled: what ended it early: the program has raised, or a reader wants no more.
         program: task of the program's body, where it runs on its own.
         recording: record of the run, where one is requested.
+        context: of the program; its tools run in copies of it, in whatever thread.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Run:
         self.spec_tokens = spec_tokens
         self.backend = backend
         self.recording: Recording | None = None
+        self.context = copy_context()
         self.usage = Usage()
         self.speculation = Speculation()
         self.cancellation = Cancellation()
@@ -111,14 +115,14 @@ class Run:
         self.program: asyncio.Task[None] | None = None
         self._members: WeakSet[Member] = WeakSet()
         self._inner: set[Run] = set()
-        self._cancelled: Failure | None = None
+        self.cancelled: Failure | None = None
         self._lock = threading.Lock()
 
     def enter(self, member: Member) -> Failure | None:
         """Make it a member. Gives its failure where the run has been cancelled."""
         with self._lock:
             self._members.add(member)
-            return self._cancelled
+            return self.cancelled
 
     def members(self) -> list[Member]:
         """All that are alive."""
@@ -132,16 +136,14 @@ class Run:
         Other threads will not append. A run that begins inside is cancelled with this one.
         """
         outer, token = _INSIDE.get(), _INSIDE.set(self)
+        self.context = copy_context()
         if outer is not None:
             outer._inner.add(self)
-            if outer._cancelled is not None:  # a thread goes on after its run was cancelled
-                self.cancel(outer._cancelled.error)
+            if outer.cancelled is not None:  # a thread goes on after its run was cancelled
+                self.cancel(outer.cancelled.error)
         try:
-            if self.recording is None:
+            with self.recording.of(args, arguments) if self.recording else nullcontext():
                 yield
-            else:
-                with self.recording.of(args, arguments):
-                    yield
         finally:
             _INSIDE.reset(token)
             if outer is not None:
@@ -169,7 +171,7 @@ class Run:
     def cancel(self, error: BaseException) -> None:
         """End all members, those that still enter too, and abort the calls in flight."""
         with self._lock:
-            self._cancelled = Failure(error, None)
+            self.cancelled = self.cancelled or Failure(error, None)
         if self.recording is not None:
             self.recording.cancelled = True
         for member in self.members():
@@ -179,6 +181,11 @@ class Run:
         self.cancellation.cancel()
         if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._cancel_tasks)
+
+    def check(self) -> None:
+        """Raise what it was cancelled with, if it was."""
+        if self.cancelled is not None:
+            raise self.cancelled.exception()
 
     def finish(self) -> None:
         """Wait for all members. Raise a failure that no reader has seen.
@@ -196,7 +203,8 @@ class Run:
         self._raise_unseen()
 
     def _raise_unseen(self) -> None:
-        for failure in self.failures:
+        # A call may be cancelled because another one has failed, and end before that is known.
+        for failure in sorted(self.failures, key=lambda one: isinstance(one.error, Cancelled)):
             if not failure.seen:
                 raise failure.exception()
 

@@ -51,7 +51,7 @@ class Stream:
         segments: where the model's words and the media stand.
         media: each medium and where its marker begins and ends.
         parallel: groups of ranges that were joined by ``join("concate_and_append")``.
-        scopes: where the open variable scopes begin.
+        scopes: names of the open variable scopes, and where each begins; the innermost is last.
         partial: text so far of variables that are being streamed.
         leftover: what a completion model has written beyond the last gen.
         deferred: gens of the open assistant turn that are not requested yet, and the text
@@ -71,7 +71,7 @@ class Stream:
     segments: list[TextSegment] = field(default_factory=list)
     media: list[tuple[int, int, Media]] = field(default_factory=list)
     parallel: list[Ranges] = field(default_factory=list)
-    scopes: dict[str, int] = field(default_factory=dict)
+    scopes: list[tuple[str, int]] = field(default_factory=list)
     partial: dict[str, str] = field(default_factory=dict)
     leftover: Leftover | None = None
     deferred: list[Pending | str] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Stream:
             segments=list(self.segments),
             media=list(self.media),
             parallel=list(self.parallel),
-            scopes=dict(self.scopes),
+            scopes=list(self.scopes),
             partial={},
             deferred=list(self.deferred),
             turn_fields=dict(self.turn_fields),
@@ -98,13 +98,17 @@ class Stream:
 
     def define(self, name: str, value: Any, meta: Any = None, typed: Typed | None = None) -> None:
         """Set variable ``name``, in place of an earlier one of that name."""
+        self.describe(name, meta, typed)
+        self.variables[name] = value
+        self.made[name] = None
+
+    def describe(self, name: str, meta: Any, typed: Typed | None) -> None:
+        """Set what is known of a variable besides its value, which may still be growing."""
         for kept, new in ((self.meta, meta), (self.typed, typed)):
             if new is None:
                 kept.pop(name, None)
             else:
                 kept[name] = new
-        self.variables[name] = value
-        self.made[name] = None
 
     def text_of(self, name: str) -> str:
         """Return a variable as text."""

@@ -157,7 +157,7 @@ class StreamExecutor:
         if self.run.loop is not None:
             self.run.spawn(self._adrain)
         elif self.use_thread:
-            WORKERS.submit(self._drain)
+            WORKERS.submit(partial(self.run.context.copy().run, self._drain))
         else:
             self._drain()
 
@@ -315,6 +315,7 @@ class StreamExecutor:
         """End with ``failure``. Return the forks that will never start."""
         with self._changed:
             if self.failure is not None:
+                self._changed.tell()  # the whole run may have been cancelled now
                 return []
             busy, self.failure = not self._idle(), failure
             self._held = False
@@ -381,7 +382,7 @@ class StreamExecutor:
     def check(self) -> None:
         """Raise the failure, if there is one."""
         if self.failure is not None:
-            raise self.failure.exception()
+            raise self.failure.exception(self.others_append())
 
     # Waiting in a thread
 
@@ -389,21 +390,24 @@ class StreamExecutor:
         """Wait until everything appended is done, or the executor has failed and rests."""
         self._wait_for(self._ended)
 
+    def wait_for_program(self) -> None:
+        """Wait until the program has ended. Raise what it has raised, or was cancelled with."""
+        self._wait_for(lambda: self.run.cancelled is not None or not self.others_append())
+        self.run.check()
+
     def value(self, name: str) -> Any:
         """Return a variable, waiting for it. Raise ProgramError, or UnknownVariable."""
         self._wait_for(lambda: self._settled(name))
         return self._read(name, self.stream.variables)
 
     def meta(self, name: str) -> Any:
-        """Return the meta_info of a variable, {} where it has none. Raise the errors of
-        ``value``."""
+        """Return the meta_info of a variable, {} where it has none. Raise as ``value``."""
         self._wait_for(lambda: self._settled(name))
         return self._read(name, self.stream.meta, {})
 
     def watch(self, name: str | None) -> Iterator[tuple[str, bool]]:
         """Yield (text so far, complete) of a variable, or of the state, whenever it has grown.
-        Raise the errors of ``value``.
-        """
+        Raise as ``value``."""
         last: str | None = None
         while True:
             self._wait_for(partial(self._seen, name, last))
@@ -432,8 +436,7 @@ class StreamExecutor:
         with self._changed:
             self._readers += 1
             self._ask_deferred()
-        waits = self.track is not None and self.run.is_inside()
-        wait = self.track.wait() if self.track is not None and waits else None
+        wait = self.track.wait() if self.track is not None and self.run.is_inside() else None
         try:
             yield
         finally:
@@ -457,10 +460,7 @@ class StreamExecutor:
         return done or text != (last or "")
 
     def _grown(self, name: str | None, last: str | None) -> tuple[str, bool]:
-        """Return the text so far and whether it is complete.
-
-        Text that was generated before a failure is returned before the failure is raised.
-        """
+        """Return the text so far, also that before a failure, and whether it is complete."""
         with self._changed:
             text, done = self._look(name)
             failed = self.failure is not None and not done and text == (last or "")
@@ -506,10 +506,8 @@ class StreamExecutor:
             await self._changed.await_for(ready)
 
     def call_when_settled(self, name: str | None, call: Callable[[], None]) -> bool:
-        """Return True if ``name`` (None: everything appended) is settled.
-
-        Otherwise call ``call`` once when it is, in any thread and under this executor's lock.
-        """
+        """Return True if ``name`` (None: everything appended) is settled. Otherwise call ``call``
+        once when it is, in any thread and under this executor's lock."""
         with self._changed:
             if self._at_rest(name):
                 return True

@@ -53,7 +53,7 @@ class InferletRun:
         answers, self._answers = self._answers, []
         try:
             made = self._driver.turn(answers)
-        except Exception as error:
+        except BaseException as error:  # sys.exit ends the program, not the loop that runs all
             self._fail(error)
             return
         if not isinstance(made, list) and inspect.isawaitable(made):
@@ -93,7 +93,7 @@ class InferletRun:
             return
         self._rest()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         own = isinstance(error, ProgramEnded)
         text = str(error) if own else "".join(traceback.format_exception(error))
         self._session.stop(text)

@@ -296,25 +296,25 @@ class _Check:
 
     def _check_scopes(self, order: Iterable[int]) -> None:
         """Raise SubmissionError for a scope that ends and was not begun."""
-        at_fork: dict[int, frozenset[str]] = {}
-        open_in: dict[int, frozenset[str]] = {}
+        at_fork: dict[int, list[str]] = {}
+        open_in: dict[int, list[str]] = {}
         for number in order:
             stream, step = self.streams[self.homes[number]], self.steps[number]
             begin = stream.begin
             if stream.stream not in open_in:
                 forked = begin is not None and begin.fork is not None
-                open_in[stream.stream] = at_fork[begin.fork] if forked else frozenset()  # type: ignore[union-attr,index]
+                open_in[stream.stream] = [*at_fork[begin.fork]] if forked else []  # type: ignore[union-attr,index]
             scopes = open_in[stream.stream]
             if isinstance(step, ScopeBeginStep):
                 if len(scopes) >= MAX_SCOPES:
                     raise SubmissionError(f"{step}: {MAX_SCOPES} scopes are open, the most")
-                open_in[stream.stream] = scopes | {step.name}
+                scopes.append(step.name)
             elif isinstance(step, ScopeEndStep):
                 if step.name not in scopes:
                     raise SubmissionError(f"{step}: the scope was not begun")
-                open_in[stream.stream] = scopes - {step.name}
+                scopes.remove(step.name)
             elif isinstance(step, ForkStep):
-                at_fork[number] = scopes
+                at_fork[number] = [*scopes]
 
 
 def _child(steps: Mapping[int, AnyStep], begin: StreamBegin) -> int | None:

@@ -18,7 +18,7 @@ FUNCTION_LINES = 80
 # Path, or path::function, to the length it has now. A shorter one must lower its number here.
 # One class each, whole.
 EXCEPTIONS: dict[str, int] = {
-    "python/sglang/run/stream_executor.py": 531,
+    "python/sglang/run/stream_executor.py": 529,
     "python/srt/engine/planner.py": 515,
 }
 

@@ -13,6 +13,7 @@ import sglang as sgl
 from helpers.counted import reaches
 from sglang.backend.global_settings import global_config
 from sglang.backend.worker_threads import WORKERS, Workers
+from sglang.errors import Cancelled
 
 
 def test_only_what_is_read_is_asked_for() -> None:
@@ -282,3 +283,16 @@ def test_a_state_is_not_copied_by_other_means(copied: Any) -> None:
 
     with pytest.raises(TypeError, match=r"s\.fork\(\) go on from it"):
         program.run(backend=sgl.Mock([]))
+
+
+def test_what_failed_is_told_before_what_that_has_cancelled() -> None:
+    @sgl.function
+    def program(s):
+        forks = s.fork(2)
+        forks[0] += "first" + sgl.gen("x")
+        forks[0].sync()
+        forks[1] += "second" + sgl.gen("x")
+
+    script = {"first": Cancelled("nothing needs it any more"), "second": OSError("gone")}
+    with pytest.raises(sgl.ProgramError, match="OSError: gone"):
+        program.run(backend=sgl.Mock(script))

@@ -8,6 +8,7 @@ import inspect
 
 import pytest
 import sglang as sgl
+from helpers.fake_program_server import FakeProgramServer
 from sglang.backend.base import Prompt
 from sglang.backend.output_constraint import constraint_of
 from sglang.ir.nodes import Chain, ConstantText, Gen, Select
@@ -242,6 +243,23 @@ def test_variables_scopes_and_membership() -> None:
     assert (state["mine"], state.get_var("yours")) == (5, [1])
     assert state.get_meta_info("mine") == {}
     assert state.get_meta_info("animal")["finish_reason"]["type"] == "stop"
+
+
+def test_scopes_of_one_name_may_be_inside_of_one_another() -> None:
+    @sgl.function
+    def program(s, depth):
+        with s.var_scope("item"):
+            s += f"<{depth}"
+            if depth:
+                inner = program(s, depth - 1)
+            s += ">"
+        return [s["item"], *(inner if depth else ())]
+
+    want = ["<2<1<0>>>", "<1<0>>", "<0>"]
+    backend = FakeProgramServer()
+    assert program.run(2, backend=backend).ret_value == want
+    assert program.compile(depth=2).run(backend=backend).ret_value == want
+    assert program.run(2, backend=backend, on="server").ret_value == want
 
 
 def test_reading_waits_for_the_last_assignment_of_a_name() -> None:

@@ -207,7 +207,8 @@ class _Lowering:
             raise Unsupported(
                 f"the program has more than {MOST_STEPS} steps; submit it in several parts"
             )
-        body = {"number": number, "op": op, **{n: v for n, v in fields.items() if v is not None}}
+        given = {n: v for n, v in fields.items() if v is not None or n == "value"}
+        body = {"number": number, "op": op, **given}
         if location := self._step.location:
             body["at"] = [os.path.basename(location.filename), location.line]
         steps.append(body)

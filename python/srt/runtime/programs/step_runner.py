@@ -132,11 +132,12 @@ class StepRunner:
         return await asyncio.to_thread(transformed, transforms, value)
 
     async def _scope_begin(self, step: ScopeBeginStep, text: StreamText) -> None:
-        text.scopes[step.name] = text.length
+        text.scopes.append((step.name, text.length))
 
     async def _scope_end(self, step: ScopeEndStep, text: StreamText) -> None:
-        begin = text.scopes.pop(step.name)
-        self._define(step, text, step.name, text.text[begin:])
+        scope = [scope for scope in text.scopes if scope[0] == step.name][-1]
+        text.scopes.remove(scope)
+        self._define(step, text, step.name, text.text[scope[1] :])
 
     async def _media(self, step: MediaStep, text: StreamText) -> None:
         source, _ = await self._resolved(step, text)

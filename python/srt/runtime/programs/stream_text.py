@@ -39,7 +39,7 @@ class StreamText:
     Attributes:
         origin: number of characters, media and groups of parallel texts at its begin.
         parallel: groups of ranges that are encoded side by side.
-        scopes: where the open scopes begin.
+        scopes: names of the open scopes, and where each begins; the innermost is last.
         variables: the latest of each name.
         marks: where variables begin and end in the text; the first and the last of many.
     """
@@ -47,7 +47,7 @@ class StreamText:
     origin: tuple[int, int, int] = (0, 0, 0)
     media: list[Medium] = field(default_factory=list)
     parallel: list[Ranges] = field(default_factory=list)
-    scopes: dict[str, int] = field(default_factory=dict)
+    scopes: list[tuple[str, int]] = field(default_factory=list)
     variables: dict[str, SemanticVariable] = field(default_factory=dict)
     marks: list[int] = field(default_factory=list)
     length: int = 0
@@ -83,7 +83,7 @@ class StreamText:
             origin=(self.length, len(self.media), len(self.parallel)),
             media=list(self.media),
             parallel=list(self.parallel),
-            scopes=dict(self.scopes),
+            scopes=list(self.scopes),
             variables=dict(self.variables),
             marks=list(self.marks),
             _pieces=list(self._pieces),

@@ -67,3 +67,22 @@ def test_a_text_without_all_its_pages_is_not_exported(text: PageContext) -> None
     text.drop(4, 8)
     with pytest.raises(ValueError, match=r"1 of the text's 2 pages .* page 1;"):
         asyncio.run(text.save("name"))
+
+
+def test_what_is_no_length_is_refused(text: PageContext) -> None:
+    for change in (text.cut, text.forget):
+        with pytest.raises(ValueError, match="length is -1; give at least 0"):
+            change(-1)
+        assert (text.tokens, text.computed) == ([*range(10)], 9)
+
+
+def test_an_empty_text_goes_nowhere() -> None:
+    empty = PageContext(Ctx(Turns(), FACTS))
+    for begin in (
+        empty.next_dist(),
+        empty.sample({}),
+        empty.run_ahead(2, {}),
+        empty.generate_until(),
+    ):
+        with pytest.raises(ValueError, match="the text is empty; begin it by fill or extend"):
+            asyncio.run(begin)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -288,9 +291,22 @@ def test_flow_that_needs_an_answer_is_refused_with_the_line(server):
     assert not server.submissions
 
 
-def test_other_backends_refuse():
-    for backend in (sgl.Mock(), Backend()):
-        with pytest.raises(Unsupported, match="runs no programs on a server"):
+def test_exception_with_an_open_value_can_be_shown(server):
+    @sgl.function
+    def program(s, word, of_answer):
+        s += sgl.gen("x")
+        raise ValueError("not good: " + (s["x"] if of_answer else word))
+
+    with pytest.raises(ValueError, match="not good: lamp"):
+        program.run("lamp", False, backend=server, on="server")
+    with pytest.raises(TraceError, match=r"in the ValueError that is raised; .*submit.py:\d+"):
+        program.run("lamp", True, backend=server, on="server")
+
+
+def test_other_backends_refuse(server, tmp_path):
+    for backend in (sgl.Mock(), Backend(), sgl.Recorder(server, tmp_path / "calls.jsonl")):
+        name = type(backend).__name__
+        with pytest.raises(Unsupported, match=f"the {name} backend runs no programs on a server"):
             write.submit("snake", backend=backend)
         with pytest.raises(Unsupported, match="without on='server'"):
             write.run("snake", backend=backend, on="server")
@@ -495,3 +511,29 @@ def test_a_backend_that_is_dropped_is_freed():
     while known() is not None and time.monotonic() < until:
         gc.collect()
     assert known() is None
+
+
+LEAVES = """
+import asyncio
+import sglang as sgl
+from helpers.fake_program_server import FakeProgramServer
+from sglang.on_server.server_session import LOOP
+
+@sgl.function
+def program(s):
+    s += "Q" + sgl.gen("x")
+
+server = FakeProgramServer()
+server.hold = asyncio.Event()
+submitted = program.submit(backend=server)
+LOOP.run(submitted.variables)
+"""
+
+
+def test_process_that_leaves_a_program_ends_quietly():
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVES],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")

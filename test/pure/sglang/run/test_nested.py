@@ -52,6 +52,33 @@ def test_a_program_inside_another_uses_its_backend() -> None:
         sgl.set_default_backend(None)
 
 
+def test_a_program_in_a_tool_uses_the_backend_and_the_context() -> None:
+    @sgl.function
+    def inner(s: Any) -> None:
+        s += sgl.gen("y")
+
+    def tool() -> str:
+        return f"{inner.run()['y']} for {WHO.get()}"
+
+    @sgl.function
+    def outer(s: Any) -> Any:
+        with s.fork(2) as forks:
+            forks[0] += sgl.gen("z")
+            forks += sgl.tool("x", tool)
+        s += sgl.gen("z") + sgl.tool("end", tool)
+        return [*s["x"], s["end"]]
+
+    def all_ways() -> list[Any]:
+        WHO.set("request 7")
+        mock = sgl.Mock(lambda prompt, params: "outer's")
+        awaited = asyncio.run(outer.arun(backend=mock))
+        plain, inline = outer.run(backend=mock), outer.run(backend=mock, use_thread=False)
+        return [state.ret_value for state in (plain, inline, awaited)]
+
+    want = ["outer's for request 7"] * 3
+    assert contextvars.copy_context().run(all_ways) == [want] * 3
+
+
 class Slow(Backend):
     """Never answers; a call is over when it is cancelled."""
 

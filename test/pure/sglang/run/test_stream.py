@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
+from typing import TypedDict
 
 import pytest
 import sglang as sgl
@@ -110,6 +112,82 @@ def test_errors_reach_the_reader() -> None:
     state = poem.run(backend=replies(), stream=True)
     with pytest.raises(KeyError, match="made no variable 'bodi'"):
         list(state.text_iter("bodi"))
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["while it runs", "at its end"])
+def test_the_result_is_what_the_program_returned_or_raised(early) -> None:
+    read = threading.Event()
+
+    @sgl.function
+    def program(s, caught):
+        s += sgl.gen("lost")
+        try:
+            s["lost"]
+        except sgl.ProgramError:
+            assert read.wait(60)
+            if caught:
+                return "went on"
+            raise ValueError("its own") from None
+
+    for caught in (True, False):
+        read.clear()
+        state = program.run(caught, backend=sgl.Mock([OSError("gone")]), stream=True)
+        with pytest.raises(sgl.ProgramError, match="gone"):
+            state.text()
+        if early:
+            threading.Timer(0.05, read.set).start()
+        else:
+            read.set()
+            for thread in threading.enumerate():
+                if thread.name == "sglang-program":
+                    thread.join(60)
+        if caught:
+            assert state.ret_value == "went on"
+        else:
+            with pytest.raises(ValueError, match="its own"):
+                state.ret_value  # noqa: B018
+
+
+@pytest.mark.parametrize("read", [sgl.ProgramState.text, sgl.ProgramState.error])
+def test_a_failure_that_the_reader_alone_has_seen_is_raised(read) -> None:
+    told = threading.Event()
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("lost")
+        assert told.wait(60)
+        return "without a look"
+
+    state = program.run(backend=sgl.Mock([OSError("gone")]), stream=True)
+    with suppress(sgl.ProgramError):
+        read(state)
+    told.set()
+    with pytest.raises(sgl.ProgramError, match="gone"):
+        state.ret_value  # noqa: B018
+
+
+def test_a_value_is_typed_while_it_grows() -> None:
+    seen = threading.Event()
+
+    class Person(TypedDict):
+        name: str
+        age: int
+
+    class Slow(sgl.Mock):
+        def stream(self, prompt, params):
+            yield Completion('{"name": "No', {})
+            assert seen.wait(60)
+            yield Completion('{"name": "Nora", "age": 34}', {})
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("person", schema=Person)
+
+    state = program.run(backend=Slow(constraints=["json_schema"]), stream=True)
+    values = state.value_iter("person")
+    assert next(values) == {"name": "No"}
+    seen.set()
+    assert list(values) == [{"name": "Nora", "age": 34}]
 
 
 def test_a_running_event_loop_reads_without_a_thread() -> None:

@@ -62,6 +62,25 @@ def test_other_work_is_done_between_slices_of_a_turn(monkeypatch: pytest.MonkeyP
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, ValueError])
+def test_what_a_program_raises_ends_it_alone(kind: type[BaseException]) -> None:
+    class Exiting(Turns):
+        def turn(self, answers: list[CallAnswer]) -> Sequence[Any]:
+            raise kind("on purpose")
+
+    async def main() -> None:
+        controller, session = opened()
+        ends: list[str] = []
+        session.parts.follower.end = ends.append
+        InferletRun(controller, session, Exiting()).start()
+        await settled()
+        assert session.parts.outcome.ended
+        assert f"{kind.__name__}: on purpose" in ends[0]
+        assert controller.runnable == 0
+
+    asyncio.run(main())
+
+
 def test_a_run_stopped_between_slices_makes_no_more_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -104,6 +104,8 @@ ERRORS = {
     "a sleep": (BODY + "import time; time.sleep(3600)", "use `await asyncio.sleep(seconds)`"),
     "a value that is no data": (BODY + "return {1}", "a call has a set"),
     "a number that JSON lacks": (BODY + "return float('nan')", "JSON"),
+    "half a surrogate pair": (BODY + "return '\\ud800'", "surrogates not allowed"),
+    "an error that has one": (BODY + "raise ValueError('\\ud800')", "ValueError: \\ud800"),
 }  # fmt: skip
 
 

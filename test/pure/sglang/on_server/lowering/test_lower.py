@@ -133,14 +133,16 @@ def test_values_are_references():
     @sgl.function
     def program(s, q, unused="x"):
         s["list"] = [q, 1, True, None, 0.5, ["n"]]
+        s["none"] = None
         s["own"] = {"no": "json"}
         s += sgl.gen("a")
         s["t"] = sgl.transforms.strip().of("a")
         s += q
 
     found = lowered(program, q="text", unused="y")
-    first, own, gen, transform, value = found.submission["streams"][0]["steps"]
+    first, none, own, gen, transform, value = found.submission["streams"][0]["steps"]
     assert first["value"] == [{"argument": "q"}, 1, True, None, 0.5, ["n"]]
+    assert (none["op"], none["name"], none["value"]) == ("set", "none", None)
     assert (own["op"], own["text"]) == ("text", "")
     assert transform["of"] == {"step": gen["number"], "name": "a"}
     assert value["of"] == {"argument": "q"}

@@ -14,6 +14,7 @@ from helpers.program_graphs import (
     graph,
     map_reduce,
     stream,
+    text,
     value,
 )
 from helpers.program_oracle import values_of
@@ -49,6 +50,18 @@ def test_a_chain_is_one_submit_and_reads_what_came_before() -> None:
         assert [event["event"] for event in await c.events(session, run)] == [
             "started", "done", "started", "done", "started", "done", "end",
         ]  # fmt: skip
+
+    clients(use)
+
+
+def test_scopes_of_one_name_end_from_the_inside() -> None:
+    begin, end = {"op": "scope_begin", "name": "s"}, {"op": "scope_end", "name": "s"}
+    body = graph(stream(0, begin, text("a"), begin, text("b"), end, text("c"), end))
+
+    async def use(c: Clients) -> None:
+        session, run = await c.submit(body)
+        assert await c.get(session, run, 4, "s") == "b"
+        assert await c.get(session, run, 6, "s") == "abc"
 
     clients(use)
 
