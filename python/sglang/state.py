@@ -149,9 +149,9 @@ class ProgramState:
 
     def value(self, name: str) -> Any:
         """Return the variable as the type that it was generated for (``schema``, ``json_schema``,
-        ``dtype``): a model instance, an Enum member, an int, ...; a list of them where n > 1. Any
-        other variable is returned unchanged. Raises InvalidOutput, with the program's line, if the
-        text is no value of the type."""
+        ``dtype``): a model instance, an int, ...; a list of them where n > 1. Any other variable is
+        returned as it is. Raises InvalidOutput, with the line, if the text is no value of the type.
+        """
         return self._typed(name, self._executor.value(name))
 
     async def avalue(self, name: str) -> Any:
@@ -199,9 +199,8 @@ class ProgramState:
         return self._executor.stream.text
 
     def messages(self, turns: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
-        """Return the finished turns in OpenAI's form: ``role``, ``content``, ``tool_calls``. Waits;
-        raises. If ``turns``, in that form, are given, append them instead. Raises TypeError or
-        ValueError for invalid turns."""
+        """Finished turns in OpenAI's form: ``role``, ``content``, ``tool_calls``. Waits; raises.
+        Given ``turns`` in that form, append them instead; raises TypeError or ValueError."""
         if turns is not None:
             self._executor.submit(turns_of(turns), caller())
             return []
@@ -344,16 +343,14 @@ class ProgramState:
 
     @contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
-        """Yield a state that continues from here; text and variables that it adds do not change
-        this state."""
+        """Yield a copy of this state that continues from here; this state does not change."""
         refuse_offset(position_ids_offset)
         (child,) = self.fork(1)
         yield child
 
     def map(self, items: Sequence[Any], program: Callable[..., Any]) -> list[Any]:
-        """Run ``program(fork, item)`` for each item in parallel, each on a fork of this state. Join
-        the forks and return the results. An item is a dict or tuple of arguments, or the only
-        argument."""
+        """Run ``program(fork, item)`` for each item in parallel, on forks of this state; join them
+        and return the results. An item is a dict or tuple of arguments, or the only argument."""
         own = self._executor
         threads = isinstance(own, StreamExecutor) and own.use_thread
         return mapped(self, items, program, own.run.loop if threads else None, threads)

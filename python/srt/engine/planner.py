@@ -3,12 +3,11 @@
 The scheduler decides from a view, the store assigns memory, and the worker gets rows. A plan takes
 memory and moves watermarks, so it must be executed.
 
-A pass may be planned while the previous pass is in flight and its samples are not known. A request
-that samples in that pass gets a placeholder token (``Row.follows``). A request that samples its
-last token there is draining: it frees its memory at once. Passes run in the order in which they are
-planned, so the writes of a later pass cannot disturb a pass in flight. Sometimes a sampled token
-turns out to end its request only when the next row is in flight too. The sample of that row is
-dropped.
+A pass may be planned while the one before is in flight and its samples are not known. A request
+that samples in flight continues from a placeholder (``Row.follows``). One that samples its last
+token drains: it frees its memory at once. Passes run in the order they are planned, so a later pass
+cannot disturb one in flight. A request may turn out to have ended when its next row is in flight
+too; the sample of that row is dropped.
 
 In a pipeline more than one pass is in flight. There a request whose sample is in flight has no work
 until the sample is collected (the hold rule), so no row follows another. A grammar and drafts hold
@@ -58,19 +57,17 @@ class Planner:
     Attributes:
         queue: waiting requests.
         running: running requests by id.
-        draining: requests whose last pass is in flight, by id; they hold no memory.
+        draining: requests by id whose last pass is in flight; they hold no memory.
         filled: requests with every token cached, to be ended.
         new_budget: makes the budget of a pass's grammars.
         lookup: tokens of waiting requests that a step may look up in the cache.
         costs: costs of passes and copies, learnt from the results.
-        stages: stages of the executor's pipeline; 1: no pipeline, and rows may follow the previous
-            pass.
+        stages: stages of the executor's pipeline; 1: none, and rows may follow the pass before.
         budgets: limits on the work of a pass.
         parked: contexts that wait for a tool.
-        movable: most tokens whose KV a pass may copy to host memory, and most that it may copy
-            back.
+        movable: most tokens whose KV a pass may copy to host memory, and most from it.
         door: access to programs that hold pages; the engine sets it.
-        spill: KV that passes copy to host memory while nothing is computed; None: no such copies.
+        spill: KV to copy to host memory while nothing is computed; None: no such copies.
         attained: tokens that each program was served.
     """
 
@@ -136,9 +133,8 @@ class Planner:
         self.drafts.forget(request)
 
     def retract(self, requests: Sequence[Request]) -> None:
-        """Move running requests back to their positions in the queue and free their memory. Their
-        computed KV stays in the cache while there is room. A placeholder token is filled before its
-        request is planned again."""
+        """Move running requests back to their queue positions. Their computed KV stays in the cache
+        while there is room. A placeholder is filled before its request is planned again."""
         for request in requests:
             self.store.release(request.context)
             self.queue.put_back(self.running.pop(request.id))
@@ -364,16 +360,14 @@ class Planner:
         self.parked.act(self._transfer, others, chunk, sum(count for _, count in decided))
 
     def _host_tokens(self, number: int) -> int:
-        """Return the number of tokens of a decided request that host memory has, after those on the
-        device."""
+        """Return the tokens of a decided request in host memory, after those on the device."""
         request = self.running.get(number)
         if request is None:
             return self._match(number).host
         return self.store.on_host(request.context, request.match_limit)
 
     def _reported(self, request: Request, count: int) -> int:
-        """Return how many of the next ``count`` tokens this step can report log-probabilities of,
-        at least 1."""
+        """Return how many of the next ``count`` log-probabilities a step may report, at least 1."""
         spec, unscored = request.spec, request.outputs.unscored
         each = spec.top + len(spec.probe)
         if not each or unscored >= spec.prompt:
@@ -384,8 +378,7 @@ class Planner:
         return count
 
     def _adapts(self, planned: PlannedPass, context: Context) -> bool:
-        """Return whether the pass has room for the context's adapter. The oldest requests come
-        first."""
+        """Return whether the context's adapter fits the pass. The oldest requests come first."""
         adapter = context.namespace.adapter
         if adapter and adapter not in planned.adapters:
             if len(planned.adapters) >= self.info.max_loras_per_batch:
@@ -411,9 +404,8 @@ class Planner:
             planned.waits = planned.waits or self._waits(request)
 
     def _waits(self, request: Request) -> bool:
-        """Return whether the request's next row depends on the token that it is about to sample, as
-        masks and drafts do. If so, all requests wait for that token, or this request would miss
-        every other pass. This does not hold in a pipeline."""
+        """Return whether the request's next row depends on the token that it samples: masks and
+        drafts do. All requests wait then, or it would miss every other pass; not in a pipeline."""
         if self.stages > 1:
             return False
         if request.generation.matcher is not None:  # also at its last token: it may be postponed
@@ -509,8 +501,7 @@ class Planner:
             yield count if waiting is None else len(waiting.context.tokens)
 
     def _acquire(self, request: Request, count: int) -> int:
-        """Take the cached prefix of a running request's next ``count`` tokens. Return its number of
-        tokens."""
+        """Take the cached part of a running request's next ``count`` tokens. Return its length."""
         limit = min(request.match_limit, request.context.saved + count)
         gained = self.store.acquire(request.context, limit)
         self._found(request, gained)
