@@ -63,7 +63,7 @@ COMMANDS = {
     ),
     "replay": (
         "sglang.terminal.chaos.replay_command",  # the language's, as "chat" is
-        "do again what a bundle of 'chaos' or 'run' holds",
+        "repeat the work that a bundle of 'chaos' or 'run' recorded",
         "Do again the work that a bundle holds, on a server with its settings and under its "
         "faults, and say what fails this time.",
     ),
@@ -87,37 +87,37 @@ COMMANDS = {
     ),
     "schema": (
         "sglang.srt.commands.schema_command",
-        "say what becomes of a JSON schema or another constraint",
+        "show how a JSON schema or another constraint is enforced",
         "Examine a constraint: every keyword of a JSON schema, enforced or refused, "
         "the path taken, a sample, and an instance that is refused. Exit code 1 if it is refused.",
     ),
     "drain": (
         "sglang.srt.commands.drain_command",
-        "have a server take no new request, and finish the open ones",
+        "stop a server from taking requests; open ones finish",
         "Have a running server take no new request; open ones may take its --drain-timeout. It "
         "goes on to answer probes, and ends at SIGTERM. Exit code 1 if requests outlast that time.",
     ),
     "workers": (
         "sglang.srt.commands.workers_command",
-        "show the engines of a server, add one, let one go",
+        "show, add or remove engines of a server",
         "Show the engines of a running server. --add gives requests to an engine that runs by "
         "itself ('engine'); --remove lets an engine finish, and moves what outlasts --seconds.",
     ),
     "explain": (
         "sglang.srt.commands.explain_command",
-        "say why a prompt was, or was not, in a server's cache",
+        "explain why a prompt was, or was not, in a server's cache",
         "Ask a running server how much of a request's prompt came from its cache, "
         "where the prompt left the nearest cached text, and why the rest was not there.",
     ),
     "trace": (
         "sglang.views.timeline.command",  # the language's, as "chat" is
-        "show what programs did, when, and what it took",
+        "show the calls of programs, with their times and costs",
         "Render a recorded trace of programs as a page, or run a Python script and record every "
         "program in it. Options stand before the file; what follows a script is the script's.",
     ),
     "inferlet": (
         "sglang.backend.engine.inferlet_command",  # the language's, as "chat" is
-        "run a program that holds the pages of its generation",
+        "run a program that manages its own KV pages and sampling",
         "Run a Python file with `async def main(ctx)`: a program that holds pages, forward passes "
         "and distributions itself. Its messages and result are printed; exit code 1 if it fails. "
         "Options stand before the file; what follows it is the program's. 'put', 'list', "
