@@ -23,7 +23,9 @@ INTERRUPTED = 130  # as a shell tells it
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags. Words after the file belong to the script, except for a last ``-o FILE``."""
     parser.add_argument("-o", "--output", help="where to write; default: beside the file")
-    parser.add_argument("--format", choices=FORMATS, help="default: by the ending of -o, or html")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="of the output; default: by the ending of -o, or html"
+    )
     parser.add_argument(
         "--price", action="append", default=[], metavar="KIND=DOLLARS",
         help="dollars per million tokens of input, cached or output, to show what it cost; "
@@ -31,10 +33,12 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--otlp-traces-endpoint", metavar="URL",
-        help="send it there as OpenTelemetry spans too; needs the extra otel",
+        help="also send the trace to this URL as OpenTelemetry spans; needs the extra otel",
     )  # fmt: skip
     parser.add_argument("file", help="a trace that was saved as .json, or a Python script")
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    rest = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="arguments of the script"
+    )
     rest.required = False  # some versions name it where the file is missing
 
 

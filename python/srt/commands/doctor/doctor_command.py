@@ -24,7 +24,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the server's flags and the command's own."""
     add_model_argument(parser)
     own = parser.add_argument_group("doctor")
-    own.add_argument("--url", default="", help="examine the server that runs there instead")
+    own.add_argument("--url", default="", help="check the running server at this address instead")
     own.add_argument(
         "--prebuild", action="store_true",
         help="compile the GPU's kernels for the model now, so that servers start sooner",
