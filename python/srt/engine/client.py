@@ -150,7 +150,7 @@ class Client:
         try:
             self._transmit(verbs)
         except OSError as error:
-            log.warning("a message to the engine was not taken, once more: %s", error)
+            log.warning("a message to the engine was not sent; trying again: %s", error)
             self._unsent = verbs
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
 

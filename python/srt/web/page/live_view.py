@@ -81,7 +81,7 @@ class LiveWatch:
         seconds. Raises RequestError where too many streams are open, and EngineLost."""
         if self.open >= MAX_WATCHERS:
             raise RequestError(
-                f"{self.open} streams of /live/events are open and {MAX_WATCHERS} may; close one.",
+                f"{self.open} streams of /live/events are open; at most {MAX_WATCHERS}. Close one.",
                 code="queue_full",
             )
         self.open += 1
