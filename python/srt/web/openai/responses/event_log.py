@@ -145,8 +145,8 @@ def begin(
     count, own = store.live(), store.live(record.tenant) if state.tenants.several else 0
     if count + own >= MAX_BACKGROUND:  # there is always room for a tenant that holds nothing
         raise RequestError(
-            f"{count} responses are being written in the background, {own} of them counted twice "
-            f"as this key's own, and {MAX_BACKGROUND} may; try again later.",
+            f"{count} responses are generated in the background; {own} of them are this key's and "
+            f"count twice. At most {MAX_BACKGROUND} are allowed; try again later.",
             "background",
             "queue_full",
         )
@@ -178,7 +178,9 @@ async def follow(record: StoredResponse, after: int) -> AsyncGenerator[bytes, No
         news = None if live is None else live.news
         frames = record.events
         if frames is None:
-            raise RequestError("The store had no room for the events; retrieve the response.")
+            raise RequestError(
+                "The server had no room to store the events; retrieve the response instead."
+            )
         while place < len(frames):
             yield frames[place]
             place += 1
