@@ -21,7 +21,6 @@ PAGES = (
     "*.md", "docs/**/*.md", "benchmark/**/*.md", "sgl-kernel/*.md", "test/data/*.md",
     "tools/**/*.md",
 )  # fmt: skip
-MEASURED = {"evaluation.md"}  # written by a benchmark
 TEST_NAME = 60  # characters
 COLUMNS = 120  # of a line of prose
 FOLDERS = ("python", "sgl-kernel", "tools", "benchmark", "test", "examples")
@@ -64,6 +63,7 @@ ORDINARY = re.compile(
     | \bin\s(?:(?:the|its|their|one)\s)?places?(?:\sof)?\b
     | \b(?:takes?|taking|takes|took|taken)\s(?:the|its|their)\splaces?\b
     | \b(?:decimal|binary)\splaces?\b
+    | \(tips\)
     | \b(?:chang|swapp|trad)(?:e|es|ed|ing)\splaces\b
     | \b(?:tell|tells|told)\sapart\b
     | \b(?:draws?|drawn|drawing)[ ](?:a[ ]|the[ ]|as[ ]a[ ]|in[ ]|on[ ])?
@@ -183,7 +183,7 @@ def findings_of(path: Path) -> Iterator[Finding]:
 def sources(root: Path = ROOT) -> Iterator[Path]:
     """Python files and pages of the project. The link python/sglang/srt is not followed."""
     for pattern in PAGES:
-        yield from (path for path in sorted(root.glob(pattern)) if path.name not in MEASURED)
+        yield from sorted(root.glob(pattern))
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             if "sglang/srt" not in path.as_posix():

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+
+COLUMNS = 120  # width of a line of prose
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """The first row is the head."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def wrapped(text: str) -> str:
+    """A paragraph with at most 120 columns a line; long words and words with hyphens stay whole."""
+    return textwrap.fill(text, COLUMNS, break_long_words=False, break_on_hyphens=False)
 
 
 def put(path: Path, name: str, text: str) -> None:

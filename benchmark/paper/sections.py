@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmark.harness.page import table
+from benchmark.harness.page import table, wrapped
 from benchmark.models import SHAPES
 from benchmark.paper import published
 from benchmark.paper.figures import Figures
@@ -31,12 +31,12 @@ def machine(figures: Figures) -> str:
 
 def _machine(about: Record) -> str:
     found = ", ".join(about["instructions"])
-    return (
+    line = (
         f"{about['time'][:10]}, {about['machine']} ({found}), {about['cores']} cores, "
         f"{about['memory_gib']} GiB, load {about['load'][0]} at the beginning, {about['system']}, "
-        f"Python {about['python']}, commit {about['commit']}, model {_size(about['model'])}:\n\n"
-        f"    {about['command']}"
+        f"Python {about['python']}, commit {about['commit']}, model {_size(about['model'])}:"
     )
+    return f"{wrapped(line)}\n\n    {about['command']}"
 
 
 def _size(name: str) -> str:
@@ -155,11 +155,11 @@ def hits(figures: Figures) -> str:
     low, high = (100 * rate for rate in published.HITS)
     half = mean_of_optimal(figures, plenty=False)
     also = f", **{100 * half:.1f} %** with half the memory" if half is not None else ""
-    return (
-        f"{table(rows)}\n\nMean over the workloads: **{100 * mean:.1f} %** of the optimal{also}; "
-        f"the paper: {100 * published.OF_OPTIMAL:.0f} %, with hit rates from {low:.0f} to "
-        f"{high:.0f} %."
+    line = (
+        f"Mean over the workloads: **{100 * mean:.1f} %** of the optimal{also}; the paper: "
+        f"{100 * published.OF_OPTIMAL:.0f} %, with hit rates from {low:.0f} to {high:.0f} %."
     )
+    return f"{table(rows)}\n\n{wrapped(line)}"
 
 
 def answers(figures: Figures) -> str:

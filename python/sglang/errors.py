@@ -1,4 +1,4 @@
-"""Errors that a program or its reader can meet."""
+"""Errors that ``sglang`` raises in programs and in code that reads their results."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class SglangError(Exception):
 
 
 class Cancelled(SglangError):
-    """The program was ended from outside."""
+    """The program was cancelled, for example by ``state.cancel()``."""
 
 
 class BackendError(SglangError):
     """The backend refused or lost a request.
 
     Attributes:
-        status: HTTP status, where there was one.
-        request_id: the service's id of the request, where it gave one.
-        prompt_tail: the end of the prompt that was sent, where known.
-        again_in: seconds after which a runtime may take the request, which it has not begun
-            (``Retry-After``); None: it says nothing.
+        status: HTTP status, None without one.
+        request_id: the service's id of the request, if it gave one.
+        prompt_tail: the end of the prompt that was sent, if known.
+        again_in: seconds after which the request may be sent again (``Retry-After``); the runtime
+            has not begun it. None: the runtime names no time.
     """
 
     again_in: float | None = None
@@ -46,35 +46,35 @@ class BackendError(SglangError):
 
 
 class ConnectionFailed(BackendError):
-    """No answer: the service cannot be reached, or the connection was lost."""
+    """The service cannot be reached, or the connection was lost."""
 
 
 class TimedOut(ConnectionFailed):
-    """No answer in time."""
+    """The service did not answer within the timeout."""
 
 
 class BadRequest(BackendError):
-    """400, 413 or 422: the request itself is at fault."""
+    """HTTP status 400, 413 or 422: the request is invalid."""
 
 
 class AuthenticationFailed(BackendError):
-    """401: the API key is missing or wrong."""
+    """HTTP status 401: the API key is missing or wrong."""
 
 
 class PermissionDenied(BackendError):
-    """403: the key may not do this."""
+    """HTTP status 403: the API key does not permit the request."""
 
 
 class NotFound(BackendError):
-    """404: no such model or route."""
+    """HTTP status 404: there is no such model or route."""
 
 
 class RateLimited(BackendError):
-    """429, still, after the retries."""
+    """HTTP status 429 after all retries: too many requests."""
 
 
 class ServerFailed(BackendError):
-    """500 and above, still, after the retries."""
+    """HTTP status 500 or above after all retries: the service failed."""
 
 
 _BY_STATUS: dict[int, type[BackendError]] = {
@@ -89,7 +89,7 @@ _BY_STATUS: dict[int, type[BackendError]] = {
 
 
 def refusal(status: int | None) -> type[BackendError]:
-    """The class of error that stands for an HTTP status."""
+    """Return the class of error for an HTTP status; None: BackendError."""
     if status is None:
         return BackendError
     return _BY_STATUS.get(status, ServerFailed if status >= 500 else BackendError)
@@ -108,9 +108,9 @@ class InvalidOutput(SglangError, ValueError):
 
 
 class ProgramError(SglangError):
-    """A primitive failed while it was executed; raised where its result is read.
+    """A primitive failed while it was executed. The error is raised where its result is read.
 
-    ``__cause__`` is the original exception, ``filename`` and ``line`` name the ``s += ...``
+    ``__cause__`` is the original exception. ``filename`` and ``line`` name the ``s += ...``
     statement, and the message ends with both.
     """
 
@@ -124,9 +124,9 @@ class BatchError(SglangError):
     """Items of a batch have failed; the others have run.
 
     Attributes:
-        states: the ProgramStates of all items, in order; reading a failed one raises its error.
-            Empty in an error that pickle brought from another process.
-        errors: the errors by the number of their item.
+        states: the ProgramStates of all items, in order; reading a failed one raises its error. The
+            list is empty if the error was pickled in another process.
+        errors: the errors by the index of their item.
     """
 
     def __init__(self, message: str, states: list[Any], errors: dict[int, BaseException]):
@@ -139,14 +139,14 @@ class BatchError(SglangError):
 
 
 class UnknownVariable(ProgramError, KeyError):
-    """A variable was read that the program never made."""
+    """The program read a variable that it never defines."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class InvalidVariable(ProgramError, InvalidOutput):
-    """InvalidOutput, raised where the variable is read."""
+    """An InvalidOutput that is raised where the variable is read."""
 
     def __init__(self, message: str, location: Location | None = None, text: str = "") -> None:
         ProgramError.__init__(self, message, location)
@@ -154,25 +154,27 @@ class InvalidVariable(ProgramError, InvalidOutput):
 
 
 class TraceError(SglangError, TypeError):
-    """The program cannot be traced: its flow needs a value that is only known when it runs."""
+    """The program cannot be traced, because its control flow needs a value that is known only in a
+    run."""
 
 
 class Unsupported(SglangError, NotImplementedError):
-    """The backend, or this version, has no such primitive."""
+    """The backend, or this version of ``sglang``, does not support the primitive."""
 
 
 class UnsupportedHere(ProgramError, Unsupported):
-    """Unsupported, raised where the result is read."""
+    """An Unsupported that is raised where the result is read."""
 
 
 def lacking(what: str, extra: str, error: ImportError) -> Unsupported:
-    """The error of ``what``, which needs an optional dependency that is not installed."""
+    """Return the error for ``what``, which needs an optional dependency that is not installed."""
     fix = f"pip install -e '.[{extra}]' in the project's folder"
     return Unsupported(f"{what} needs: {fix} ({error})")
 
 
 def located(error: BaseException, message: str, location: Location) -> ProgramError:
-    """The ProgramError to raise for ``error``; of its kind too, where programs expect that."""
+    """Return the ProgramError to raise for ``error``. It is also an InvalidOutput or an Unsupported
+    if ``error`` is one, because programs may catch those."""
     if isinstance(error, InvalidOutput):
         return InvalidVariable(message, location, error.text)
     return (UnsupportedHere if isinstance(error, Unsupported) else ProgramError)(message, location)

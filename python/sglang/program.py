@@ -215,7 +215,8 @@ class SglFunction(Submittable):
         return ProgramState(executor)
 
     def start(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
-        """``run`` over a given state. Readers of the state get the error that this raises too."""
+        """Run the program on a given state. Readers of the state get the error that this raises
+        too."""
         executor = state._executor
         if self.is_async:
             name = self.func.__name__
@@ -232,7 +233,7 @@ class SglFunction(Submittable):
     def _detached(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> None:
-        """``start`` in its own thread; readers of the state get its error."""
+        """Run ``start`` in its own thread. Readers of the state get its error."""
         try:
             self.start(state, args, arguments)
         except BaseException as error:
@@ -248,7 +249,7 @@ class SglFunction(Submittable):
         *,
         stream: bool = False,
     ) -> None:
-        """``start`` for an event loop; with ``stream`` in a task of its own."""
+        """Run ``start`` in an event loop; with ``stream`` in a task of its own."""
         if stream:
             task = asyncio.create_task(self._adetached(state, args, arguments))
             state._executor.run.program = task
@@ -448,7 +449,8 @@ class SglFunction(Submittable):
         return CompiledProgram(graph, backend, tools)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """``run``; given a state first, continue that state and return the function's result."""
+        """Run as ``run`` does. If the first argument is a state, continue that state and return the
+        function's result."""
         if args and isinstance(args[0], ProgramState):
             return self.func(args[0], *args[1:], **{**self.bound, **kwargs})
         return self.run(*args, **kwargs)
@@ -478,7 +480,7 @@ class CompiledProgram(SglFunction):
         super().__init__(graph_function(graph, self._schedule), graph.num_api_spec_tokens)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """``SglFunction.__call__``."""
+        """Call as ``SglFunction`` is called."""
         if args and isinstance(args[0], ProgramState):
             return self._continued(*args, **{**self.bound, **kwargs})
         return self.run(*args, **kwargs)

@@ -60,20 +60,20 @@ class Program(Protocol):
         """Return a state for ``start``, or with ``loop`` for ``astart``."""
 
     def start(self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
-        """Run to the end over ``state``. Raise what the program raises."""
+        """Run the program on ``state`` until it ends. Raise what the program raises."""
 
     async def astart(
         self, state: ProgramState, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> None:
-        """``start`` for an event loop."""
+        """Run ``start`` in an event loop."""
 
 
 class ProgramState:
-    """The ``s`` of a program: it appends to it and reads from it.
+    """The ``s`` of a program: the program appends to it and reads from it.
 
-    Appending (``s += ...``) never waits for the model; reading a variable or the text does, and
-    raises ProgramError, with the line of the ``s += ...``, where it failed. Methods whose names
-    begin with ``a`` are to be awaited and hold no thread.
+    Appending (``s += ...``) never waits for the model. Reading a variable or the text waits, and
+    raises ProgramError, with the line of the ``s += ...``, if that failed. Methods whose names
+    begin with ``a`` are awaited and occupy no thread.
     """
 
     def __init__(self, executor: StreamExecutor) -> None:
@@ -134,21 +134,21 @@ class ProgramState:
         return self._executor.declared(name)
 
     def get_var(self, name: str) -> Any:
-        """``s[name]``."""
+        """Return ``s[name]``."""
         return self[name]
 
     def set_var(self, name: str, value: Any) -> None:
-        """``s[name] = value``."""
+        """Set ``s[name] = value``."""
         self[name] = value
 
     async def aget(self, name: str) -> Any:
-        """``s[name]``, awaited."""
+        """Return ``s[name]``, awaited."""
         return await self._executor.avalue(name)
 
     def value(self, name: str) -> Any:
-        """The variable as the type it was generated for (``schema``, ``json_schema``, ``dtype``):
-        a model instance, an Enum member, an int, ...; a list of them where n > 1. Any other
-        variable as it is. Raises InvalidOutput, with the program's line, where the text is not one.
+        """Return the variable as the type that it was generated for (``schema``, ``json_schema``,
+        ``dtype``): a model instance, an int, ...; a list of them where n > 1. Any other variable is
+        returned as it is. Raises InvalidOutput, with the line, if the text is no value of the type.
         """
         return self._typed(name, self._executor.value(name))
 
@@ -198,7 +198,7 @@ class ProgramState:
 
     def messages(self, turns: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
         """Finished turns in OpenAI's form: ``role``, ``content``, ``tool_calls``. Waits; raises.
-        ``turns``, in that form, are appended instead. Raise TypeError or ValueError for others."""
+        Given ``turns`` in that form, append them instead; raises TypeError or ValueError."""
         if turns is not None:
             self._executor.submit(turns_of(turns), caller())
             return []
@@ -236,8 +236,8 @@ class ProgramState:
 
     @renamed(var_name="var")
     def value_iter(self, var_name: str) -> Iterator[Any]:
-        """The typed object of a variable as it grows (with ``run(stream=True)``): what is not
-        written yet is None or absent; the last one is complete and validated."""
+        """Yield the typed object of a variable as it grows (with ``run(stream=True)``). Parts that
+        are not generated yet are None or absent. The last object is complete and validated."""
         last: Any = None
         for text, done in self._executor.watch(var_name):
             found = self._partial(var_name, text, done)
@@ -326,7 +326,7 @@ class ProgramState:
     # Forks
 
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> ForkGroup:
-        """``size`` states that go on from here, in parallel. Does not wait."""
+        """Return ``size`` states that continue from here in parallel. Does not wait."""
         try:
             size = operator.index(size)
         except TypeError:
@@ -341,14 +341,14 @@ class ProgramState:
 
     @contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
-        """A state that goes on from here alone; text and variables that it adds stay its own."""
+        """Yield a copy of this state that continues from here; this state does not change."""
         refuse_offset(position_ids_offset)
         (child,) = self.fork(1)
         yield child
 
     def map(self, items: Sequence[Any], program: Callable[..., Any]) -> list[Any]:
-        """Return ``program(fork, item)`` for each item, run side by side, each over a fork of
-        this state; joins them. An item is a dict or tuple of arguments, or the only one."""
+        """Run ``program(fork, item)`` for each item in parallel, on forks of this state; join them
+        and return the results. An item is a dict or tuple of arguments, or the only argument."""
         own = self._executor
         threads = isinstance(own, StreamExecutor) and own.use_thread
         return mapped(self, items, program, own.run.loop if threads else None, threads)
@@ -384,7 +384,7 @@ class ProgramState:
         watch(self, file, seconds)
 
     def _repr_html_(self) -> str:
-        """``show`` for a notebook."""
+        """Return ``show`` as HTML for a notebook."""
         from sglang.views.fork_tree import tree_page
 
         return tree_page(self)

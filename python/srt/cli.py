@@ -56,73 +56,73 @@ COMMANDS = {
     ),
     "chaos": (
         "sglang.terminal.chaos.chaos_command",  # the language's, as "chat" is
-        "do work while engines are killed and connections cut; say what was lost",
-        "Run a program, or requests, again and again while engines are killed and stopped, "
-        "connections cut and memory squeezed, and compare every answer with that of a quiet run. "
-        "The seed decides which fault is made when.",
+        "run work while engines are killed and connections cut; report losses",
+        "Run a program, or requests, repeatedly while engines are killed and stopped, connections "
+        "cut and memory filled. Compare every answer with that of a run without faults. The seed "
+        "determines the faults and their times.",
     ),
     "replay": (
         "sglang.terminal.chaos.replay_command",  # the language's, as "chat" is
-        "do again what a bundle of 'chaos' or 'run' holds",
-        "Do again the work that a bundle holds, on a server with its settings and under its "
-        "faults, and say what fails this time.",
+        "repeat the work that a bundle of 'chaos' or 'run' recorded",
+        "Repeat the work that a bundle recorded, on a server with the same settings and faults, "
+        "and report what fails this time.",
     ),
     "engine": (
         "sglang.srt.commands.engine_command",
         "run an engine by itself, for servers on this or other machines",
-        "Load a model and serve its engine over TCP to one server or several, here or on other "
-        "machines. Keys of 'sglang engine-keys' protect it where other machines reach it.",
+        "Load a model and serve its engine over TCP to one or several servers, here or on other "
+        "machines. If other machines can reach it, protect it with 'sglang engine-keys'.",
     ),
     "engine-keys": (
         "sglang.srt.commands.engine_keys_command",
         "make the keys of an engine and of the servers that use it",
-        "Write engine.key and front.key, readable by their owner alone, into a directory. An "
-        "engine that has one of them talks only to servers that have the other.",
+        "Write engine.key and front.key, readable only by their owner, into a directory. An "
+        "engine with engine.key accepts only servers with front.key.",
     ),
     "doctor": (
         "sglang.srt.commands.doctor.doctor_command",
-        "say whether a server would start here, or whether a running one answers",
-        "Examine the machine, the installation and the model that the flags name, which are those "
-        "of 'serve'; or the server at --url. Exit code 1 if something fails.",
+        "check whether a server would start here, or whether a running one answers",
+        "Check the machine, the installation and the model, with the flags of 'serve'; or check "
+        "the server at --url. Exit code 1 if a check fails.",
     ),
     "schema": (
         "sglang.srt.commands.schema_command",
-        "say what becomes of a JSON schema or another constraint",
+        "show how a JSON schema or another constraint is enforced",
         "Examine a constraint: every keyword of a JSON schema, enforced or refused, "
         "the path taken, a sample, and an instance that is refused. Exit code 1 if it is refused.",
     ),
     "drain": (
         "sglang.srt.commands.drain_command",
-        "have a server take no new request, and finish the open ones",
-        "Have a running server take no new request; open ones may take its --drain-timeout. It "
-        "goes on to answer probes, and ends at SIGTERM. Exit code 1 if requests outlast that time.",
+        "stop a server from taking requests; open ones finish",
+        "Stop a running server from taking requests; open ones may take its --drain-timeout. The "
+        "server keeps answering probes until SIGTERM. Exit code 1 if requests outlast the timeout.",
     ),
     "workers": (
         "sglang.srt.commands.workers_command",
-        "show the engines of a server, add one, let one go",
-        "Show the engines of a running server. --add gives requests to an engine that runs by "
-        "itself ('engine'); --remove lets an engine finish, and moves what outlasts --seconds.",
+        "show, add or remove engines of a server",
+        "Show the engines of a running server. --add sends requests to a separate engine "
+        "('engine') too; --remove lets an engine finish, and moves requests after --seconds.",
     ),
     "explain": (
         "sglang.srt.commands.explain_command",
-        "say why a prompt was, or was not, in a server's cache",
+        "explain why a prompt was, or was not, in a server's cache",
         "Ask a running server how much of a request's prompt came from its cache, "
         "where the prompt left the nearest cached text, and why the rest was not there.",
     ),
     "trace": (
         "sglang.views.timeline.command",  # the language's, as "chat" is
-        "show what programs did, when, and what it took",
+        "show the calls of programs, with their times and costs",
         "Render a recorded trace of programs as a page, or run a Python script and record every "
-        "program in it. Options stand before the file; what follows a script is the script's.",
+        "program in it. Options come before the file; arguments after a script are the script's.",
     ),
     "inferlet": (
         "sglang.backend.engine.inferlet_command",  # the language's, as "chat" is
-        "run a program that holds the pages of its generation",
-        "Run a Python file with `async def main(ctx)`: a program that holds pages, forward passes "
-        "and distributions itself. Its messages and result are printed; exit code 1 if it fails. "
-        "Options stand before the file; what follows it is the program's. 'put', 'list', "
-        "'launch', 'logs' and 'kill' are for a server with --enable-inferlets, 'runner' and "
-        "'build' for what its programs are built with.",
+        "run a program that manages its own KV pages and sampling",
+        "Run a Python file with `async def main(ctx)`: a program that manages KV pages, forward "
+        "passes and sampling itself. Its messages and result are printed; exit code 1 if it fails. "
+        "Options come before the file, the program's arguments after it. 'put', 'list', 'launch', "
+        "'logs' and 'kill' manage programs on a server with --enable-inferlets; 'runner' and "
+        "'build' build what such programs need.",
     ),
     "models": (
         "sglang.srt.commands.models_command",

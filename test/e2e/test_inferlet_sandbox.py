@@ -196,7 +196,7 @@ def test_what_is_no_program_is_refused_with_the_reason(ann: httpx.Client) -> Non
     for body, reason in (
         ({"wasm": base64.b64encode(b"#!/bin/sh").decode()}, "WebAssembly begins with"),
         ({"wasm": "AGFzbQEAAAA="}, "exports no memory"),
-        ({"wasm": "AGFzbQ"}, "wasm is no base64"),
+        ({"wasm": "AGFzbQ"}, "wasm is not valid base64"),
         ({"source": "x", "sha256": "0" * 64}, "The program has the SHA-256"),
         ({"source": "x", "wasm": "x"}, "one of them"),
         ({"source": "x", "javascript": "x"}, "one of them"),

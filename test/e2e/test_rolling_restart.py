@@ -143,7 +143,7 @@ def test_clients_survive_a_rolling_restart(
             assert old.wait_end() == 0
             rest = ["".join(stream.result(30)) for stream in streams]
             assert [first + more for first, more in zip(begun, rest)] == whole
-            cut += "(--drain-timeout); they end" in old.errors()
+            cut += "(--drain-timeout) and are ended" in old.errors()
         over.set()
         for client in clients:
             client.result(30)

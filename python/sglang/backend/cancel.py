@@ -1,4 +1,4 @@
-"""Cancellation: how the calls in flight of one run are aborted from another thread."""
+"""Cancellation: aborts the calls in flight of one run from another thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _CURRENT: ContextVar[Cancellation | None] = ContextVar("cancellation", default=N
 
 
 class Cancellation:
-    """A call announces how to abort it for as long as it waits; ``cancel`` aborts them all."""
+    """The cancellation of one run. Each call registers how to abort it (``aborted_by``) while it is
+    in flight; ``cancel`` aborts all of them."""
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -21,9 +22,10 @@ class Cancellation:
         self._lock = threading.RLock()
 
     def cancel(self) -> None:
-        """Abort what is in flight and refuse whatever still begins.
+        """Abort the calls in flight. Calls that begin later are refused with BackendError.
 
-        A call that ends meanwhile waits, so that no abort comes after its call.
+        A call that ends at the same time waits for this method, so no abort is called after its
+        call has ended.
         """
         with self._lock:
             self.cancelled = True
@@ -33,7 +35,7 @@ class Cancellation:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Calls made inside, in this thread or task, belong to this run."""
+        """Make the calls of this thread or task inside the block belong to this run."""
         token = _CURRENT.set(self)
         try:
             yield
@@ -43,10 +45,10 @@ class Cancellation:
 
 @contextmanager
 def aborted_by(abort: Callable[[], object]) -> Iterator[None]:
-    """Have a cancelled run call ``abort``, while inside, in the cancelling thread; it must not
-    wait.
+    """Register ``abort`` while the block runs: cancelling the run calls it, in the cancelling
+    thread. ``abort`` must not block.
 
-    Raises BackendError where the run is cancelled already.
+    Raises BackendError if the run is cancelled already.
     """
     current = _CURRENT.get()
     if current is None:

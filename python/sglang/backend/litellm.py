@@ -13,15 +13,15 @@ from sglang.ir.chat_template import ChatTemplate, template_named
 
 
 class LiteLLM(ExchangeBackend):
-    """A chat model that ``litellm`` knows by its name ("groq/...", "bedrock/...", ...).
+    """A chat model, called through ``litellm`` by its name ("groq/...", "bedrock/...", ...).
 
     Args:
-        model_name: as ``litellm`` spells it.
+        model_name: name in the spelling of ``litellm``.
         chat_template: a template or its name, for the text of roles.
-        api_key: else the environment variable of the service.
-        max_retries: as of ``OpenAI``.
-        timeout: in seconds, as of ``OpenAI``.
-        max_concurrency: as of ``OpenAI``.
+        api_key: key of the service; None: ``litellm`` reads the service's environment variable.
+        max_retries: as in ``OpenAI``.
+        timeout: in seconds, as in ``OpenAI``.
+        max_concurrency: as in ``OpenAI``.
         kwargs: further arguments of each ``litellm.acompletion``.
 
     Raises:
@@ -66,7 +66,7 @@ class LiteLLM(ExchangeBackend):
             self._arguments["api_key"] = api_key
 
     async def loop_client(self) -> Any:
-        """The package itself; it keeps its own connections."""
+        """Return the ``litellm`` package in place of a client: it manages its own connections."""
         self.check_open()
         return self._litellm
 

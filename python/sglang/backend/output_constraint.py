@@ -1,9 +1,9 @@
-"""Constraints of generated text, by ``dtype``, ``regex``, ``json_schema``, ``schema``,
-``ebnf``, ``structural_tag``, ``one_of``.
+"""Constraints of generated text: ``dtype``, ``regex``, ``json_schema``, ``schema``, ``ebnf``,
+``structural_tag``, ``one_of``.
 
-A backend that enforces it while generating is sent the regex, JSON schema, grammar or tag. For the
-others the text is checked afterwards, and the model is called again with the complaint
-(``run/retry``); a grammar or tag is refused.
+A backend that enforces constraints during generation gets the regex, JSON schema, grammar or tag.
+For another backend the text is checked afterwards; if it fails, the model is called again with the
+error (``run/retry``). A grammar or tag is refused there.
 """
 
 from __future__ import annotations
@@ -41,31 +41,32 @@ PLAIN_WORDS = {
 
 
 class OutputConstraint:
-    """``kind`` is one of those in ``Backend.constraints``."""
+    """Base of all constraints. ``kind`` is one of the names in ``Backend.constraints``."""
 
     kind: ClassVar[str]
 
     def resolve(self, params: GenParams) -> GenParams:
-        """``params`` with what a backend is sent in place of ``dtype`` and ``schema``."""
+        """Return ``params`` with ``dtype`` and ``schema`` replaced by the fields that a backend
+        gets."""
         raise NotImplementedError
 
     def free(self, params: GenParams, continues: bool = False) -> GenParams:
-        """``params`` for a backend that does not enforce the constraint.
+        """Return ``params`` for a backend that does not enforce the constraint.
 
-        The stops of a dtype are left out too: such a model may write a space before the value.
-        ``continues``: the reply is the prompt's continuation; its dtype is kept, so that the
-        backend can make a value of it likely. Raises Unsupported where only enforcing will do.
+        The stops of a dtype are removed too, because such a model may generate a space before the
+        value. ``continues``: the reply continues the prompt; ``dtype`` is kept, so the backend can
+        make a value likely. Raises Unsupported if the constraint must be enforced.
         """
         return replace(
             params, dtype=None, regex=None, json_schema=None, schema=None, whitespace_pattern=None
         )
 
     def parse(self, text: str) -> Any:
-        """The typed value of a finished text. Raises InvalidOutput."""
+        """Return the typed value of a finished text. Raises InvalidOutput."""
         raise NotImplementedError
 
     def parse_partial(self, text: str) -> Any:
-        """The typed value of a text that is still growing; None while nothing is known."""
+        """Return the typed value of a text that is still growing; None while no value is known."""
         with suppress(InvalidOutput):
             return self.parse(text)
         return None
@@ -75,14 +76,14 @@ class OutputConstraint:
         self.parse(text)
 
     def instruction(self) -> str:
-        """Instruction for a model that is not held to the constraint."""
+        """Return an instruction for a model that does not enforce the constraint."""
         raise NotImplementedError
 
     def extract(self, text: str, continues: bool = False) -> str:
-        """The one part of a reply that can be meant, without the words or code fence around it.
+        """Return the part of a reply that is the value, without the words or code fence around it.
 
-        The reply itself if it is valid, or if no part or more than one could be meant. Of a
-        prompt's continuation (``continues``) a value that it begins with is meant.
+        Return the whole reply if it is valid, or if no part or several parts could be the value. If
+        the reply continues the prompt (``continues``), a value at its beginning is taken.
         """
         if self._accepts(text):
             return text
@@ -100,11 +101,11 @@ class OutputConstraint:
         return True
 
     def _parts(self, text: str) -> Iterator[str]:
-        """Parts of a reply that may satisfy the constraint."""
+        """Yield the parts of a reply that may satisfy the constraint."""
         yield from ()
 
     def _leading(self, text: str) -> str | None:
-        """The value that the text begins with."""
+        """Return the value that the text begins with; None if there is none."""
         return None
 
 
@@ -119,7 +120,7 @@ class Regex(OutputConstraint):
         return params
 
     def parse(self, text: str) -> Any:
-        """The text itself: what the pattern means is the program's business."""
+        """Return the text itself: the program interprets it."""
         return text
 
     def check(self, text: str) -> None:
@@ -145,7 +146,7 @@ class Regex(OutputConstraint):
 
 @dataclass(frozen=True)
 class Dtype(OutputConstraint):
-    """An int, float, str or bool in plain text; whitespace around it does not matter."""
+    """An int, float, str or bool in plain text. Whitespace around it is ignored."""
 
     kind = "regex"
     name: str
@@ -175,14 +176,16 @@ class Dtype(OutputConstraint):
         return f"Answer with {PLAIN_WORDS[self.name]}, and with nothing else."
 
     def _leading(self, text: str) -> str | None:
-        """A number is none where it is the beginning of a longer number, a word or a date."""
+        """Return the number that the text begins with; None if it is only the beginning of a longer
+        number, a word or a date."""
         end = "" if self.name == "str" else r"(?!\w|[.,:/+-]\d)"
         found = re.match(rf"\s*({DTYPES[self.name][0]}){end}", text)
         return found[1] if found else None
 
     def _parts(self, text: str) -> Iterator[str]:
-        """The number that the text begins with; else matches outside of longer words, numbers and
-        dates. For a bool the only match, where nothing is negated."""
+        """Yield the number that the text begins with; otherwise all matches that are not part of a
+        longer word, number or date. For a bool, yield the only match, unless the text has a
+        negation."""
         pattern = f"({DTYPES[self.name][0]})"
         if self.name == "str" and "\\" in text:
             return
@@ -200,9 +203,9 @@ class Dtype(OutputConstraint):
 
 @dataclass(frozen=True)
 class JsonSchema(OutputConstraint):
-    """JSON text of ``source``, a type or a JSON schema (see ``output_types``).
+    """JSON text that is valid for ``source``, a type or a JSON schema (see ``output_types``).
 
-    Raises TypeError or ValueError, as ``output_types.json_schema_of`` does, when it is made.
+    The constructor raises TypeError or ValueError, as ``output_types.json_schema_of`` does.
     """
 
     kind = "json_schema"
@@ -214,8 +217,8 @@ class JsonSchema(OutputConstraint):
 
     @cached_property
     def sent(self) -> dict[str, Any]:
-        """The schema for a backend that enforces. An object of a type has only the type's keys, so
-        the schema forbids others."""
+        """Return the schema for a backend that enforces it. It forbids further keys, because an
+        object of a type has only the type's keys."""
         if isinstance(self.source, (str, Mapping)):
             return self.schema
         return dict(types.closed(self.schema))
@@ -236,15 +239,15 @@ class JsonSchema(OutputConstraint):
         )
 
     def _parts(self, text: str) -> Iterator[str]:
-        """The content of Markdown code fences, and outermost objects and arrays, where they are
-        JSON."""
+        """Yield the content of Markdown code fences, and outermost objects and arrays, where they
+        are JSON."""
         fences = (fence[1].strip() for fence in re.finditer(FENCE, text, re.DOTALL))
         yield from filter(_is_json, (*fences, *_bracketed(text)))
 
 
 @dataclass(frozen=True)
 class GrammarConstraint(OutputConstraint):
-    """Text of a grammar, or with a structural tag's parts; it cannot be checked afterwards."""
+    """Text of a grammar or of a structural tag. It cannot be checked after generation."""
 
     kind: str  # type: ignore[misc]
     source: Any
@@ -261,29 +264,31 @@ class GrammarConstraint(OutputConstraint):
         )
 
     def parse(self, text: str) -> str:
-        """The text itself."""
+        """Return the text itself."""
         return text
 
 
 @dataclass(frozen=True)
 class OneOf(OutputConstraint):
-    """One of some texts; whitespace around it does not matter."""
+    """One of several texts. Whitespace around it is ignored."""
 
     kind = "choices"
     texts: tuple[str, ...]
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that any of the texts has room in: its bytes, and the end of the text."""
+        """Return a number of tokens that is enough for each of the texts: its bytes, plus one for
+        the end of the text."""
         return max(len(one.encode("utf-8", "surrogatepass")) for one in self.texts) + 1
 
     def resolve(self, params: GenParams) -> GenParams:
-        """``params`` without stops: a text ends where it is one of the texts, and a stop inside
-        one would cut it."""
+        """Return ``params`` without stops: generation ends after one of the texts, and a stop
+        inside a text would cut it."""
         return replace(params, one_of=self.texts, stop=None, stop_regex=None, stop_token_ids=None)
 
     def free(self, params: GenParams, continues: bool = False) -> GenParams:
-        """``params`` without the stops that one of the texts has inside."""
+        """Return ``params`` without ``one_of``, and without each stop that occurs inside one of the
+        texts."""
         kept = tuple(s for s in strings(params.stop) if not any(s in one for one in self.texts))
         stop = params.stop if len(kept) == len(strings(params.stop)) else kept or None
         return replace(params, one_of=None, stop=stop)
@@ -307,7 +312,7 @@ class OneOf(OutputConstraint):
         return None
 
     def _parts(self, text: str) -> Iterator[str]:
-        """The only one of the texts that stands in the reply, as whole words."""
+        """Yield the text that occurs in the reply as whole words, if exactly one of them does."""
         yield from (
             one for one in self.texts if re.search(rf"(?<!\w){re.escape(one.strip())}(?!\w)", text)
         )
@@ -319,8 +324,9 @@ BRACKET_OR_STRING = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*"?', re.DOTALL)
 
 
 def _bracketed(text: str) -> Iterator[str]:
-    """The text from each outermost { or [ to its end. A bracket without an end hides its content.
-    Strings are found inside brackets alone: a quotation mark among words begins none."""
+    """Yield the text from each outermost { or [ to its closing bracket. A bracket that is never
+    closed hides what follows it. Quotation marks begin strings only inside brackets, because words
+    outside may have them too."""
     begin, depth, at = 0, 0, 0
     while found := (BRACKET_OR_STRING if depth else OPENING).search(text, at):
         at = found.end()
@@ -342,10 +348,9 @@ def _is_json(text: str) -> bool:
 
 
 def constrained(own: GenParams, defaults: GenParams) -> tuple[GenParams, OutputConstraint | None]:
-    """Return the parameters of a gen that is given ``own`` and inherits ``defaults``, and its
-    constraint. A limit of tokens that is inherited is raised to what the longest of ``one_of``
-    may need. Raise the errors of ``constraint_of``.
-    """
+    """Return the parameters of a gen with own parameters ``own`` and inherited ones ``defaults``,
+    and its constraint. An inherited limit of tokens is raised to what the longest text of
+    ``one_of`` may need. Raises the errors of ``constraint_of``."""
     params = own.over(defaults)
     constraint = constraint_of(params)
     if isinstance(constraint, OneOf) and own.max_new_tokens is None:
@@ -355,7 +360,7 @@ def constrained(own: GenParams, defaults: GenParams) -> tuple[GenParams, OutputC
 
 
 def constraint_of(params: GenParams) -> OutputConstraint | None:
-    """The constraint of a generation, if it has one.
+    """Return the constraint of a generation, None if it has none. it has one.
 
     Raises:
         ValueError: more than one is given, or a dtype or schema is unknown or invalid.

@@ -1,12 +1,12 @@
-"""Cache: what a runtime finds of each prompt in its prefix cache, where nothing is evicted.
+"""Cache: a model of a runtime's prefix cache, for forecasts of cached tokens. Nothing is evicted.
 
 The rules are those of the runtime's radix cache:
 
-- A request finds the longest prefix that any request before it has had computed, up to a limit: a
-  token whose output is wanted is computed whatever the cache holds.
-- What a request computes is there for the next one at once, in the same pass too. So the order of
-  requests does not matter, except for those whose prompts begin one another.
-- Hits and what is kept are whole pages.
+- A request gets the longest prefix that any earlier request had computed, up to a limit. A token
+  whose output is requested is always computed.
+- The KV that a request computes is available to the next request at once, also in the same pass. So
+  the order of requests does not matter, except where one prompt is the beginning of another.
+- Hits and cached sequences are whole pages.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Units: TypeAlias = "array[int]"
 
 
 def units(values: object = ()) -> Units:
-    """An array of units, 64 bits each."""
+    """Return an array of units (token numbers), 64 bits each."""
     return array("q", values)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True)
 class Need:
-    """Units that one request has a backend read and write.
+    """Units that one request makes a backend read and write.
 
     Attributes:
-        prompt: its units.
-        limit: the longest prefix that may come from the cache.
+        prompt: units of the prompt.
+        limit: length of the longest prefix that may come from the cache.
         kept: generated units after the prompt that stay in the cache.
-        space: prompts share nothing across spaces (adapters).
+        space: name of the adapter; prompts of different spaces share nothing.
     """
 
     prompt: Units
@@ -42,7 +42,8 @@ class Need:
 
 
 class CacheNode:
-    """An edge of the tree, and what hangs below; ``requests`` is how many prompts it is part of."""
+    """A node of the tree with the edge to it. ``requests`` is the number of prompts that contain
+    the edge."""
 
     __slots__ = ("children", "edge", "requests")
 
@@ -52,11 +53,11 @@ class CacheNode:
 
 
 class Cache:
-    """A radix tree over all that was read and written.
+    """A radix tree over all units that were read and written.
 
     Args:
-        page_size: tokens a page.
-        share: False: nothing is ever found.
+        page_size: tokens of a page.
+        share: False: no prefix is ever found.
     """
 
     def __init__(self, page_size: int = 1, share: bool = True) -> None:
@@ -64,7 +65,7 @@ class Cache:
         self.roots: dict[str, CacheNode] = {}
 
     def read(self, need: Need) -> int:
-        """Return the number of cached units of the prompt; afterwards all of ``need`` is cached."""
+        """Return the number of cached units of the prompt, and add all of ``need`` to the cache."""
         found = self._add(need.space, need.prompt, 1)
         if need.kept:
             self._add(need.space, need.prompt + need.kept, 0)
@@ -72,7 +73,7 @@ class Cache:
         return found - found % self._page_size
 
     def nodes(self) -> Iterator[CacheNode]:
-        """Every node with an edge."""
+        """Yield every node except the roots."""
         stack = [child for root in self.roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
@@ -80,11 +81,11 @@ class Cache:
             stack.extend(node.children.values())
 
     def __len__(self) -> int:
-        """Units held."""
+        """Return the number of units in the cache."""
         return sum(len(node.edge) for node in self.nodes())
 
     def _add(self, space: str, key: Units, requests: int) -> int:
-        """Insert ``key``. Return the length that was cached. An edge ends where a prompt does."""
+        """Insert ``key`` and return the length that was cached. Edges end where prompts end."""
         node, at = self.roots.setdefault(space, CacheNode(units(), 0)), 0
         while at < len(key):
             child = node.children.get(key[at])

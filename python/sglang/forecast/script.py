@@ -1,4 +1,4 @@
-"""Script: answers for a rehearsal that stand for texts of known length; keeps the calls."""
+"""Script: placeholder answers of known length for the rehearsal of a program; records the calls."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LENGTHS = ("max_new_tokens", "n", "stop", "stop_token_ids", "stop_regex", "ignor
 
 @dataclass(frozen=True)
 class RehearsedCall:
-    """A call, the request that it makes, and the texts that answered it.
+    """A call, the request that it makes, and the texts that answer it.
 
-    ``item`` is the item's number, None for what is computed ahead of all.
+    ``item`` is the index of the batch's item, None for a call that is made before all items.
     """
 
     item: int | None
@@ -34,11 +34,12 @@ class RehearsedCall:
 
 
 class PlanScript(Script):
-    """The answers of one item's rehearsal.
+    """The answers in the rehearsal of one item.
 
     Args:
-        lengths: tokens of variables that have no answer; without one, as many as are allowed.
-        calls: calls of all items; those of this one are appended.
+        lengths: tokens of each variable without an answer, by name; a variable that is missing gets
+            as many tokens as it may have.
+        calls: calls of all items; this rehearsal appends its calls.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class PlanScript(Script):
 
     @property
     def used(self) -> set[str]:
-        """Names that calls have used."""
+        """Return the names of variables whose answers or lengths the calls used."""
         return set(self._used)
 
     def note(self, title: str, body: dict[str, Any], call: Call) -> None:
@@ -67,8 +68,8 @@ class PlanScript(Script):
         self._calls[-1] = replace(self._calls[-1], texts=tuple(texts))
 
     def returned(self, call: ToolInvocation) -> str:
-        """A text of the given length. Raise SglangError where there is neither length nor answer:
-        a tool's text has no limit."""
+        """Return the answer of a tool's call, or a text of the length in ``lengths``. Raise
+        SglangError if it has neither, because a tool's text has no limit."""
         name = call.node.name
         if name in self.answers:
             return super().returned(call)
@@ -82,7 +83,7 @@ class PlanScript(Script):
         return self._unknowns.pair((*key, name), name, self._lengths[name])
 
     def text(self, name: str | None, number: int = 0) -> str:
-        """A text of the requested length; a greedy call gets the same text again."""
+        """Return a text of the requested length. A repeated greedy call gets the same text."""
         call = self._calls[-1].call if self._calls else None
         known = name in self.answers or (name or "").endswith(REASONING)
         if known or call is None or isinstance(call, (Choose, Commit)):
@@ -96,7 +97,7 @@ class PlanScript(Script):
 
 
 def _key(prompt: Prompt, params: GenParams, number: int, place: int) -> Hashable:
-    """Key of the first tokens of an answer: everything that they depend on."""
+    """Return a key of everything that the first tokens of an answer depend on."""
     values = {name: value for name, value in given(params).items() if name not in LENGTHS}
     if params.temperature == 0:
         values = {name: value for name, value in values.items() if name not in names_of(CHOICE)}
@@ -108,7 +109,7 @@ def _key(prompt: Prompt, params: GenParams, number: int, place: int) -> Hashable
 
 
 def ahead(prompt: Prompt, body: dict[str, Any]) -> RehearsedCall:
-    """The call that a batch makes before its items."""
+    """Return the call that a batch makes before its items."""
     return RehearsedCall(
         None, RehearsedRequest("ahead of the batch", Location("", 0), body), Commit(prompt)
     )

@@ -1,4 +1,5 @@
-"""Tokens: how texts become units, and units texts, by the backend's tokenizer or by an estimate."""
+"""Tokens: conversion of texts to units (token numbers) and back, with the backend's tokenizer or an
+estimate."""
 
 from __future__ import annotations
 
@@ -13,19 +14,22 @@ BYTES = 4  # bytes of English text a token, in the vocabularies of large models
 
 
 class UnitTokens(Protocol):
-    """``said`` tells in words how tokens were counted; "" where exactly."""
+    """A tokenizer for forecasts. ``said`` describes how tokens are counted; "" if the count is
+    exact."""
 
     said: str
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Units]:
-        """``special``: with what the tokenizer puts around a prompt."""
+        """Return the units of each text. ``special``: include the tokens that the tokenizer puts
+        around a prompt."""
 
     def decode(self, rows: Sequence[Units]) -> list[str]:
-        """Return the texts of token ids."""
+        """Return the text of each row of units."""
 
 
 def tokens_of(backend: Backend) -> UnitTokens:
-    """The backend's own tokenizer; else tiktoken's for its model; else an estimate."""
+    """Return the backend's tokenizer. If it shows none, return tiktoken's for the backend's model,
+    or else an estimate."""
     try:
         backend.tokenize([])
     except Unsupported:
@@ -34,7 +38,7 @@ def tokens_of(backend: Backend) -> UnitTokens:
 
 
 class Own:
-    """The backend's."""
+    """The backend's own tokenizer."""
 
     said = ""
 
@@ -49,7 +53,7 @@ class Own:
 
 
 class Tiktoken:
-    """OpenAI's, by the package of that name."""
+    """OpenAI's tokenizer, from the package ``tiktoken``."""
 
     def __init__(self, encoding: Any) -> None:
         self._encoding = encoding
@@ -63,7 +67,7 @@ class Tiktoken:
 
 
 class Estimate:
-    """A token every four bytes."""
+    """An estimate: one token for every four bytes."""
 
     said = f"estimated: a token every {BYTES} bytes of text"
 
@@ -91,7 +95,8 @@ def _served(backend: Backend) -> str:
 
 
 def _published(model: str) -> UnitTokens:
-    """Tokens of a model that is served elsewhere."""
+    """Return the tokenizer of a model that a service runs; an estimate if tiktoken does not have
+    it."""
     try:
         import tiktoken
 

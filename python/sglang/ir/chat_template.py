@@ -1,7 +1,7 @@
-"""Chat templates: how roles become text, chosen by the model.
+"""Chat templates: the text that opens and closes the turn of each role, chosen by the model.
 
-A template is data: what opens and closes each role's text. The one irregular family (the system
-message folded into the first user turn) has a flag.
+A template is data. The one irregular family puts the system message into the first user turn; it
+has a flag (``fold_system``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """``roles`` maps a role to what comes before and after its text."""
+    """A chat template. ``roles`` maps a role to the texts before and after its turn."""
 
     name: str
     roles: Mapping[str, tuple[str, str]]
@@ -27,11 +27,11 @@ class ChatTemplate:
     video_token: str = "<video>"
 
     def marker(self, kind: str) -> str:
-        """Return the marker of a medium in the text."""
+        """Return the text that stands for an image or a video (``kind``)."""
         return self.video_token if kind == "video" else self.image_token
 
     def seeing(self, placeholders: Mapping[str, str]) -> ChatTemplate:
-        """The same with what a model has written for images and videos."""
+        """Return the template with a model's own placeholders for images and videos."""
         return replace(
             self,
             image_token=placeholders.get("image", self.image_token),
@@ -39,11 +39,12 @@ class ChatTemplate:
         )
 
     def around(self, role: str, messages: Sequence[Message]) -> tuple[str, str]:
-        """Prefix and suffix of ``role`` after ``messages``. Raises ValueError for an unknown role.
+        """Return the prefix and suffix of a turn of ``role`` after ``messages``. Raises ValueError
+        for an unknown role.
 
-        With ``fold_system`` the system text stands inside the first user turn, so the turn is
-        opened by the system message and not again by the user. Results of tools, role "tool", are
-        turns of the user unless ``roles`` has them.
+        With ``fold_system`` the system text is inside the first user turn. The system message then
+        opens that turn, so the user message does not open it again. Results of tools, role "tool",
+        are turns of the user unless ``roles`` has "tool".
         """
         if role == "tool" and role not in self.roles:
             before, after = self.roles["user"]
@@ -171,7 +172,8 @@ def template_named(name: str) -> ChatTemplate:
 
 
 def template_for(model_path: str, jinja: str | None = None) -> ChatTemplate:
-    """The template of a model: by its name, then by the markers in its own template."""
+    """Return the template of a model: by the name in ``model_path``, then by the markers in its own
+    template ``jinja``, else "default"."""
     for pattern, name in MODEL_NAMES:
         if re.search(pattern, model_path.rstrip("/").rsplit("/", 1)[-1], re.IGNORECASE):
             return TEMPLATES[name]

@@ -1,8 +1,8 @@
-"""Nodes: what a program appends to its state, as plain data.
+"""Nodes: the elements that a program appends to its state, as plain data.
 
-``gen``, ``select`` and the roles only build nodes; ``run/interpreter`` gives them their meaning
-through one dispatch table, so that another reader of the same nodes (a tracer, a compiler) needs no
-change here. Nodes join with ``+`` into a Chain; a ``str`` becomes a ConstantText.
+``gen``, ``select`` and the roles only build nodes. ``run/interpreter`` executes them through one
+dispatch table, so another reader of the nodes (a tracer, a compiler) needs no change here. ``+``
+joins nodes to a Chain; a ``str`` becomes a ConstantText.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ REASONING = "_reasoning_content"
 class Node:
     """Base of all nodes.
 
-    ``blocking`` tells that visiting the node may wait for the backend: such a node is never visited
-    in the thread that appends it.
+    ``blocking``: visiting the node may wait for the backend. A blocking node is never visited in
+    the thread that appends it.
     """
 
     blocking: ClassVar[bool] = False
@@ -42,11 +42,11 @@ class Node:
         return self.__format__("")
 
     def flat(self) -> Iterator[Node]:
-        """The atomic nodes, in order."""
+        """Yield the atomic nodes, in order."""
         yield self
 
     def names(self) -> Sequence[str]:
-        """Variables that visiting the node defines."""
+        """Return the names of the variables that visiting the node defines."""
         return ()
 
 
@@ -125,9 +125,10 @@ class RunTool(Node):
     """Text that the program's function ``tool`` returns, kept in variable ``name``.
 
     Attributes:
-        of: the value whose text the function is given; empty where it takes none.
-        timeout: seconds that it may take, None for any time.
-        expected_seconds: a hint for the backend, whose cache the text before may stay in.
+        of: the value whose text is the function's argument; empty if it has no argument.
+        timeout: most seconds that the function may take; None: no limit.
+        expected_seconds: expected duration; the backend may keep the KV of the text so far
+            meanwhile.
     """
 
     blocking = True
@@ -143,8 +144,8 @@ class RunTool(Node):
 
 @dataclass(frozen=True)
 class Image(Node):
-    """An image or a video: a Media, or what stands for one in a graph. ``kind`` and ``num_frames``
-    are those of a source that is not read yet."""
+    """An image or a video. ``source`` is a Media, or a reference to one in a graph. ``kind`` and
+    ``num_frames`` belong to a source that is not read yet."""
 
     source: Any
     kind: str = "image"
@@ -153,10 +154,10 @@ class Image(Node):
 
 @dataclass(frozen=True)
 class SeparateReasoning(Node):
-    """The gens among ``parts`` write reasoning first, as models of ``model_type`` do.
+    """The gens in ``parts`` generate reasoning first, as models of ``model_type`` do.
 
-    The variable of each is its answer, ``NAME_reasoning_content`` its reasoning; the text goes on
-    with the answer alone.
+    The variable of each gen is its answer, ``NAME_reasoning_content`` its reasoning. The state's
+    text continues after the answer, without the reasoning.
     """
 
     blocking = True
@@ -191,7 +192,7 @@ class ScopeBegin(Node):
 
 @dataclass(frozen=True)
 class ScopeEnd(Node):
-    """Variable ``name`` is the text since its ScopeBegin."""
+    """The end of a scope: variable ``name`` is the text since its ScopeBegin."""
 
     name: str
 
@@ -210,15 +211,15 @@ class SetVariable(Node):
 
 @dataclass(frozen=True)
 class NamedVariable:
-    """Stands for the variable ``name`` of the state that a node is appended to."""
+    """A reference to the variable ``name`` of the state that a node is appended to."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Transformed(Node):
-    """Variable ``name`` is the value ``of[0]`` after ``transforms``, which are as they are sent
-    (``semantics/transforms``)."""
+    """Variable ``name`` is the value ``of[0]`` after ``transforms``, which are in the form that is
+    sent to the server (``semantics/transforms``)."""
 
     name: str
     of: tuple[Any, ...]
@@ -230,14 +231,15 @@ class Transformed(Node):
 
 @dataclass(frozen=True)
 class Flush(Node):
-    """Ask for the gens of an open assistant turn that speculation has put off."""
+    """Request the gens of an open assistant turn that API speculation has deferred."""
 
     blocking = True
 
 
 @dataclass(frozen=True)
 class Parallel(Node):
-    """Append ``texts``, each encoded as if the others were not there, and the turns in them."""
+    """Append ``texts`` and the turns in ``messages``. Each text is encoded independently of the
+    others."""
 
     texts: tuple[str, ...]
     messages: tuple[dict[str, Any], ...] = ()
@@ -245,6 +247,6 @@ class Parallel(Node):
 
 @dataclass(frozen=True)
 class Fork(Node):
-    """Begin of the streams ``children``, each with a copy of the text so far."""
+    """Start the streams ``children``, each with a copy of the text so far."""
 
     children: tuple[int, ...]

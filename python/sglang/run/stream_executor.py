@@ -473,21 +473,21 @@ class StreamExecutor:
     # Waiting in an event loop
 
     async def await_end(self) -> None:
-        """``wait``, holding no thread."""
+        """Await as ``wait`` waits, without occupying a thread."""
         await self._wait_in_loop(self._ended)
 
     async def avalue(self, name: str) -> Any:
-        """``value``, holding no thread."""
+        """Return a variable as ``value`` does, awaited without occupying a thread."""
         await self._wait_in_loop(lambda: self._settled(name))
         return self._read(name, self.stream.variables)
 
     async def ameta(self, name: str) -> Any:
-        """``meta``, holding no thread."""
+        """Return the meta_info as ``meta`` does, awaited without occupying a thread."""
         await self._wait_in_loop(lambda: self._settled(name))
         return self._read(name, self.stream.meta, {})
 
     async def awatch(self, name: str | None) -> AsyncIterator[tuple[str, bool]]:
-        """``watch``, holding no thread."""
+        """Yield as ``watch`` does, without occupying a thread."""
         last: str | None = None
         while True:
             await self._wait_in_loop(partial(self._seen, name, last))

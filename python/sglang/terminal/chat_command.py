@@ -46,10 +46,14 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="", help="a server: any that speaks OpenAI's API")
     parser.add_argument(
         "--model", dest="name", default="", metavar="NAME",
-        help="with --url a model of that server (default: the first that it lists); else as MODEL",
+        help="with --url: a model of that server (default: the first of its list); else as MODEL",
     )  # fmt: skip
-    parser.add_argument("--api-key", help="its key (default: SGLANG_API_KEY or OPENAI_API_KEY)")
-    parser.add_argument("--insecure", action="store_true", help="do not verify its certificate")
+    parser.add_argument(
+        "--api-key", help="the server's key (default: SGLANG_API_KEY or OPENAI_API_KEY)"
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="do not verify the server's certificate"
+    )
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE",
@@ -59,7 +63,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
         "--setting", action="append", default=[], metavar="NAME=VALUE",
         help="a setting of the server that is started for MODEL; may be given again",
     )  # fmt: skip
-    parser.add_argument("--load", default="", metavar="FILE", help="go on with a saved chat")
+    parser.add_argument("--load", default="", metavar="FILE", help="continue a saved chat")
     parser.add_argument("--stats", action="store_true", help="show tokens and speed of answers")
     parser.epilog = EPILOG
 

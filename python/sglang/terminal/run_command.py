@@ -46,14 +46,14 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the variables as one JSON object, and no text"
     )
-    parser.add_argument("--var", default="", metavar="NAME", help="print this variable alone")
+    parser.add_argument("--var", default="", metavar="NAME", help="print only this variable")
     parser.add_argument(
         "--param", action="append", default=[], metavar="NAME=VALUE",
         help="a default of every gen, such as temperature=0 or max_tokens=64; may be given again",
     )  # fmt: skip
     parser.add_argument(
         "--on", choices=("client", "server"), default="client",
-        help="server: send the program whole, and let the server run it (default: client)",
+        help="server: send the whole program to the server, which runs it (default: client)",
     )  # fmt: skip
     parser.add_argument(
         "--trace", metavar="FILE", help="record the run: .html, .json or .chrome.json"

@@ -27,15 +27,15 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "url", metavar="URL", nargs="?", default=DEFAULT_URL,
         help="the server's address (default: %(default)s)",
     )  # fmt: skip
-    address.add_argument("--url", dest="named_url", metavar="URL", help="the same")
+    address.add_argument("--url", dest="named_url", metavar="URL", help="the server's address")
     parser.add_argument(
         "--admin-api-key",
         "--api-key",
-        help="its admin's key (default: the environment's SGLANG_ADMIN_API_KEY or SGLANG_API_KEY)",
+        help="the server's admin key (default: SGLANG_ADMIN_API_KEY or SGLANG_API_KEY)",
     )
     parser.add_argument(
         "--insecure", action="store_true",
-        help="do not verify the server's certificate, as of 127.0.0.1 inside its own container",
+        help="do not verify the server's certificate, for example for 127.0.0.1 in a container",
     )  # fmt: skip
 
 

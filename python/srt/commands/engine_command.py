@@ -31,7 +31,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--heartbeat-timeout", type=float, default=5.0, metavar="SECONDS",
-        help="without a sign of a server, after which its contexts are closed (default: 5)",
+        help="time without a message of a server after which its contexts are closed (default: 5)",
     )  # fmt: skip
     group.add_argument(
         "--max-fronts", type=int, default=16, metavar="FRONTS",
@@ -50,12 +50,12 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
                          help="ray: start engines on a Ray cluster (default: here)")  # fmt: skip
     placing.add_argument(
         "--address", default="auto",
-        help="of the Ray cluster; auto: the one that this machine belongs to (default: auto)",
+        help="address of the Ray cluster; auto: the one of this machine (default: auto)",
     )  # fmt: skip
     placing.add_argument("--count", type=int, default=1, help="engines on the cluster (default: 1)")
     placing.add_argument(
         "--cpus-per-rank", type=float, default=0.0, metavar="CPUS",
-        help="that Ray keeps for each rank of an engine; 0: --threads, or 1 (default: 0)",
+        help="CPUs that Ray reserves for each rank of an engine; 0: --threads, or 1 (default: 0)",
     )  # fmt: skip
     group.add_argument("--log-level", default="info", help="least severe messages logged",
                        choices=("debug", "info", "warning", "error", "critical"))  # fmt: skip

@@ -15,7 +15,7 @@ from sglang.srt.config.command_line import keys_from_environment
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", help="X-Request-Id, rid or the id of the answer")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server's address")
-    parser.add_argument("--api-key", help="its key (default: the environment's SGLANG_API_KEY)")
+    parser.add_argument("--api-key", help="the server's key (default: SGLANG_API_KEY)")
     parser.add_argument(
         "--insecure", action="store_true", help="do not verify the server's certificate"
     )

@@ -14,7 +14,7 @@ COLUMNS = 100
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "part", metavar="NAME", nargs="?", default="", help="only names that contain this"
+        "part", metavar="NAME", nargs="?", default="", help="list only names that contain this text"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -49,7 +49,9 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
         "--whitespace", default="", metavar="PATTERN",
         help="white space allowed between two tokens of JSON (default: none)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the sample (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

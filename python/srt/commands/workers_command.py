@@ -12,12 +12,12 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
     change = parser.add_mutually_exclusive_group()
     change.add_argument(
-        "--add", metavar="ADDRESS", help="give requests to the engine at tcp://HOST:PORT too"
+        "--add", metavar="ADDRESS", help="also send requests to the engine at tcp://HOST:PORT"
     )
-    change.add_argument("--remove", metavar="NAME", help="give an engine no request any more")
+    change.add_argument("--remove", metavar="NAME", help="send no more requests to an engine")
     parser.add_argument(
         "--seconds", type=float, default=30.0,
-        help="with --remove: time for its requests to end there; then they go on elsewhere "
+        help="with --remove: time for its requests to end; then they move to other engines "
         "(default: %(default)s)",
     )  # fmt: skip
 

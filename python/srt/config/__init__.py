@@ -1,7 +1,9 @@
-"""Config: every setting of the runtime, frozen and nested; each part receives only its section.
+"""Config: every setting of the runtime, frozen and nested. Each part of the runtime gets only its
+section.
 
-The command line, ``sglang.Engine(...)`` and ``sglang.Runtime(...)`` are derived from these fields:
-a field is a flag (``max_running_requests`` is ``--max-running-requests``), its help is beside it.
+The command line, ``sglang.Engine(...)`` and ``sglang.Runtime(...)`` are derived from these fields.
+A field is a flag (``max_running_requests`` is ``--max-running-requests``), and its help text is
+declared with it.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ _POSITIVE = (
 
 @dataclass(frozen=True)
 class Config:
-    """All sections. ``Config.of(port=1, page_size=16)`` finds each name's section."""
+    """All sections. ``Config.of(port=1, page_size=16)`` finds the section of each name."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -112,11 +114,11 @@ class Config:
 
     @staticmethod
     def of(**settings: Any) -> Config:
-        """The settings, under their names here or upstream's; one warning names those that are
-        without effect.
+        """Return a Config of settings, which may have their names here or upstream's. One warning
+        lists the settings without effect.
 
-        Raises TypeError for an unknown name or a value of the wrong type, ValueError for a value
-        out of range, or of a feature that is absent.
+        Raises TypeError for an unknown name or a value of the wrong type. Raises ValueError for a
+        value out of range, or of a feature that does not exist here.
         """
         settings, notes = translate(settings)
         if notes:
@@ -142,7 +144,8 @@ class Config:
         return config
 
     def verify(self) -> None:
-        """Raise TypeError or ValueError, naming the flag, its value and its limit."""
+        """Raise TypeError or ValueError with the flag, its value and its limit, if a value is
+        invalid."""
         for name, cls in _sections():
             for f in dataclasses.fields(cls):
                 value, choices = getattr(getattr(self, name), f.name), f.metadata["choices"]
@@ -219,11 +222,11 @@ class Config:
             section.verify()
 
     def public(self) -> Mapping[str, Any]:
-        """The settings without the secrets among them."""
+        """Return the settings by name, without secrets."""
         return {name: value for name, value in self.settings().items() if name not in _SECRET}
 
     def settings(self) -> Mapping[str, Any]:
-        """All settings by name, without sections."""
+        """Return all settings by name, without sections."""
         return {
             f.name: getattr(getattr(self, name), f.name)
             for name, cls in _sections()
@@ -232,14 +235,15 @@ class Config:
 
 
 def _sections() -> Iterator[tuple[str, Any]]:
-    """Name and class of each section."""
+    """Yield the name and class of each section."""
     for f in dataclasses.fields(Config):
         yield f.name, f.default_factory
 
 
 def _several(value: Any, commas: bool) -> Any:
-    """Entries of a setting that takes several: a list of texts, or a dict, whose entries become
-    NAME=VALUE. ``commas``: entries are names, which may also stand in one text."""
+    """Return the entries of a setting that takes several. ``value`` is a list of texts, or a dict,
+    whose entries become NAME=VALUE. ``commas``: the entries are names, and one text may have
+    several of them."""
     if isinstance(value, Mapping):
         return tuple(f"{name}={entry}" for name, entry in value.items())
     if commas and isinstance(value, str):
@@ -271,8 +275,8 @@ def _verify_type(f: dataclasses.Field[Any], value: Any) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, sections: Sequence[str] = ()) -> None:
-    """One flag a field, grouped by section; upstream's others are accepted and not shown.
-    ``sections``: names of those that are wanted; by default all."""
+    """Add a flag for each field, grouped by section. Upstream's other flags are accepted but not
+    shown in the help. ``sections``: names of the sections to add; by default all."""
     for name, cls in _sections():
         if sections and name not in sections:
             continue
@@ -303,12 +307,13 @@ def add_arguments(parser: argparse.ArgumentParser, sections: Sequence[str] = ())
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """``MODEL`` without a flag, as in ``serve MODEL``: the same as ``--model-path MODEL``."""
+    """Add the argument ``MODEL`` without a flag, as in ``serve MODEL``: the same as ``--model-path
+    MODEL``."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="the same as --model-path MODEL")
 
 
 def from_arguments(namespace: argparse.Namespace) -> Config:
-    """The Config of a parsed command line. Raises ValueError as ``Config.of`` does, and where
+    """Return the Config of a parsed command line. Raises ValueError as ``Config.of`` does, and if
     ``MODEL`` and ``--model-path`` name two models."""
     model = getattr(namespace, "model", None)  # see add_model_argument
     if model is not None:

@@ -11,21 +11,21 @@ from sglang.srt.config.sections import flag
 class ApplicationsConfig:
     """Programs that clients submit to ``/v1/submit``, and the values between their calls."""
 
-    max_program_sessions: int = flag(1024, "open sessions of programs of one API key", type=int)
+    max_program_sessions: int = flag(1024, "open program sessions of one API key", type=int)
     max_program_steps: int = flag(4096, "steps and streams of one submitted graph", type=int)
     max_program_variables: int = flag(
         65536, "semantic variables in the open sessions of one API key", type=int
     )
     max_program_value_bytes: int = flag(
-        64 << 20, "the server's memory for values and events of the programs of one API key",
+        64 << 20, "bytes of the server's memory for program values and events of one API key",
         type=int,
     )  # fmt: skip
     program_session_timeout: float = flag(
         600.0, "seconds without a request after which a session of programs is closed", type=float
     )
     program_ahead_chars: int = flag(
-        256, "characters by which the known text of a call has grown before it is computed while "
-        "a value is awaited; 0: it is computed when the call begins", type=int,
+        256, "characters of new prompt text after which a call that waits for a value is "
+        "precomputed; 0: it is computed when the call begins", type=int,
     )  # fmt: skip
 
     def verify(self) -> None:

@@ -14,7 +14,7 @@ class BatchesConfig:
     """Files that clients upload, and batches of requests that are run from them."""
 
     batch_dir: str = flag(
-        "", "directory, of this server alone, for /v1/files and /v1/batches; none: they are refused"
+        "", "directory, only for this server, for /v1/files and /v1/batches; none: they are refused"
     )
     batch_concurrency: int = flag(8, "requests of batches that run at once, at most", type=int)
     batch_max_lines: int = flag(50_000, "requests of one batch, at most", type=int)

@@ -86,7 +86,7 @@ class KvEventsConfig:
     """Events about the prefix cache, for routers."""
 
     kv_events_config: str = flag(
-        "", "JSON object: where stored and removed KV blocks are published (ZMQ), as "
+        "", "JSON object with the ZMQ endpoints that publish stored and removed KV blocks, as "
         '{"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ class ParallelConfig:
     machines."""
 
     dp_size: int = flag(
-        1, "engines of this server, each with the whole model; requests are shared out among them",
+        1, "engines of this server, each with the whole model; they share the requests",
         type=int,
     )  # fmt: skip
     tp_size: int = flag(1, "tensor-parallel ranks: each has a share of every layer", type=int)
@@ -23,12 +23,14 @@ class ParallelConfig:
     base_gpu_id: int = flag(
         0, "number of the first GPU; engines and ranks take the next ones", type=int
     )
-    assigned_layers: str = flag("", "layers of each stage, as 9,7; omitted: as even as they can be")
+    assigned_layers: str = flag("", "layers of each stage, as 9,7; omitted: as even as possible")
     dist_init_addr: str = flag(
         "", "HOST:PORT at which the ranks of other machines find node 0; node 0 listens there"
     )
     nnodes: int = flag(1, "machines that share the ranks", type=int)
-    node_rank: int = flag(0, "number of this machine; 0 is the server, others serve it", type=int)
+    node_rank: int = flag(
+        0, "number of this machine; 0 runs the server, others only ranks", type=int
+    )
     dist_timeout: int = flag(300, "seconds that the start waits for a rank or a machine", type=int)
 
     @property

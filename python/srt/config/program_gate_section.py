@@ -12,14 +12,16 @@ class ProgramGateConfig:
     """The gate that keeps the working set of programs within the KV memory."""
 
     program_gate: float = flag(
-        0.0, "programs wait in line while those inside have this share of the KV memory, device "
-        "and host; 0: no gate", type=float,
+        0.0, "admit programs only while the KV of all admitted ones is within this share of the "
+        "KV memory (device and host); 0: no gate", type=float,
     )  # fmt: skip
     program_gate_quantum: float = flag(
-        20.0, "seconds after which a program leaves at its next call, where others wait", type=float
+        20.0,
+        "seconds after which a program leaves at its next tool call if others wait",
+        type=float,
     )
     program_gate_half_life: float = flag(
-        2.0, "seconds of a call in which a program's weight halves", type=float
+        2.0, "seconds of a tool call in which the program's weight halves", type=float
     )
 
     def verify(self) -> None:

@@ -18,20 +18,20 @@ class RoutingConfig:
 
     engines: tuple[str, ...] = flag(
         (),
-        "tcp://HOST:PORT of engines that run by themselves (sglang engine), in place of own ones",
+        "tcp://HOST:PORT of separate engines (sglang engine) to use in place of own ones",
     )
-    engine_keys: str = flag("", "front.key of those engines (sglang engine-keys)")
+    engine_keys: str = flag("", "file front.key of --engines, from sglang engine-keys")
     routing_policy: str = flag(
-        "predicted", "engine of a request; predicted: where its first token is expected soonest, "
-        "the cached beginning of its prompt and the queue considered; application: by program, its "
-        "task groups, latency and prefixes (Parrot)", choices=ROUTING_POLICIES,
+        "predicted", "choice of a request's engine; predicted: the earliest expected first token, "
+        "by cached prefix and queue; application: by program, its task groups, latency and "
+        "prefixes (Parrot)", choices=ROUTING_POLICIES,
     )  # fmt: skip
     shared_engines: bool = flag(
-        False, "other servers use the same --engines: what is new goes where all would send it"
+        False, "other servers use the same --engines: all send a new prompt to the same engine"
     )
     slow_engine_factor: float = flag(
-        5.0, "an engine whose first tokens take so many times as long as the others' gets no "
-        "requests for a while; at most a third of the engines at once; 0: never", type=float,
+        5.0, "pause an engine whose first tokens take this many times as long as the others'; "
+        "at most a third of the engines at once; 0: never", type=float,
     )  # fmt: skip
 
     def verify(self) -> None:

@@ -60,18 +60,18 @@ class ModelConfig:
     )
     tokenizer_path: str = flag("", "directory or hub id of the tokenizer, if not the model's")
     revision: str = flag("", "hub revision: a branch, tag or commit")
-    load_format: str = flag("auto", "dummy: random weights", choices=LOAD_FORMATS)
-    dtype: str = flag("auto", "auto: the checkpoint's", choices=DTYPES)
+    load_format: str = flag("auto", "source of the weights; dummy: random", choices=LOAD_FORMATS)
+    dtype: str = flag("auto", "dtype of the weights; auto: the checkpoint's", choices=DTYPES)
     quantization: str = flag(
-        "none", "of the weights as they are loaded, on a CPU; int8: and of the activations, "
-        "int8wo, int4: of the weights alone; the other names say what the checkpoint is, which is "
-        "known without", choices=QUANTIZATIONS,
+        "none", "quantize the weights at loading, on a CPU; int8: weights and activations; "
+        "int8wo, int4: weights only; the other names are formats of checkpoints, which are "
+        "recognized without this flag", choices=QUANTIZATIONS,
     )  # fmt: skip
     cpu_kernels: str = flag(
-        "auto", "on a CPU; auto: sgl-kernel's native ones where they can run, else torch's",
+        "auto", "kernels on a CPU; auto: sgl-kernel's native ones if they can run, else torch's",
         choices=CPU_KERNELS,
     )  # fmt: skip
-    device: str = flag("auto", "auto: cuda where there is one, else cpu")
+    device: str = flag("auto", "device of the model; auto: cuda if there is a GPU, else cpu")
     context_length: int = flag(0, "longest sequence in tokens; 0: the model's", type=int)
     random_seed: int = flag(0, "seed for dummy weights and for requests without one", type=int)
     attention_backend: str = flag(
@@ -79,16 +79,16 @@ class ModelConfig:
         choices=ATTENTION_BACKENDS,
     )  # fmt: skip
     fp8_gemm_backend: str = flag(
-        "auto", "products of a float8 checkpoint, with activations in float8; auto: on a GPU that "
-        "has them; none: its weights become --dtype", choices=FP8_GEMM_BACKENDS,
+        "auto", "float8 products for a float8 checkpoint; auto: on a GPU that supports them; "
+        "none: convert the weights to --dtype", choices=FP8_GEMM_BACKENDS,
     )  # fmt: skip
-    disable_cuda_graph: bool = flag(False, "launch every kernel of a decode pass by itself")
+    disable_cuda_graph: bool = flag(False, "launch each kernel of a decode pass separately")
     cuda_graph_max_bs: int = flag(
         256, "rows of the largest decode pass that is captured as a CUDA graph", type=int
     )
     disable_fused_kernels: tuple[str, ...] = flag(
-        (), "on a GPU: torch's operations, or more general kernels, in place of these, to find a "
-        "wrong one", choices=FUSED_KERNELS,
+        (), "on a GPU: replace these fused kernels by torch's operations or more general kernels, "
+        "to find a faulty one", choices=FUSED_KERNELS,
     )  # fmt: skip
     threads: int = flag(0, "CPU threads for tensor work; 0: torch's choice", type=int)
 
@@ -97,13 +97,13 @@ class ModelConfig:
 class MemoryConfig:
     """The KV cache."""
 
-    page_size: int = flag(1, "tokens a page", type=int)
+    page_size: int = flag(1, "tokens in a page of KV", type=int)
     kv_cache_dtype: str = flag(
         "auto",
-        "auto: the weights'; int8, fp8 (e4m3): half of bfloat16; int8 on a CPU alone",
+        "dtype of the KV; auto: the weights'; int8 (CPU only), fp8 (e4m3): half of bfloat16",
         choices=KV_DTYPES,
     )
-    max_total_tokens: int = flag(0, "KV cache size in tokens; 0: by memory", type=int)
+    max_total_tokens: int = flag(0, "KV cache size in tokens; 0: what the memory allows", type=int)
     mem_fraction_static: float = flag(
         0.0, "share of memory for weights and KV; 0: 0.85 on a GPU, 0.3 on a CPU", type=float
     )
@@ -114,9 +114,9 @@ class MemoryConfig:
     hicache_ratio: float = flag(
         2.0, "host memory for KV, as a multiple of the device's KV cache", type=float
     )
-    hicache_size: float = flag(0.0, "the same in GB; 0: by --hicache-ratio", type=float)
+    hicache_size: float = flag(0.0, "host memory for KV in GB; 0: by --hicache-ratio", type=float)
     hicache_storage_dir: str = flag(
-        "", "directory, of this server alone, for KV that outlives it; needs host memory"
+        "", "directory, only for this server, for KV kept over restarts; needs host memory"
     )
     hicache_storage_size: float = flag(0.0, "GB of KV in --hicache-storage-dir", type=float)
 
@@ -146,40 +146,40 @@ class ScheduleConfig:
 
     schedule_policy: str = flag(
         "lpm",
-        "order of waiting requests; app: calls of a program keep its place; attained: programs "
-        "that were served least go first",
+        "order of waiting requests; app: a program's calls wait since the program's arrival; "
+        "attained: programs that were served least go first",
         choices=POLICIES,
     )
-    max_running_requests: int = flag(256, "requests computed at once", type=int)
-    max_queued_requests: int = flag(4096, "requests waiting before 429", type=int)
-    chunked_prefill_size: int = flag(2048, "prompt tokens a pass; -1: unlimited", type=int)
+    max_running_requests: int = flag(256, "most requests computed at once", type=int)
+    max_queued_requests: int = flag(4096, "waiting requests; further ones get a 429", type=int)
+    chunked_prefill_size: int = flag(2048, "most prompt tokens in a pass; -1: unlimited", type=int)
     prefill_budget: str = flag(
         "auto",
-        "what a pass takes of prompts; throttle: by what waits and what memory is free, decodes "
-        "shared among the stages (gLLM); balance: the same in predicted time; sarathi: one "
-        "number of tokens with the decodes; turns: prompts and decodes in turns; auto: fixed, "
-        "with several stages balance",
+        "rule for the prompt tokens of a pass; throttle: by waiting tokens and free memory, with "
+        "decodes spread over the stages (gLLM); balance: the same in predicted time; sarathi: one "
+        "limit for prompts and decodes; turns: prompts and decodes in turns; auto: fixed, or "
+        "balance with several stages",
         choices=PREFILL_BUDGETS,
     )
     max_overtakes: int = flag(
-        128, "later arrivals a waiting request lets pass before it goes first", type=int
+        128, "later requests that may overtake a waiting one before it goes first", type=int
     )
     latency_target_ms: float = flag(
         40.0,
-        "milliseconds of a pass beyond which none joins while a latency-sensitive call of a "
-        "program runs that names no time a token",
+        "longest predicted pass, in milliseconds, while a latency-sensitive call without a target "
+        "of its own runs; requests that would exceed it wait",
         type=float,
     )
     park_policy: str = flag(
         "priced",
-        "KV of generations that wait for a tool; priced: what saves least time goes first; none: "
-        "least recently used",
+        "what happens to the KV of generations that wait for a tool; priced: KV that saves the "
+        "least time is evicted first; none: least recently used",
         choices=PARK_POLICIES,
     )
     disable_overlap_schedule: bool = flag(
         False,
-        "plan a pass after the one before, not beside it; on a CPU they are beside each "
-        "other only where --threads leaves a processor",
+        "plan a pass only after the previous one has ended; on a CPU planning overlaps only if "
+        "--threads leaves a processor free",
     )
 
 
@@ -189,18 +189,18 @@ class GrammarConfig:
 
     grammar_backend: str = flag(
         "auto",
-        "what carries constraints; auto: the compressed FSM for regexes, llguidance for the rest",
+        "library that enforces constraints; auto: compressed FSM for regexes, llguidance otherwise",
         choices=GRAMMAR_BACKENDS,
     )
     jump_forward: str = flag(
         "exact",
-        "forced text in one pass; string: retokenised and unverified, as in the SGLang paper",
+        "append forced text in one pass; string: retokenized, unverified, as in the SGLang paper",
         choices=JUMP_FORWARD,
     )
     disable_jump_forward: bool = flag(False, "the same as --jump-forward off")
     constrained_json_whitespace_pattern: str = flag(
         "auto",
-        "regex allowed between two tokens of JSON; '': none, JSON is compact; auto: the "
+        "regex of the white space between two tokens of JSON; '': none; auto: the "
         f"model's json_whitespace_pattern in generation_config.json, else '{JSON_WHITESPACE}'",
     )
     constrained_json_disable_any_whitespace: bool = flag(
@@ -208,8 +208,8 @@ class GrammarConfig:
     )
 
     def json_whitespace(self, model: str | None = None) -> str:
-        """The pattern between two tokens of JSON where a request names none. ``model``: what the
-        model says of itself, None where it says nothing."""
+        """Return the white space pattern of JSON for requests that name none. ``model``: the
+        pattern that the model's files give, None if they give none."""
         if self.constrained_json_disable_any_whitespace:
             return ""
         if self.constrained_json_whitespace_pattern != "auto":
@@ -235,13 +235,13 @@ class SpeculationConfig:
     """Speculative decoding: fewer forward passes, the same text."""
 
     speculative_algorithm: str = flag(
-        "auto", "for requests that do not say; auto: draft where there is a draft model, else none",
+        "auto", "algorithm of requests that name none; auto: draft with a draft model, else none",
         choices=SPECULATIVE_ALGORITHMS, type=str.lower,
     )  # fmt: skip
     speculative_draft_model_path: str = flag(
         "", "directory or hub id of a smaller model with the same tokenizer"
     )
-    speculative_num_draft_tokens: int = flag(16, "most draft tokens a pass and request", type=int)
+    speculative_num_draft_tokens: int = flag(16, "most drafts of a request in a pass", type=int)
 
     @property
     def algorithm(self) -> str:
@@ -270,46 +270,46 @@ class ServerConfig:
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(30000, "port to listen on", type=int)
     api_key: str = flag(
-        "", "required on every route, if set; better in the environment, as SGLANG_API_KEY"
+        "", "key that every route requires; safer in the environment, as SGLANG_API_KEY"
     )
     served_model_name: str = flag("", "name shown by /v1/models; default: the model path")
     chat_template: str = flag(
         "", "jinja2 chat template, if not the model's own: a path, or the name of a built-in one"
     )
     tool_call_parser: str = flag(
-        "auto", "how the model writes calls of tools; auto: as its chat template, or name, says",
+        "auto", "format of the model's tool calls; auto: by its chat template or name",
         choices=TOOL_CALL_PARSERS,
     )  # fmt: skip
     reasoning_parser: str = flag(
-        "auto", "what the model's thoughts stand between; auto: as its chat template says",
+        "auto", "marks around the model's reasoning; auto: by its chat template",
         choices=REASONING_PARSERS,
     )  # fmt: skip
     embedding_pooling: str = flag(
-        "last", "how /v1/embeddings makes one vector of all tokens' states", choices=POOLINGS
+        "last", "how /v1/embeddings makes one vector of the states of all tokens", choices=POOLINGS
     )
     stream_interval: int = flag(1, "tokens between two stream chunks", type=int)
     incremental_streaming_output: bool = flag(
-        False, "streams of /generate send what is new, not all so far, where a request does not say"
+        False, "streams of /generate send only new text, unless a request says otherwise"
     )
     log_level: str = flag("info", "least severe messages logged", choices=LOG_LEVELS)
     log_requests: bool = flag(False, "log one line a request")
     skip_server_warmup: bool = flag(
-        False, "report ready without a first forward pass, and on a GPU with kernels uncompiled"
+        False, "report ready before a first forward pass, and on a GPU before kernels are compiled"
     )
     enable_metrics: bool = flag(True, "accepted for compatibility: /metrics is always served")
     max_body_bytes: int = flag(16 << 20, "largest request body", type=int)
     max_tokenized_bytes: int = flag(
-        4 << 20, "bytes of text tokenized at once where it cannot be cut; each takes up to 420",
+        4 << 20, "bytes of long texts tokenized at once; a byte may take 420 bytes of memory",
         type=int,
     )  # fmt: skip
     response_store_bytes: int = flag(
-        64 << 20, "memory for stored answers of /v1/responses; 0: none is kept", type=int
+        64 << 20, "bytes of memory for stored answers of /v1/responses; 0: none is kept", type=int
     )
     max_parked_per_key: int = flag(
         256, "contexts of one API key that wait for a tool; 0: none is parked", type=int
     )
     max_parked_bytes: int = flag(
-        64 << 20, "the server's memory for the parked contexts of one API key", type=int
+        64 << 20, "bytes of the server's memory for the parked contexts of one API key", type=int
     )
 
 
@@ -318,24 +318,24 @@ class EdgeConfig:
     """Keys, hosts, limits and timeouts of connections."""
 
     admin_api_key: str = flag(
-        "", "required for what concerns others; also SGLANG_ADMIN_API_KEY; default: any key will do"
+        "", "key for administration; also SGLANG_ADMIN_API_KEY; default: any key is accepted"
     )
     api_keys_file: str = flag("", "JSON list of keys and their limits, reread on SIGHUP")
-    allowed_hosts: str = flag("", "names this server is reached by, with commas; * for any")
-    cors_allow_origins: str = flag("", "origins whose pages may call, with commas; * for any")
+    allowed_hosts: str = flag("", "host names of this server, with commas; * for any")
+    cors_allow_origins: str = flag("", "CORS: origins whose pages may call, with commas; *: any")
     ssl_certfile: str = flag("", "certificate chain (PEM); with it the server speaks TLS only")
-    ssl_keyfile: str = flag("", "its private key, if not in the same file")
-    ssl_keyfile_password: str = flag("", "that key's password")
+    ssl_keyfile: str = flag("", "private key (PEM) of the certificate, if not in its file")
+    ssl_keyfile_password: str = flag("", "password of --ssl-keyfile")
     ssl_ca_certs: str = flag("", "authorities (PEM) that must have signed a client's certificate")
     max_connections: int = flag(8192, "connections open at once", type=int)
     max_header_bytes: int = flag(64 << 10, "request line and headers of one request", type=int)
-    header_timeout: float = flag(10.0, "seconds for them to arrive", type=float)
-    body_timeout: float = flag(30.0, "seconds a body may stand still", type=float)
+    header_timeout: float = flag(10.0, "seconds for a request's headers to arrive", type=float)
+    body_timeout: float = flag(30.0, "seconds without new bytes of a request's body", type=float)
     keep_alive_timeout: int = flag(
         30, "seconds a connection may wait for its next request", type=int
     )
     stream_write_timeout: float = flag(
-        60.0, "seconds a client may read nothing of what is sent to it", type=float
+        60.0, "seconds in which a client may read nothing of its answer", type=float
     )
 
 
@@ -347,7 +347,7 @@ class OperationsConfig:
         3, "times in ten minutes that a lost engine is started again; 0: the server ends", type=int
     )
     max_resumes: int = flag(
-        1, "times that a request goes on with the next engine where its engine is lost; 0: never",
+        1, "times that a request continues on the next engine if its engine is lost; 0: never",
         type=int,
     )  # fmt: skip
     watchdog_timeout: float = flag(
@@ -362,11 +362,11 @@ class OperationsConfig:
         0, "drain and exit when the process of this id is no longer the parent; 0: never", type=int
     )
     crash_dump_folder: str = flag(
-        "", "folder for the requests of an engine that is lost, a file that sglang replay runs"
+        "", "folder to which a lost engine's requests are written; sglang replay runs the files"
     )
     log_format: str = flag("text", "json: one object a line", choices=LOG_FORMATS)
     log_requests_level: int = flag(
-        0, "in the line of a request: 1 parameters, 2 also the beginnings of its texts, 3 all",
+        0, "content of a request's log line: 1 parameters, 2 also beginnings of its texts, 3 all",
         choices=(0, 1, 2, 3), type=int,
     )  # fmt: skip
     otlp_traces_endpoint: str = flag(
@@ -379,15 +379,15 @@ class ToolboxConfig:
     """The operator's tools, which the server runs for chats."""
 
     toolbox: str = flag(
-        "", "MODULE or MODULE:NAME: its list of functions (TOOLS) that models may call here; "
+        "", "MODULE or MODULE:NAME: a list of functions (by default TOOLS) that models may call; "
         "MODULE is a Python module, or the path of a .py file"
     )  # fmt: skip
     toolbox_timeout: float = flag(
-        30.0, "seconds after which a call and its process are ended; its start counts", type=float
+        30.0, "seconds after which a tool call is ended, its process's start included", type=float
     )
-    toolbox_processes: int = flag(4, "calls of tools that run at once, each in a process", type=int)
+    toolbox_processes: int = flag(4, "tool calls that run at once, each in a process", type=int)
     toolbox_max_calls: int = flag(
-        8, "calls of tools for a request that gives no max_calls", type=int
+        8, "most tool calls of a request that gives no max_calls", type=int
     )
 
     def verify(self) -> None:
@@ -409,19 +409,19 @@ class MediaConfig:
     """Images and videos in prompts."""
 
     max_media_per_prompt: int = flag(32, "images and videos in one prompt", type=int)
-    max_media_bytes: int = flag(32 << 20, "of one encoded image or video", type=int)
-    max_image_pixels: int = flag(1 << 26, "of one picture, before it is resized", type=int)
-    max_video_frames: int = flag(64, "taken from one video", type=int)
+    max_media_bytes: int = flag(32 << 20, "most bytes of one encoded image or video", type=int)
+    max_image_pixels: int = flag(1 << 26, "most pixels of an image before resizing", type=int)
+    max_video_frames: int = flag(64, "most frames taken from one video", type=int)
     media_threads: int = flag(2, "images and videos decoded at once", type=int)
     media_cache_bytes: int = flag(
-        256 << 20, "decoded media, and hidden states of the vision tower, that are kept", type=int
+        256 << 20, "bytes of cached decoded media and hidden states of the vision tower", type=int
     )
     allowed_local_media_path: str = flag(
-        "", "directory whose files requests may name; default: none may be named"
+        "", "directory whose files requests may read; default: none"
     )
     allow_remote_media: bool = flag(False, "fetch images and videos from any public host")
     allowed_media_domains: str = flag(
-        "", "fetch them from these hosts alone, with commas; subdomains are hosts of their own"
+        "", "only hosts to fetch images and videos from, with commas; list each subdomain"
     )
     media_fetch_timeout: float = flag(10.0, "seconds one fetch may take", type=float)
 
@@ -450,11 +450,11 @@ class MediaConfig:
 class LoraConfig:
     """Low-rank adapters (LoRA), one for each request."""
 
-    enable_lora: bool = flag(False, "adapters may be loaded; --lora-paths says so too")
+    enable_lora: bool = flag(False, "allow adapters to be loaded; --lora-paths implies it")
     lora_paths: tuple[str, ...] = flag((), "adapters to load, each NAME=PATH, or a PATH alone")
     lora_dir: str = flag(
-        "", "directory whose adapters POST /load_lora_adapter may load; default: those of "
-        "--lora-paths alone",
+        "", "directory whose adapters POST /load_lora_adapter may load; default: only those of "
+        "--lora-paths",
     )  # fmt: skip
     max_lora_rank: int = flag(64, "largest rank of an adapter", type=int)
     max_loras_per_batch: int = flag(
@@ -462,7 +462,7 @@ class LoraConfig:
     )
     max_loaded_loras: int = flag(128, "adapters that may be loaded at once", type=int)
     lora_target_modules: tuple[str, ...] = flag(
-        (), "modules that adapters may change (q_proj, ...); default: all that can be"
+        (), "modules that adapters may change (q_proj, ...); default: all supported ones"
     )
 
     @property

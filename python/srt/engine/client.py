@@ -1,13 +1,13 @@
-"""Client: the asyncio side of the engine, the only thing programs see of it.
+"""Client: the asyncio side of the engine. The runtime's programs reach the engine only through it.
 
 A program sends verbs and reads the events of its requests:
 
     inbox = client.submit(request, [Open(...), Advance(...)])
     async for event in inbox: ...          # Tokens, Prompt, then one Done or Failed
-    events = await inbox.take()            # or all that have come, at least one
+    events = await inbox.take()            # or all events that have come, at least one
 
-Two transports carry the messages: ``engine/local`` (a thread of this process) and
-``engine/socket`` (another process, ZMQ over ipc). Both call ``deliver`` on the client's loop.
+Two transports carry the messages: ``engine/local`` (a thread of this process) and ``engine/socket``
+(another process, ZMQ over ipc). Both call ``deliver`` on the client's loop.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ class EngineLost(RuntimeError):
     """The engine has died; nothing sent to it will be answered."""
 
     def again(self) -> EngineLost:
-        """A fresh one to raise: one that is raised for many readers would hold all their frames."""
+        """Return a copy to raise. An error object that several readers raise would keep all their
+        frames alive."""
         return type(self)(*self.args)
 
 
 class SuspectRequest(EngineLost):
-    """A request has been in so many engines that were lost that it may be the reason."""
+    """The request was in so many engines that were lost that it may be the cause."""
 
 
 class Inbox:
@@ -54,7 +55,7 @@ class Inbox:
         self._wake()
 
     def fail(self, error: EngineLost) -> None:
-        """No event follows those that have come."""
+        """End the inbox with an error, which is raised after the events that have come."""
         self._lost = error
         self._wake()
 
@@ -78,8 +79,8 @@ class Inbox:
         return event
 
     async def take(self) -> list[Event]:
-        """All that have come and were not read, at least one, of an inbox that has not ended.
-        Raises the errors of ``__anext__``."""
+        """Return all events that have come and were not read, at least one. The inbox must not have
+        ended. Raises the errors of ``__anext__``."""
         await self._some()
         events, self._events = self._events, []
         if isinstance(events[-1], (Done, Failed)):
@@ -103,13 +104,13 @@ class Inbox:
 
 class Client:
     """Sends verbs through ``transmit`` and sorts the events that come back. ``transmit`` raises
-    OSError where it takes none of them.
+    OSError if it takes none of the verbs.
 
-    Every method belongs to the event loop that the client was made on.
+    Call every method on the event loop that the client was made on.
 
     Attributes:
-        lost: why nothing will be answered any more; None while that is not so.
-        stalled: why the engine's steps do not come for now; empty while they do.
+        lost: the error that ended the engine; None while the engine lives.
+        stalled: the reason why the engine makes no steps now; empty while it makes steps.
     """
 
     def __init__(self, info: EngineInfo, transmit: Callable[[Sequence[Verb]], None]) -> None:
@@ -124,17 +125,17 @@ class Client:
         self._spaces: dict[int, Callable[[SpaceEvent], None]] = {}
 
     def new_id(self) -> int:
-        """A fresh number, for a context, a request, a control or a space."""
+        """Return a new number for a context, a request, a control or a space."""
         return next(self._ids)
 
     @property
     def pending(self) -> int:
-        """Requests without a terminal event."""
+        """Return the number of requests without a terminal event."""
         return len(self._inboxes)
 
     def send(self, *verbs: Verb) -> None:
-        """Send verbs in order; try again later where the transport does not take them now. Raises
-        EngineLost."""
+        """Send verbs in order. If the transport does not take them now, send them again later.
+        Raises EngineLost."""
         if self.lost is not None:
             raise self.lost.again()
         waiting = bool(self._unsent)
@@ -149,13 +150,13 @@ class Client:
         try:
             self._transmit(verbs)
         except OSError as error:
-            log.warning("a message to the engine was not taken, once more: %s", error)
+            log.warning("a message to the engine was not sent; trying again: %s", error)
             self._unsent = verbs
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
 
     def submit(self, request: int, verbs: Sequence[Verb], name: str = "") -> Inbox:
-        """Send ``verbs``, one of which is the Advance of ``request``. ``name`` is its user's name
-        for it. Raises EngineLost."""
+        """Send ``verbs``, one of which is the Advance of ``request``, and return the request's
+        inbox. ``name`` is the client's id (rid) of the request. Raises EngineLost."""
         inbox = Inbox(self, request, name)
         self._inboxes[request] = inbox
         try:
@@ -166,7 +167,7 @@ class Client:
         return inbox
 
     def name_of(self, request: int) -> str:
-        """The client's id (rid) of a pending request; empty where it gave none."""
+        """Return the client's id (rid) of a pending request; empty if the client gave none."""
         inbox = self._inboxes.get(request)
         return "" if inbox is None else inbox.name
 
@@ -175,7 +176,8 @@ class Client:
         return await self.ask(lambda number: Control(number, op, limit))
 
     async def ask(self, verb: Callable[[int], Verb]) -> Reply:
-        """The answer to the verb that has this number. Raises EngineLost."""
+        """Send the verb that ``verb`` makes with a new number, and return the reply to it. Raises
+        EngineLost."""
         number = self.new_id()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[number] = future
@@ -186,8 +188,8 @@ class Client:
             self._replies.pop(number, None)
 
     def listen(self, space: int, listener: Callable[[SpaceEvent], None]) -> None:
-        """Hand the events of a space to ``listener``, on this loop, until ``unlisten`` or
-        SpaceEnded, which also tells that the engine is lost."""
+        """Pass the events of a space to ``listener``, on this loop, until ``unlisten`` or
+        SpaceEnded. A lost engine also ends with SpaceEnded."""
         self._spaces[space] = listener
 
     def unlisten(self, space: int) -> None:
@@ -195,7 +197,7 @@ class Client:
         self._spaces.pop(space, None)
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Called by the transport, on the client's loop."""
+        """Take events. The transport calls this on the client's loop."""
         for event in events:
             if isinstance(event, Reply):
                 future = self._replies.get(event.id)
@@ -209,7 +211,8 @@ class Client:
                     inbox.put(event)
 
     def fail(self, error: EngineLost) -> None:
-        """Called by the transport when the engine is gone: everything pending ends with it."""
+        """End everything that is pending with ``error``. The transport calls this when the engine
+        is gone."""
         if self.lost is not None:
             return
         self.lost = error

@@ -1,17 +1,17 @@
-"""Planner: the queue, the running requests, and the next pass made of them.
+"""Planner: holds the queue and the running requests, and makes the next pass of them.
 
-The scheduler decides from a view, the store assigns memory, and rows are what the worker gets. A
-plan takes memory and moves watermarks, so it must be run.
+The scheduler decides from a view, the store assigns memory, and the worker gets rows. A plan takes
+memory and moves watermarks, so it must be executed.
 
 A pass may be planned while the one before is in flight and its samples are not known. A request
-that samples in flight goes on from a placeholder (``Row.follows``). One that samples its last token
-drains: it gives its memory back at once. Passes run in the order they are planned, so what a later
-pass writes cannot disturb one in flight. That a sampled token ends its request may show only when
-the next row is in flight too; the sample of that row is dropped.
+that samples in flight continues from a placeholder (``Row.follows``). One that samples its last
+token drains: it frees its memory at once. Passes run in the order they are planned, so a later pass
+cannot disturb one in flight. A request may turn out to have ended when its next row is in flight
+too; the sample of that row is dropped.
 
-In a pipeline more than one pass is ahead. There a request whose sample is in flight has no work
-until the sample is collected (the hold rule), and so nothing follows. A grammar and drafts hold
-their own request and no other. The chunks of one prompt still follow each other from pass to pass.
+In a pipeline more than one pass is in flight. There a request whose sample is in flight has no work
+until the sample is collected (the hold rule), so no row follows another. A grammar and drafts hold
+only their own request. The chunks of one prompt still follow each other from pass to pass.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ class Planner:
     """Decides and prepares passes.
 
     Attributes:
-        queue: requests that wait.
-        running: requests by id.
+        queue: waiting requests.
+        running: running requests by id.
         draining: requests by id whose last pass is in flight; they hold no memory.
-        filled: requests whose every token was in the cache, to be ended.
+        filled: requests with every token cached, to be ended.
         new_budget: makes the budget of a pass's grammars.
         lookup: tokens of waiting requests that a step may look up in the cache.
-        costs: of passes and copies, learnt from the results.
-        stages: of the executor's pipeline; 1: it has none, and rows may follow the pass before.
-        budgets: what a pass may compute.
+        costs: costs of passes and copies, learnt from the results.
+        stages: stages of the executor's pipeline; 1: none, and rows may follow the pass before.
+        budgets: limits on the work of a pass.
         parked: contexts that wait for a tool.
         movable: most tokens whose KV a pass may copy to host memory, and most from it.
-        door: to programs that hold pages; set by the engine.
-        spill: what passes copy to host memory while nothing is computed; None copies nothing.
-        attained: tokens that programs were served.
+        door: access to programs that hold pages; the engine sets it.
+        spill: KV to copy to host memory while nothing is computed; None: no such copies.
+        attained: tokens that each program was served.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Planner:
         self.drafts.forget(request)
 
     def retract(self, requests: Sequence[Request]) -> None:
-        """Move requests back to their positions in the queue. What was computed stays in the cache
+        """Move running requests back to their queue positions. Their computed KV stays in the cache
         while there is room. A placeholder is filled before its request is planned again."""
         for request in requests:
             self.store.release(request.context)
@@ -353,21 +353,21 @@ class Planner:
         return budget, saved
 
     def _act(self, decided: Sequence[tuple[int, int]]) -> None:
-        """Do with the KV of parked contexts what their policy decides."""
+        """Apply the decisions of the parking policy to the KV of parked contexts."""
         self._acted = True
         others = sum(len(request.context.tokens) for request in self.running.values())
         chunk = max(self.schedule.chunked_prefill_size - len(self.running), 1)
         self.parked.act(self._transfer, others, chunk, sum(count for _, count in decided))
 
     def _host_tokens(self, number: int) -> int:
-        """Tokens that host memory has of a decided request, behind those on the device."""
+        """Return the tokens of a decided request in host memory, after those on the device."""
         request = self.running.get(number)
         if request is None:
             return self._match(number).host
         return self.store.on_host(request.context, request.match_limit)
 
     def _reported(self, request: Request, count: int) -> int:
-        """Number of the next ``count`` tokens whose log-probabilities fit this step, at least 1."""
+        """Return how many of the next ``count`` log-probabilities a step may report, at least 1."""
         spec, unscored = request.spec, request.outputs.unscored
         each = spec.top + len(spec.probe)
         if not each or unscored >= spec.prompt:
@@ -378,7 +378,7 @@ class Planner:
         return count
 
     def _adapts(self, planned: PlannedPass, context: Context) -> bool:
-        """Whether the pass has room for the context's adapter. The oldest requests come first."""
+        """Return whether the context's adapter fits the pass. The oldest requests come first."""
         adapter = context.namespace.adapter
         if adapter and adapter not in planned.adapters:
             if len(planned.adapters) >= self.info.max_loras_per_batch:
@@ -404,7 +404,7 @@ class Planner:
             planned.waits = planned.waits or self._waits(request)
 
     def _waits(self, request: Request) -> bool:
-        """Whether the request's next row depends on the token that it is about to sample: masks and
+        """Return whether the request's next row depends on the token that it samples: masks and
         drafts do. All requests wait then, or it would miss every other pass; not in a pipeline."""
         if self.stages > 1:
             return False
@@ -416,7 +416,7 @@ class Planner:
     # -- drafts ----------------------------------------------------------------------------------
 
     def _proposed(self, decided: Sequence[tuple[int, int]]) -> Mapping[int, list[int]]:
-        """Drafts for the requests whose work this plan ends with a sample."""
+        """Return drafts for the requests that sample in this plan, by id."""
         ready = [
             request
             for number, count in decided
@@ -482,7 +482,7 @@ class Planner:
         return loaded
 
     def _load_idle(self, planned: PlannedPass) -> None:
-        """Copy what host memory has of prompts that the pass computes nothing of."""
+        """Copy the KV in host memory of prompts that the pass computes nothing of."""
         for number, request in self.running.items():
             if number not in planned.parts and request.context.work > 1:
                 self._found(request, self._load(request, 0, planned, self._unowed(())))
@@ -490,7 +490,7 @@ class Planner:
                     self.filled.append(request)
 
     def _unowed(self, decided: Sequence[tuple[int, int]]) -> int:
-        """Tokens for which there are pages that no row of the plan counts on."""
+        """Return the number of tokens for which there are pages that no row of the plan needs."""
         owed = sum(pages(tokens, self.info.page_size) + 1 for tokens in self._owed(decided))
         return max(self.store.available - owed, 0) * self.info.page_size
 
@@ -501,7 +501,7 @@ class Planner:
             yield count if waiting is None else len(waiting.context.tokens)
 
     def _acquire(self, request: Request, count: int) -> int:
-        """Take what the cache has of a running request's next ``count`` tokens. Return how many."""
+        """Take the cached part of a running request's next ``count`` tokens. Return its length."""
         limit = min(request.match_limit, request.context.saved + count)
         gained = self.store.acquire(request.context, limit)
         self._found(request, gained)

@@ -194,10 +194,10 @@ class EngineProcess:
         if stalled and not before:
             log.error("%s", stalled)
         elif before and not stalled:
-            log.warning("the engine's steps come again")
+            log.warning("the engine makes progress again")
 
     def lose(self, message: str) -> None:
-        """Kill it and treat it as dead, for what ``message`` says: it lives and cannot be used."""
+        """Kill the engine process because of ``message``: it lives but cannot be used."""
         if self._child.poll() is None:
             self._child.kill()
         self._fail(message)

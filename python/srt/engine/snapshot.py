@@ -1,5 +1,5 @@
-"""Snapshot: the state of the engine as plain data, for the page that shows it: the hot part of the
-radix tree, the running and the waiting requests."""
+"""Snapshot: the state of the engine as plain data for the live page: the most used part of the
+radix tree, and the running and waiting requests."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def snapshot(
     adapter: Callable[[int], str],
     now: float,
 ) -> dict[str, Any]:
-    """Return at most ``limit`` nodes, with their ancestors, and requests of each kind.
+    """Return at most ``limit`` nodes with their ancestors, and at most ``limit`` requests of each
+    kind.
 
     Args:
-        adapter: returns the name of an adapter's number.
+        adapter: returns the name of an adapter by its number.
         now: the time of the tree's clock.
     """
     limit = max(0, min(limit, MAX_ENTRIES))
@@ -45,7 +46,8 @@ def snapshot(
 
 
 def _tree(tree: RadixTree, limit: int, now: float, adapter: Callable[[int], str]) -> dict[str, Any]:
-    """The hottest nodes: locked, then used last, then the largest."""
+    """Return the most used nodes: locked nodes first, then the most recently used, then the
+    largest."""
     total = 0
 
     def counted() -> Iterable[RadixNode]:

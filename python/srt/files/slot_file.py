@@ -76,8 +76,8 @@ class SlotFile:
         if held != self._header:
             if held:
                 log.warning(
-                    "the KV in %s is that of another model, or of other settings that KV depends "
-                    "on; it is not used and makes room for this model's", directory,
+                    "the KV in %s belongs to another model, or to other settings that KV depends "
+                    "on; it is deleted to make room for this model's", directory,
                 )  # fmt: skip
             os.ftruncate(self._index, 0)
             os.ftruncate(self._data, 0)

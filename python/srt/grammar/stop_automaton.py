@@ -1,17 +1,19 @@
-"""Automaton of stop patterns: after each character, whether a match of one of them ends there.
+"""Automaton of stop patterns: it reports after each character whether a match of a pattern ends
+there.
 
-A Glushkov automaton (1961) of all patterns of a request, run with bits as in Navarro and Raffinot,
-*Flexible Pattern Matching in Strings* (2002), section 5.2: position i of the patterns is bit i, and
-the positions that the text has reached are one integer. A character costs the same number of
-integer operations whatever the text is (``cost``), so nothing has to be searched again.
+It is a Glushkov automaton (1961) of all patterns of a request. It runs on bits as in Navarro and
+Raffinot, *Flexible Pattern Matching in Strings* (2002), section 5.2. Position i of the patterns is
+bit i, and one integer holds the positions that the text has reached. A character costs the same
+number of integer operations whatever the text is (``cost``), so no text is searched again.
 
-A transition crosses one boundary between two characters, and the assertions on its way (``^``,
-``$``, ``\\b``, ...) depend on the two bytes around that boundary alone: nothing, a line feed, a
-byte of a word, another. ``Moves`` are made for each such pair, so assertions are exact.
+A transition crosses one boundary between two characters. The assertions on its way (``^``, ``$``,
+``\\b``, ...) depend only on the two bytes around that boundary. A byte is one of four kinds: none,
+a line feed, a byte of a word, another. ``Moves`` are made for each pair of kinds, so assertions are
+exact.
 
-RE2 decides which atoms take a character, once for each character that comes (``_taken``): the
-dialect's classes and case folding are not repeated here. Characters are split as RE2's own UTF-8
-programs split them, see ``length``.
+RE2 decides which atoms match a character, once for each new character (``_taken``). So the
+dialect's classes and case folding are not implemented again here. Text is split into characters as
+RE2's own UTF-8 programs do it, see ``length``.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ KIND = bytes(
 
 
 def length(lead: int) -> int:
-    """Bytes of the character that ``lead`` begins; 1 for a byte that begins none. RE2 takes
-    overlong forms after E0 and F0 for characters, and so does this."""
+    """Return the number of bytes of the character that begins with byte ``lead``; 1 for a byte that
+    begins none. As in RE2, overlong forms after E0 and F0 count as characters."""
     if lead < 0xC2 or lead > 0xF4:
         return 1
     return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 
 def holds(assertion: str, before: int, after: int) -> bool:
-    """Whether an assertion holds between two of EDGE, LINE, WORD, OTHER."""
+    """Return whether an assertion holds between two of EDGE, LINE, WORD, OTHER."""
     if assertion == "begin text":
         return before == EDGE
     if assertion == "end text":
@@ -79,7 +81,7 @@ class Moves:
     jumps: tuple[tuple[int, int], ...]
 
     def step(self, reached: int) -> int:
-        """Positions that the next character may be at, after ``reached``."""
+        """Return the positions that the next character may have, after ``reached``."""
         out = self.first
         for distance, those in self.shifts:
             some = reached & those
@@ -124,7 +126,7 @@ class StopAutomaton:
         self.cost = operations + len(self._atoms) // 4
 
     def _sort(self, atoms: Sequence[tree.Atom]) -> dict[str, int]:
-        """Positions of each atom; literal characters are put aside."""
+        """Return the positions of each atom. Literal characters are stored separately."""
         asked: dict[str, int] = {}
         for position, atom in enumerate(atoms):
             if atom.text:
@@ -140,7 +142,7 @@ class StopAutomaton:
         return asked
 
     def taken(self, character: bytes) -> int:
-        """Positions that take ``character``."""
+        """Return the positions that match ``character``."""
         found = self._known.get(character)
         if found is None:
             found = self._letters.get(character, 0)
@@ -154,7 +156,7 @@ class StopAutomaton:
 
 
 def _moves(root: tree.Node, positions: _Positions) -> list[Moves]:
-    """One ``Moves`` for each pair of kinds. Raises ValueError where they are too many."""
+    """Return one ``Moves`` for each pair of kinds. Raises ValueError if they are too many."""
     names, sides = sorted(positions.assertions), range(4)
     facts = [
         tuple(holds(name, before, after) for name in names) for before in sides for after in sides
@@ -207,7 +209,7 @@ class _Positions:
 
 
 def copies(node: tree.Re2Repeat) -> int:
-    """Number of copies that a repeat is written as."""
+    """Return the number of copies that a repeat is written as."""
     return max(node.least, 1) if node.most < 0 else node.most
 
 
@@ -299,7 +301,7 @@ def _bits(positions: int) -> list[int]:
 
 
 def _transitions(last: int, first: int) -> list[tuple[int, int]]:
-    """(position, distance) of each."""
+    """Return (position, distance) of each transition from bits ``last`` to bits ``first``."""
     return [(p, q - p) for p in _bits(last) for q in _bits(first)]
 
 

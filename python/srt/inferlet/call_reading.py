@@ -1,4 +1,5 @@
-"""Reading of calls from plain data or JSON; their JSON schema, and their table for the docs."""
+"""Reading of a program's calls from plain data or JSON; their JSON schema, and their table for the
+docs."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ HINTED = 64  # calls of a turn whose errors propose a name, which takes a search
 
 
 class BadCall(NamedTuple):
-    """A call that cannot be read, and why.
+    """A call that cannot be read, and the reason.
 
-    ``id`` is -1 where that cannot be read either. ``answered``: the call has an answer, or its name
-    is unknown; the next awaited call of ``queue`` gets the error of another one.
+    ``id`` is -1 if the call's id cannot be read either. ``answered``: this call gets its error as
+    its answer, because its kind has an answer or its name is unknown. Otherwise the next awaited
+    call of ``queue`` gets the error.
     """
 
     id: int
@@ -35,7 +37,7 @@ _UNION: Any = reduce(or_, CALLS + MORE)
 
 
 class _ReadTurn(msgspec.Struct):
-    """A turn, converted in one go: msgspec keeps what it knows of a struct's fields."""
+    """A turn as one struct: msgspec converts it in one call and caches the struct's fields."""
 
     calls: list[_UNION]
 
@@ -44,12 +46,12 @@ _texts: msgspec.json.Decoder[list[ProgramCall]] = msgspec.json.Decoder(list[_UNI
 
 
 def read(data: Any) -> ProgramCall | BadCall:
-    """A call from plain data, in which bytes are bytes."""
+    """Return a call from plain data, in which bytes are ``bytes``."""
     return _read(data, binary=True)
 
 
 def read_turn(turn: list[Any]) -> list[ProgramCall | BadCall]:
-    """A turn from plain data, in which bytes are bytes."""
+    """Return the calls of a turn from plain data, in which bytes are ``bytes``."""
     try:
         return list(msgspec.convert({"calls": turn}, _ReadTurn, builtin_types=(bytes,)).calls)
     except msgspec.ValidationError:
@@ -57,8 +59,8 @@ def read_turn(turn: list[Any]) -> list[ProgramCall | BadCall]:
 
 
 def read_text(text: bytes) -> list[ProgramCall | BadCall]:
-    """A turn from JSON, in which bytes are base64. Raises ValueError where it is no list of
-    objects at all."""
+    """Return the calls of a turn from JSON, in which bytes are base64. Raises ValueError if it is
+    no list of objects."""
     try:
         return list(_texts.decode(text))
     except msgspec.ValidationError:
@@ -84,12 +86,12 @@ def _read(data: Any, binary: bool, hinted: bool = True) -> ProgramCall | BadCall
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of a turn: a list of calls. Bytes are base64 there."""
+    """Return the JSON schema of a turn, a list of calls. Bytes are base64 in it."""
     return msgspec.json.schema(list[_UNION])
 
 
 def signature(kind: type[ProgramCall]) -> str:
-    """A call as one line: name, arguments, and what its answer is."""
+    """Return a kind of call as one line: name, arguments, and the type of its answer."""
     fields = [
         field.name if field.required else f"{field.name}={_shown(field)}"
         for field in msgspec.structs.fields(kind)
@@ -106,7 +108,7 @@ def _shown(field: msgspec.structs.FieldInfo) -> str:
 
 
 def table(kinds: tuple[type[ProgramCall], ...] = CALLS) -> str:
-    """The rows of the table in docs/inferlets.md."""
+    """Return the rows of the table in docs/inferlets.md."""
     rows = []
     for kind in kinds:
         text = " ".join((kind.__doc__ or "").split())

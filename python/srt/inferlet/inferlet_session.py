@@ -1,4 +1,5 @@
-"""InferletSession: one run of a program: its calls get their meaning, its turns their answers."""
+"""InferletSession: one run of a program. It executes the program's calls and delivers their
+answers."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class QueueState:
     """A queue of the program.
 
     Attributes:
-        number: of the dispatcher.
-        fault: first error of a call without an answer; the next awaited one gets it.
+        number: the dispatcher's number of the queue.
+        fault: first error of a call without an answer; the next awaited call gets it.
         waiting: calls that wait until the queue is empty.
     """
 
@@ -32,7 +33,7 @@ class QueueState:
 
 
 class Commands(Protocol):
-    """The controller, as a session sees it."""
+    """The part of the controller that a session uses."""
 
     @property
     def traits(self) -> frozenset[str]: ...
@@ -51,7 +52,7 @@ class Commands(Protocol):
 
 
 class InferletSession:
-    """One run. Every method belongs to the event loop of the controller."""
+    """One run of a program. Call every method on the event loop of the controller."""
 
     def __init__(self, commands: Commands, parts: RunParts) -> None:
         self.parts = parts
@@ -74,7 +75,7 @@ class InferletSession:
         return self._inference.space
 
     def handle(self, call: c.ProgramCall | BadCall) -> None:
-        """Give a call its effect; what it is answered comes by ``deliver``, now or later."""
+        """Execute a call. Its answer is passed to ``deliver``, now or later."""
         self.parts.outcome.calls += 1
         if isinstance(call, BadCall):
             fault = Fault("invalid", f"call {call.id}, {call.message}")
@@ -96,7 +97,7 @@ class InferletSession:
             self._refuse_call(call, queue, "invalid", error)
 
     def _handler(self, kind: type[c.ProgramCall]) -> Callable[[Any], None]:
-        """The method that gives calls of a kind their effect, found once a run."""
+        """Return the method that executes calls of a kind. It is looked up once in a run."""
         name = "forward" if issubclass(kind, c.ForwardCall) else c.tag_of(kind)
         room = self._inference if hasattr(self._inference, name) else self._runtime
         found: Callable[[Any], None] = getattr(room, name)
@@ -124,8 +125,8 @@ class InferletSession:
         return state
 
     def create_queue(self, handle: int) -> None:
-        """Open a queue under a handle. Raises ValueError where the handle is in use, or there are
-        too many queues."""
+        """Open a queue with number ``handle``. Raises ValueError if the number is in use, or there
+        are too many queues."""
         if handle in self.queues:
             raise ValueError(f"queue {handle} is in use; take another number")
         if len(self.queues) > self.parts.limits.queues:
@@ -156,7 +157,8 @@ class InferletSession:
     # AnswerSink, of HeldSpace.
 
     def tell(self, call: int, queue: int, value: Any) -> None:
-        """Answer a call; with the error of an earlier one of its queue, where there is one."""
+        """Answer a call with ``value``, or with the error of an earlier call of its queue if there
+        is one."""
         fault = self._earlier(queue)
         self._put(CallAnswer(call, None if fault else value, fault))
 
@@ -168,7 +170,7 @@ class InferletSession:
         self._put(CallAnswer(call, None, self._earlier(queue) or fault))
 
     def _earlier(self, queue: int) -> Fault | None:
-        """The error of an earlier call of a queue or of the whole run, given once."""
+        """Return the error of an earlier call of a queue or of the whole run, and forget it."""
         own, whole = self.queues.get(queue), self.queues[RUNTIME_QUEUE]
         if own is not None and own.fault is not None:
             fault, own.fault = own.fault, None
@@ -183,7 +185,7 @@ class InferletSession:
         self.settle(command.handle)
 
     def settle(self, handle: int) -> None:
-        """CallAnswer those that wait until a queue is empty, where it is."""
+        """Answer the calls that wait until a queue is empty, if it is empty."""
         state = self.queues.get(handle)
         if state is None or not state.waiting or not self._commands.quiet(state.number):
             return
@@ -197,7 +199,7 @@ class InferletSession:
             self.deliver(answer)
 
     def mail_in(self, message: str | bytes) -> None:
-        """A message of the client. Raises ValueError where too many wait."""
+        """Take a message of the client. Raises ValueError if too many messages wait."""
         if isinstance(message, str):
             reader = self.parts.mail[0].put(message)
         else:
@@ -206,7 +208,8 @@ class InferletSession:
             self.tell(reader, RUNTIME_QUEUE, message)
 
     def stop(self, error: str) -> None:
-        """End the run, once: give back what it has. ``error``: why; "" where it ended well."""
+        """End the run and free what it holds; further calls do nothing. ``error``: the reason; ""
+        after success."""
         if self.parts.outcome.ended:
             return
         self.parts.outcome.ended, self.parts.outcome.error = True, error

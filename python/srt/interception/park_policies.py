@@ -44,9 +44,9 @@ class ParkedItem(NamedTuple):
     """One context that waits for a tool.
 
     Attributes:
-        id: of the context.
-        tokens: those of its KV on the device that no other context needs.
-        lacking: tokens of its path that host memory has no copy of, those of others' too.
+        id: id of the context.
+        tokens: tokens of its KV on the device that no other context needs.
+        lacking: tokens of its path without a copy in host memory, shared ones included.
         elapsed, remaining: seconds that the call has taken, and that it will probably still take.
     """
 
@@ -59,12 +59,12 @@ class ParkedItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParkingView:
-    """A moment of the engine.
+    """The state of the engine at one moment.
 
     Attributes:
         others: tokens of the running contexts (C_other).
-        chunk: tokens of a context that one pass can compute beside the running ones.
-        room: tokens that can be had before a claim gives way.
+        chunk: tokens of a context that one pass can compute in addition to the running contexts.
+        room: tokens that can be allocated before memory with a claim is taken.
         taken: tokens that the planned pass takes.
         storable: tokens that the planned pass may copy to host memory; 0 without that tier.
         awaited: tokens of host memory that running requests wait for.
@@ -81,14 +81,15 @@ class ParkingView:
 
 @dataclass(slots=True)
 class ParkingDecision:
-    """Contexts by id.
+    """A policy's decision: ids of contexts for each action.
 
     Attributes:
-        discard: their KV is given up.
-        swap: it is copied to host memory, as far as the pass may, and given up once it all is.
-        copy: it is copied to host memory, as far as the pass may. One that is in ``discard`` too
-            is copied first.
-        release: their claims end: the least recently used goes first.
+        discard: contexts whose KV is discarded.
+        swap: contexts whose KV is copied to host memory, within the limits of the pass, and
+            discarded on the device once all of it is copied.
+        copy: contexts whose KV is copied to host memory, within the limits of the pass. A context
+            that is also in ``discard`` is copied first.
+        release: contexts whose claims end, so the least recently used is evicted first.
     """
 
     discard: list[int] = field(default_factory=list)
@@ -105,12 +106,13 @@ Value = Callable[[ParkedItem, Costs], float]
 
 @dataclass(frozen=True, slots=True)
 class ParkingPolicy:
-    """Treatment of parked contexts.
+    """A policy for parked contexts.
 
     Attributes:
         decide: called for the contexts whose tool has not answered.
-        value: of a token of a context's KV; the lowest goes first where memory is short.
-        soft: whether memory for a request may be taken from parked contexts, whatever runs.
+        value: value of a token of a context's KV; the lowest is evicted first where memory is
+            short.
+        soft: whether a request may get memory of parked contexts, whatever else runs.
         synchronous: whether copies may take longer than their pass.
         pause: seconds between two calls of ``decide``; 0: it is called for every pass.
     """
@@ -123,12 +125,12 @@ class ParkingPolicy:
 
 
 def discard(items: Items, view: ParkingView) -> ParkingDecision:
-    """Give everything up (InferCept, section 3.2, Discard)."""
+    """Discard the KV of every parked context (InferCept, section 3.2, Discard)."""
     return ParkingDecision(discard=[item.id for item in items()])
 
 
 def preserve(items: Items, view: ParkingView) -> ParkingDecision:
-    """Keep everything (InferCept, section 3.2, Preserve)."""
+    """Keep the KV of every parked context (InferCept, section 3.2, Preserve)."""
     return ParkingDecision()
 
 
@@ -138,7 +140,8 @@ def swap(items: Items, view: ParkingView) -> ParkingDecision:
 
 
 def heuristic(items: Items, view: ParkingView) -> ParkingDecision:
-    """Keep the KV of short calls, copy that of medium ones and give up that of long ones."""
+    """Keep the KV of short calls, copy that of medium calls to host memory, and discard that of
+    long calls."""
     made = ParkingDecision()
     for item in items():
         expected = item.elapsed + item.remaining
@@ -150,11 +153,12 @@ def heuristic(items: Items, view: ParkingView) -> ParkingDecision:
 
 
 def min_waste(items: Items, view: ParkingView) -> ParkingDecision:
-    """Copy the most wasteful ones, within the budget of this pass and of the next ones; of the
-    rest, give up those that waste less so (InferCept, section 4.3, with equations 2, 4 and 5).
+    """Copy the most wasteful contexts to host memory, within the budget of this pass and of the
+    next ones. Of the rest, discard those for which that wastes less than keeping them (InferCept,
+    section 4.3, with equations 2, 4 and 5).
 
-    A context that one pass may not copy whole is copied in parts, and wastes its memory until the
-    last one is copied, and while it is loaded. It is copied where that is less than the waste of
+    A context that is too large for one pass is copied in parts. It wastes its memory until the last
+    part is copied, and again while it is loaded. It is copied if that is less than the waste of
     keeping or computing it again.
     """
     made, ahead, t_fwd = ParkingDecision(), view.awaited, added(view.costs)
@@ -173,9 +177,9 @@ def min_waste(items: Items, view: ParkingView) -> ParkingDecision:
 
 
 def waste_copied(item: ParkedItem, ahead: int, view: ParkingView) -> float:
-    """Waste of copying a context to host memory, in tokens times milliseconds: it holds its memory
-    until it is copied and while it is loaded back. Passes are taken to last as long as this one;
-    ``ahead`` tokens are copied before it."""
+    """Return the waste of copying a context to host memory, in tokens times milliseconds. The
+    context holds its device memory until it is copied and while it is loaded back. All passes are
+    assumed to last as long as this one; ``ahead`` tokens are copied before it."""
     held = item.tokens * view.costs.copy.b
     if item.lacking:
         if not view.storable:
@@ -186,12 +190,12 @@ def waste_copied(item: ParkedItem, ahead: int, view: ParkingView) -> float:
 
 
 def ttl(items: Items, view: ParkingView) -> ParkingDecision:
-    """Keep everything for ``RETENTION`` seconds."""
+    """Keep the KV of every parked context for ``RETENTION`` seconds, then end its claim."""
     return ParkingDecision(release=[item.id for item in items() if item.elapsed > RETENTION])
 
 
 def eager(items: Items, view: ParkingView) -> ParkingDecision:
-    """Copy everything within the budget, the oldest first, and give up nothing."""
+    """Copy the KV of every parked context within the budget, the oldest first, and discard none."""
     made, left = ParkingDecision(), view.storable
     for item in items() if left > 0 else ():
         if left <= 0:
@@ -203,8 +207,9 @@ def eager(items: Items, view: ParkingView) -> ParkingDecision:
 
 
 def write_back(items: Items, view: ParkingView) -> ParkingDecision:
-    """Copy what will be evicted before a copy of it would be made if that began at the next
-    decision, the first to go first. What the device will still have is not copied."""
+    """Copy KV that would be evicted before it is copied, if its copy began only at the next
+    decision. The KV that is evicted first is copied first. KV that the device will keep is not
+    copied."""
     made, ahead, room = ParkingDecision(), 0, view.room
     if not view.taken or view.storable <= 0:
         return made
@@ -223,24 +228,25 @@ def write_back(items: Items, view: ParkingView) -> ParkingDecision:
 
 
 def priced_value(item: ParkedItem, costs: Costs) -> float:
-    """Milliseconds saved by a token's KV, per second until they are."""
+    """Return the milliseconds that a token's KV saves for each second until they are saved."""
     saved = min(costs.forward.b, costs.copy.b) if not item.lacking else costs.forward.b
     return saved / max(item.remaining, SOON)
 
 
 def claimed_value(remaining: float, costs: Costs) -> float:
-    """Value of a token's KV in a lower tier, with a claim that is used in ``remaining`` seconds."""
+    """Return the value of a token's KV in a lower tier, with a claim that is used in ``remaining``
+    seconds."""
     return costs.forward.b / max(remaining, SOON)
 
 
 def unclaimed_value(age: float, chance: float, costs: Costs) -> float:
-    """Value of a token's KV without a claim, unused for ``age`` seconds, of which a share of
-    ``chance`` is used again."""
+    """Return the value of a token's KV without a claim that was unused for ``age`` seconds. A share
+    ``chance`` of such KV is used again."""
     return chance * costs.forward.b / max(age, SOON)
 
 
 def youngest_first(item: ParkedItem, costs: Costs) -> float:
-    """The value that lets the youngest call's KV go first."""
+    """Return a value under which the KV of the youngest call is evicted first."""
     return item.elapsed
 
 

@@ -1,4 +1,5 @@
-"""Engines on a Ray cluster, until a signal: the main of ``sglang engine --launcher ray``."""
+"""Runs engines on a Ray cluster until a signal: the main function of ``sglang engine --launcher
+ray``."""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ class ClusterPlan(NamedTuple):
     """Engines to start on a cluster.
 
     Attributes:
-        address: of the cluster.
+        address: address of the cluster.
+        engines: number of engines.
         keys: path of the engines' key file.
-        cpus: of each rank.
+        cpus: CPUs of each rank.
         more: further flags of each engine.
     """
 
@@ -36,7 +38,7 @@ class ClusterPlan(NamedTuple):
 
 
 def flags_of(config: Config) -> list[str]:
-    """Flags of ``sglang engine`` that give these settings."""
+    """Return the flags of ``sglang engine`` that give these settings."""
     defaults, found = Config().settings(), list[str]()
     for name, value in config.settings().items():
         flag = "--" + name.replace("_", "-")
@@ -52,8 +54,9 @@ def flags_of(config: Config) -> list[str]:
 
 
 def run_on_ray(config: Config, plan: ClusterPlan) -> int:
-    """Start the engines, name their addresses, one a line of standard output, and report deaths
-    until a signal. Return the exit code: 1 where no engine could be placed, or none is left."""
+    """Start the engines, print their addresses to standard output, one a line, and report lost
+    engines until a signal. Return the exit code: 1 if no engine could be started, or none is left.
+    """
     gpus = 1.0 if config.model.device.startswith("cuda") else 0.0
     resources = EngineResources(config.parallel.ranks, plan.cpus, gpus)
     keys = Path(plan.keys).expanduser().read_bytes()

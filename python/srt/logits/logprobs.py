@@ -1,4 +1,5 @@
-"""Log-probabilities: reading rows of log-softmax back as plain lists, all rows in one transfer."""
+"""Log-probabilities: computes log-softmax and reads rows of it back to the host, all rows in one
+transfer."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from sglang.srt.numeric.torch_later import Tensor, torch
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """The model's own log-probabilities, natural logarithm, float32."""
+    """Return the model's own log-probabilities: natural logarithm, float32, the shape of
+    ``logits``."""
     return logits.float().log_softmax(-1)
 
 
 def top_lists(logprobs: Tensor, wanted: Sequence[int]) -> list[TopList]:
-    """The ``wanted[i]`` most likely (id, log-probability) of each row, most likely first."""
+    """Return for each row i its ``wanted[i]`` most likely (id, log-probability), most likely first.
+    ``logprobs``: [rows, vocabulary]."""
     most = min(max(wanted, default=0), logprobs.shape[1])
     if most <= 0:
         return [[] for _ in wanted]
@@ -27,8 +30,9 @@ def top_lists(logprobs: Tensor, wanted: Sequence[int]) -> list[TopList]:
 
 
 def packed_lists(logprobs: Tensor, wanted: Sequence[int]) -> list[tuple[bytes, bytes]]:
-    """Ids, int32, and log-probabilities, float32, of the ``wanted[i]`` most likely tokens of each
-    row, most likely first; where it is ``WHOLE`` no ids and all log-probabilities."""
+    """Return for each row i the ids (int32) and log-probabilities (float32) of its ``wanted[i]``
+    most likely tokens as bytes, most likely first. If ``wanted[i]`` is ``WHOLE``, return no ids and
+    all log-probabilities of the row."""
     most = min(max(wanted), logprobs.shape[1])
     ids = values = np.zeros((len(wanted), 0), dtype=np.int32)
     if most > 0:
@@ -44,7 +48,7 @@ def packed_lists(logprobs: Tensor, wanted: Sequence[int]) -> list[tuple[bytes, b
 
 
 def probe_lists(logprobs: Tensor, probes: Sequence[Sequence[int]]) -> list[list[float]]:
-    """The log-probabilities of the ids ``probes[i]`` in row ``i``."""
+    """Return for each row i the log-probabilities of the ids ``probes[i]``."""
     most = max((len(ids) for ids in probes), default=0)
     if most == 0:
         return [[] for _ in probes]
@@ -54,5 +58,5 @@ def probe_lists(logprobs: Tensor, probes: Sequence[Sequence[int]]) -> list[list[
 
 
 def chosen(logprobs: Tensor, ids: Tensor) -> list[float]:
-    """The log-probability of one id a row; ids: int32 or int64 [n]."""
+    """Return the log-probability of one id of each row; ids: int32 or int64 [n]."""
     return [float(v) for v in logprobs.gather(1, ids.long().unsqueeze(1)).squeeze(1).tolist()]

@@ -131,7 +131,7 @@ class RadixTree:
         return node, gained
 
     def unlock(self, node: RadixNode) -> None:
-        """Give back one lock on ``node`` and on all nodes of its path."""
+        """Release one lock on ``node`` and on all nodes of its path."""
         use, now = next(self._uses), self.clock.now()
         step: RadixNode | None = node
         while step is not None:
@@ -150,7 +150,7 @@ class RadixTree:
         self._drop_root_if_empty(node)
 
     def continues(self, node: RadixNode, tokens: Ints, start: int) -> bool:
-        """Whether the tree holds at least a page of ``tokens[start:]`` below ``node``."""
+        """Return whether the tree has at least one page of ``tokens[start:]`` below ``node``."""
         return self._child(node, tokens, start, len(tokens))[1] > 0
 
     def exclusive(self, node: RadixNode) -> int:
@@ -193,7 +193,7 @@ class RadixTree:
             node = child
 
     def unclaim(self, node: RadixNode) -> None:
-        """Take back a claim that ``claim`` has put."""
+        """Remove a claim that ``claim`` has put."""
         self._count_claim(node, -1)
 
     def _count_claim(self, node: RadixNode, change: int) -> None:
@@ -279,7 +279,7 @@ class RadixTree:
         return count
 
     def _oldest(self, claimed: bool) -> RadixNode | None:
-        """The least recently used leaf. ``claimed``: those with a claim count too."""
+        """Return the least recently used leaf. ``claimed``: leaves with a claim count too."""
         oldest = self._top(claimed)
         if oldest is None and claimed and self.evictable:
             for node in self.nodes():  # leaves with a claim have lost their entries
@@ -302,8 +302,8 @@ class RadixTree:
         return self.evict(self.evictable, why)
 
     def drop(self, namespace: Namespace) -> int:
-        """Give back all pages of a namespace, of which nothing is locked. ``lost`` gets no record
-        of them. Returns the number of pages."""
+        """Return all pages of a namespace to the pool. None of it may be locked. ``lost`` gets no
+        record of them. Returns the number of pages."""
         root = self._roots.pop(namespace)
         assert not root.locks, "a namespace in use cannot be dropped"
         del self._namespaces[root.number]
@@ -406,8 +406,8 @@ class RadixTree:
                 stack.extend(node.children.values())
 
     def check(self, locks: Mapping[int, int] | None = None) -> Ints:
-        """Raise AssertionError on any inconsistency. Returns the pages in the tree. ``locks``: how
-        many the nodes have, by number, where that is known; nodes without any may be missing."""
+        """Raise AssertionError on any inconsistency. Return the pages in the tree. ``locks``: the
+        expected locks by node number, if known; a missing node must have none."""
         owned = ints()
         evictable = protected = 0
         offered = {(used, node.number) for used, _, node in self._heap}

@@ -1,8 +1,9 @@
-"""Submission: a program as a client sends it, whole, before any of it runs (Parrot paper, 4.1).
+"""Submission: a whole program in the form in which a client sends it before it runs (Parrot paper,
+4.1).
 
-A submission has streams; 0 is the program's own, the others begin as a branch of a fork or as a
-call of another program. A stream is a text that grows step by step. A step is what one node of a
-program's graph does: it appends text, makes variables, or both.
+A submission has streams. Stream 0 is the program's own; the others begin as a branch of a fork or
+as a call of another program. A stream is a text that grows step by step. A step is the action of
+one node of a program's graph: it appends text, makes variables, or both.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ Key: TypeAlias = tuple[int, str]
 
 
 class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A value that is made elsewhere: `step` and `name`, or `argument`, or `var`, the id of a
-    semantic variable of the same session."""
+    """A reference to a value. It has one of three forms: `step` and `name` (a variable that a step
+    makes), `argument` (an argument of the program), or `var` (the id of a semantic variable of the
+    same session)."""
 
     step: Number | None = None
     name: Name | None = None
@@ -41,7 +43,7 @@ class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def sound(self) -> bool:
-        """Whether it has exactly one of the three forms."""
+        """Return whether the Ref has exactly one of the three forms."""
         made = self.step is not None and self.name is not None
         forms = made + (self.argument is not None) + (self.var is not None)
         return forms == 1 and (made or (self.step is None and self.name is None))
@@ -55,17 +57,17 @@ class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 class ProgramStep(msgspec.Struct, kw_only=True, tag_field="op", forbid_unknown_fields=True):
-    """Base of all steps. `at`: file and line of the program that made it."""
+    """Base of all steps. `at`: file and line of the program that the step comes from."""
 
     number: Number
     at: tuple[Annotated[str, Meta(max_length=1024)], int] | None = None
 
     def values(self) -> tuple[Any, ...]:
-        """Values that the step reads."""
+        """Return the values that the step reads."""
         return ()
 
     def made(self) -> tuple[str, ...]:
-        """Names of the variables that the step makes."""
+        """Return the names of the variables that the step makes."""
         return ()
 
     @property
@@ -96,7 +98,7 @@ class ValueStep(ProgramStep, tag="value"):
 
 class GenStep(ProgramStep, tag="gen"):
     """Append generated text. `body`: the fields of `/generate` except the prompt. `reasoning`: the
-    model's type, where the reasoning before the answer is split off."""
+    model's type, if the reasoning before the answer is split off."""
 
     body: dict[str, Any]
     name: Name | None = None
@@ -113,7 +115,7 @@ class Adapter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChooseStep(ProgramStep, tag="choose"):
-    """Append the most likely of texts."""
+    """Append the most likely of several texts."""
 
     options: Annotated[list[str], Meta(min_length=1, max_length=MAX_OPTIONS)]
     method: Literal[
@@ -143,7 +145,7 @@ class MediaStep(ProgramStep, tag="media"):
 
 
 class SetStep(ProgramStep, tag="set"):
-    """Make a variable of a value."""
+    """Set a variable to a value."""
 
     name: Name
     value: Any
@@ -156,13 +158,13 @@ class SetStep(ProgramStep, tag="set"):
 
 
 class ScopeBeginStep(ProgramStep, tag="scope_begin"):
-    """A variable of the text from here on begins."""
+    """Begin a variable that is the text from here on."""
 
     name: Name
 
 
 class ScopeEndStep(ProgramStep, tag="scope_end"):
-    """Make a variable of the text since the scope of its name began."""
+    """End a variable: it is the text since the scope of its name began."""
 
     name: Name
 
@@ -171,7 +173,7 @@ class ScopeEndStep(ProgramStep, tag="scope_end"):
 
 
 class TransformStep(ProgramStep, tag="transform"):
-    """Make a variable of another one's value."""
+    """Set a variable to another value after transforms."""
 
     name: Name
     of: Ref
@@ -185,9 +187,10 @@ class TransformStep(ProgramStep, tag="transform"):
 
 
 class ToolStep(ProgramStep, tag="tool"):
-    """Append the text of a function's result, given the text of `of`; make a variable of it.
+    """Append the result of a function as text, and set a variable to it. The function's argument is
+    the text of `of`.
 
-    `where`: the function is the client's, which sets the variable, or of the server's toolbox.
+    `where`: the function runs at the client, which sets the variable, or in the server's toolbox.
     """
 
     name: Name
@@ -210,8 +213,9 @@ class ForkStep(ProgramStep, tag="fork"):
 
 
 class JoinStep(ProgramStep, tag="join"):
-    """Wait for steps, the last ones of branches. gather_variable makes of each name the list, by
-    branch, of their variables; concate_and_append appends the branches' texts side by side."""
+    """Wait for steps, which are the last ones of branches. gather_variable sets each name to the
+    list of the branches' variables, by branch. concate_and_append appends the branches' texts, each
+    encoded independently."""
 
     ends: Annotated[list[Number], Meta(min_length=1)]
     mode: Literal["gather_variable", "concate_and_append"] = "gather_variable"
@@ -230,8 +234,9 @@ CALLS = (GenStep, ChooseStep, ToolStep)
 
 
 class StreamBegin(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The begin of a stream: branch `index` of the fork of step `fork`, or a `call` of a program of
-    this name. `number`: that of the step which begins it, where something waits for that."""
+    """The begin of a stream: branch `index` of the fork of step `fork`, or a `call` of the program
+    with this name. `number`: the number of the step that begins the stream, if something waits for
+    that step."""
 
     fork: Number | None = None
     index: Number | None = None
@@ -240,7 +245,7 @@ class StreamBegin(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 class ProgramStream(msgspec.Struct, forbid_unknown_fields=True):
-    """A text and its steps, in order. `begin`: null for the program's own, stream 0."""
+    """A stream: a text and its steps, in order. `begin`: null for the program's own stream 0."""
 
     stream: Number
     steps: list[AnyStep]
@@ -248,7 +253,7 @@ class ProgramStream(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Submission(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A program with its arguments. `result` is the client's own and is not read."""
+    """A program with its arguments. `result` is the client's; the server does not read it."""
 
     version: Literal[1] = 1
     name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
@@ -259,14 +264,14 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     result: Any = None
 
     def steps(self) -> dict[int, AnyStep]:
-        """All steps by number, in the order of the submission."""
+        """Return all steps by number, in the order of the submission."""
         return {step.number: step for stream in self.streams for step in stream.steps}
 
 
 def value_of(value: Any) -> Any:
-    """A value as it was sent, with a Ref in place of each object.
+    """Return a value of a submission, with a Ref in place of each object.
 
-    Raises ValueError for an object that is no Ref, and for lists that are too deep.
+    Raises ValueError for an object that is no Ref, and for lists that are nested too deeply.
     """
     return _value(value, 0)
 
@@ -290,7 +295,7 @@ def _value(value: Any, depth: int) -> Any:
 
 
 def refs_in(value: Any) -> Iterator[Ref]:
-    """The Refs in a value that ``value_of`` has read."""
+    """Yield the Refs in a value that ``value_of`` has returned."""
     if isinstance(value, Ref):
         yield value
     elif isinstance(value, list):

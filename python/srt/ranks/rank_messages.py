@@ -1,11 +1,11 @@
-"""Messages between the planner and its ranks, and between ranks: MessagePack, a message a frame.
+"""Messages between the planner and its ranks, and between ranks: MessagePack, one message a frame.
 
-start    Hello, Welcome, then Offer and Smallest as often as a number is agreed on, and Ready
-passes   PassPlan to every rank, PlanMasks to the one that samples, Outcome or PassFailed from it
-ids      SampledIds, from the rank that samples to those of the first stage
-end      RankFailed from a rank that cannot go on, Stop to all
+start    Hello, Welcome; then Offer and Smallest for each number that the ranks agree on; Ready
+passes   PassPlan to every rank, PlanMasks to the rank that samples, Outcome or PassFailed from it
+ids      SampledIds, from the rank that samples to the ranks of the first stage
+end      RankFailed from a rank that cannot continue, Stop to all ranks
 
-A frame of another ``epoch``, which is another start of the planner, is dropped.
+``epoch`` numbers the starts of the planner. A frame of another epoch is dropped.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Hello(_RankFrame, frozen=True, tag=True):
     """The first message of a rank, before it reads weights.
 
     Attributes:
-        inbox, ids, states: addresses at which it takes messages, sampled ids and hidden states.
-        store: address of the store in which the ranks meet; of rank 0 alone.
-        facts: all that must be equal on every rank, by name.
+        inbox, ids, states: addresses at which it receives messages, sampled ids and hidden states.
+        store: address of the store through which the ranks connect; only rank 0 gives it.
+        facts: everything that must be equal on every rank, by name.
     """
 
     rank: int
@@ -41,7 +41,7 @@ class Hello(_RankFrame, frozen=True, tag=True):
 
 
 class Welcome(_RankFrame, frozen=True, tag=True):
-    """Answer to the ``Hello`` of all ranks. ``ids``, ``states``: by rank."""
+    """Answer to the ``Hello`` of all ranks. ``ids``, ``states``: addresses by rank."""
 
     ids: list[str]
     states: list[str]
@@ -49,14 +49,14 @@ class Welcome(_RankFrame, frozen=True, tag=True):
 
 
 class Offer(_RankFrame, frozen=True, tag=True):
-    """A number of which the smallest counts: pages that the rank has memory for."""
+    """The pages that a rank has memory for. The planner takes the smallest number of all ranks."""
 
     rank: int
     number: int
 
 
 class Smallest(_RankFrame, frozen=True, tag=True):
-    """The smallest number that was offered."""
+    """The smallest number that the ranks offered."""
 
     number: int
 
@@ -75,7 +75,7 @@ class PassPlan(_RankFrame, frozen=True, tag=True):
 
 
 class PlanMasks(_RankFrame, frozen=True, tag=True):
-    """The masks that the samples of batch ``id`` name by index."""
+    """The masks of batch ``id``; its samples refer to them by index."""
 
     id: int
     masks: list[Mask]
@@ -88,22 +88,24 @@ class Outcome(_RankFrame, frozen=True, tag=True):
 
 
 class PassFailed(_RankFrame, frozen=True, tag=True):
-    """Batch ``id`` could not be computed, and the next ones can."""
+    """Batch ``id`` could not be computed; the rank can compute the next ones."""
 
     id: int
     error: str
 
 
 class SampledIds(_RankFrame, frozen=True, tag=True):
-    """The tokens that batch ``id`` sampled, one a row, 0 where none; empty where it failed."""
+    """The tokens that batch ``id`` sampled: one for each row, 0 for a row without a sample; empty
+    if the batch failed."""
 
     id: int
     tokens: Ints
 
 
 class StatesHead(_RankFrame, frozen=True, tag=True):
-    """Description of the hidden states of batch ``id``, which are the frame after it; ``error``:
-    why there are none. ``seconds``: what the stages so far took for it, without waiting."""
+    """Description of the hidden states of batch ``id``, which the next frame holds. ``error``: the
+    reason why there are none. ``seconds``: the computing time of each stage so far, without waits.
+    """
 
     id: int
     shape: tuple[int, int]
@@ -113,7 +115,7 @@ class StatesHead(_RankFrame, frozen=True, tag=True):
 
 
 class LoadOnRank(_RankFrame, frozen=True, tag=True):
-    """See ``Worker.load_adapter``; every rank answers with ``LoadedOnRank``."""
+    """Load an adapter, as ``Worker.load_adapter`` does. Every rank answers ``LoadedOnRank``."""
 
     number: int
     path: str
@@ -121,7 +123,8 @@ class LoadOnRank(_RankFrame, frozen=True, tag=True):
 
 
 class LoadedOnRank(_RankFrame, frozen=True, tag=True):
-    """``error``: why it is not, "" where it is; ``memory``: it found no memory."""
+    """Answer to ``LoadOnRank``: the rank has loaded the adapter. ``error``: the reason why it has
+    not, "" after success; ``memory``: the reason is a lack of memory."""
 
     rank: int
     number: int
@@ -131,7 +134,7 @@ class LoadedOnRank(_RankFrame, frozen=True, tag=True):
 
 
 class UnloadOnRank(_RankFrame, frozen=True, tag=True):
-    """See ``Worker.unload_adapter``."""
+    """Unload an adapter, as ``Worker.unload_adapter`` does."""
 
     number: int
 
@@ -141,8 +144,8 @@ class Stop(_RankFrame, frozen=True, tag=True):
 
 
 class RankFailed(_RankFrame, frozen=True, tag=True):
-    """The rank ends. ``kind``: "memory" or "value" where another configuration would help, else
-    "lost"."""
+    """The rank ends because of an error. ``kind``: "memory" or "value" if another configuration
+    would help, else "lost"."""
 
     rank: int
     kind: str
@@ -150,7 +153,7 @@ class RankFailed(_RankFrame, frozen=True, tag=True):
 
 
 class NodeJoins(_RankFrame, frozen=True, tag=True):
-    """A machine offers its ranks. ``facts``: what must equal the planner's."""
+    """A machine offers its ranks. ``facts``: facts that must equal the planner's."""
 
     node: int
     inbox: str
@@ -158,7 +161,7 @@ class NodeJoins(_RankFrame, frozen=True, tag=True):
 
 
 class NodeStarts(_RankFrame, frozen=True, tag=True):
-    """The planner takes the ranks of a machine: they are to be started with its epoch."""
+    """The planner uses the ranks of a machine, which must start them with the planner's epoch."""
 
 
 class NodeRefused(_RankFrame, frozen=True, tag=True):
@@ -168,7 +171,8 @@ class NodeRefused(_RankFrame, frozen=True, tag=True):
 
 
 class NodeBeat(_RankFrame, frozen=True, tag=True):
-    """A sign of life, of a machine to the planner and of the planner (node 0) to the others."""
+    """A heartbeat, from a machine to the planner and from the planner (node 0) to the other
+    machines."""
 
     node: int
 

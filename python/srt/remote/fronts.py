@@ -1,16 +1,17 @@
-"""Fronts: the servers that use one engine, as sessions. Frames and events in, verbs and frames out;
-no socket and no clock.
+"""Fronts: the servers that use one engine, as sessions. This module turns frames into verbs and
+events into frames; it has no socket and no clock.
 
-serving   HELLO was answered: its verbs wait in turn, and its events go to it
-(over)    it left, its connection ended, or its frames made no sense; ``verbs`` closes its contexts
+serving   the session's HELLO was answered: its verbs wait their turn, and its events are sent to it
+(over)    the front left, its connection ended, or its frames were malformed; ``verbs`` closes its
+contexts
 
-A session's contexts are those with its number (``front_numbers``): a front can neither name nor end
-another's. What all share is the engine's: its cache, by namespace, its adapters, and a pause, which
-lasts until every front that requested it has continued or is gone.
+A session's contexts have the session's number (``front_numbers``), so a front can neither name nor
+end another front's contexts. All fronts share the engine's cache (by namespace), its adapters, and
+a pause. A pause lasts until every front that requested it has continued or is gone.
 
-Verbs are handed over by deficit round robin (Shreedhar and Varghese 1995) over the costs of
-``engine/loop.VerbCosts``, and no more at once than a step of the engine may cost: what a front
-sends delays another's verbs by a step or two, however much it is.
+Verbs are passed on by deficit round robin (Shreedhar and Varghese 1995) over the costs of
+``engine/loop.VerbCosts``. At most as many are passed on at once as a step of the engine may cost.
+So however much a front sends, it delays another front's verbs by only a step or two.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ PAUSES = ("pause", "retract")
 
 
 class FrontLimits(NamedTuple):
-    """Bounds of what fronts may hold."""
+    """Limits on fronts."""
 
     fronts: int = 16
     contexts: int = 65536  # contexts that one front may hold
@@ -76,12 +77,12 @@ class FrontCounts:
     """Counters since the start.
 
     Attributes:
-        front_sessions: those that have begun.
-        refused_fronts: fronts that were not served: too many, or another model, vocabulary or
+        front_sessions: sessions that have begun.
+        refused_fronts: fronts that were refused: too many, or another model, vocabulary or
             protocol.
-        refused_strangers: connections that ended before a session, for their keys or their bytes.
-        dropped_frames: frames of no session, of another one, or that came twice.
-        broken_sessions: those that ended because frames were missing or made no sense.
+        refused_strangers: connections that ended before a session, because of their keys or bytes.
+        dropped_frames: frames of no session, of another session, or that came twice.
+        broken_sessions: sessions that ended because frames were missing or malformed.
         lost_fronts: sessions that ended with their connection.
         closed_contexts: contexts that were closed because their front was gone.
         denied_contexts: contexts beyond the limit.
@@ -99,16 +100,17 @@ class FrontCounts:
 
 @dataclass(eq=False)
 class Front:
-    """One session.
+    """A front's session.
 
     Attributes:
-        number: of the session, unique in the engine's life.
-        identity: of its connection.
+        number: number of the session, unique in the engine's life.
+        identity: identity of its connection.
         greeting: number that the front chose for its HELLO.
-        sent: frames to it.
-        opened: contexts that it may hold, at most; counted anew at the limit.
+        sent: number of frames sent to it.
+        opened: upper bound of the contexts that it holds; counted exactly when it reaches the
+            limit.
         denied: contexts that it opened beyond the limit.
-        spaces: open ones.
+        spaces: its open spaces.
     """
 
     number: int
@@ -127,12 +129,12 @@ class Fronts:
     """All sessions of an engine.
 
     Args:
-        facts: of the engine.
-        contexts: those of the engine, as they are while it handles no verb.
-        boot: begins all epochs, so that those of an engine before this one are none of its own.
+        facts: facts about the engine.
+        contexts: the engine's contexts; they are read while the engine handles no verb.
+        boot: upper bits of all epochs; they differ from those of an earlier engine.
 
     Attributes:
-        outbox: identities and frames to send.
+        outbox: frames to send, each with the identity of its connection.
     """
 
     def __init__(
@@ -152,18 +154,18 @@ class Fronts:
 
     @property
     def count(self) -> int:
-        """Sessions now."""
+        """Return the number of sessions now."""
         return len(self._fronts)
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something for the engine to do."""
+        """Return whether the engine has verbs to handle."""
         return bool(self._over) or any(front.queue for front in self._turns)
 
     # -- frames in -------------------------------------------------------------------------------
 
     def take(self, identity: bytes, frame: bytes, now: float) -> None:
-        """Take a frame from a connection, whatever it is. ``now``: on the monotonic clock."""
+        """Handle any frame from a connection. ``now``: seconds on the monotonic clock."""
         try:
             header = header_of(frame)
         except FrameError:
@@ -210,7 +212,8 @@ class Fronts:
         log.info("front %s is served (%d of %d)", name, self.count, self._limits.fronts)
 
     def _refusal(self, header: FrameHeader, frame: bytes) -> tuple[str, str]:
-        """Name of a front that says HELLO, and why it is not served, "" where it is."""
+        """Return the name of a front that sent HELLO, and the reason why it is refused, "" if it is
+        accepted."""
         try:
             hello = msgspec.msgpack.decode(body_of(frame), type=FrontHello)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -231,7 +234,7 @@ class Fronts:
     # -- verbs -----------------------------------------------------------------------------------
 
     def verbs(self) -> list[Verb]:
-        """Verbs for the engine's next step, which has handled all that were returned before."""
+        """Return verbs for the engine's next step. It must have handled all earlier ones."""
         found = self._closings()
         self._count_contexts()
         costs, total, closed = VerbCosts(self._contexts), 0, set[int]()
@@ -255,7 +258,7 @@ class Fronts:
         return found
 
     def _closings(self) -> list[Verb]:
-        """Verbs that end the contexts, spaces and pauses of sessions that are over."""
+        """Return verbs that end the contexts, spaces and pauses of sessions that are over."""
         if not self._over:
             return []
         found: list[Verb] = [Close(n) for n in self._contexts if session_of(n) in self._over]
@@ -268,8 +271,8 @@ class Fronts:
         return found
 
     def _may(self, front: Front, verb: Verb, closed: set[int]) -> bool:
-        """Whether the engine may have a verb; where it may not, it is answered. ``closed``:
-        contexts that verbs of this step close."""
+        """Return whether a verb may go to the engine. A verb that may not is answered here.
+        ``closed``: contexts that verbs of this step close."""
         if isinstance(verb, Open | ForkContext):
             return self._may_open(
                 front, verb.child if isinstance(verb, ForkContext) else verb.context
@@ -301,8 +304,8 @@ class Fronts:
         return True
 
     def _may_open(self, front: Front, number: int) -> bool:
-        """Whether a front may open one more context. Raises FrameError for one that goes on opening
-        what is denied."""
+        """Return whether a front may open one more context. Raises FrameError if a front repeatedly
+        opens denied contexts."""
         if front.opened < self._limits.contexts:
             front.opened += 1
             return True
@@ -313,8 +316,8 @@ class Fronts:
         return False
 
     def _count_contexts(self) -> None:
-        """Count what a front really holds, where its next verbs may reach the limit: contexts also
-        end with their requests."""
+        """Count the contexts that a front holds, if its next verbs may reach the limit. Contexts
+        also end with their requests, so the estimate may be too high."""
         for front in self._turns:
             if front.queue and front.opened + MAX_OPENED > self._limits.contexts:
                 front.opened = sum(session_of(n) == front.number for n in self._contexts)
@@ -337,8 +340,8 @@ class Fronts:
             self._say(by_number[number], own)
 
     def _shown(self, data: dict[str, Any], number: int) -> dict[str, Any]:
-        """Data of a Reply, without the requests and contexts of other fronts, and with counts of
-        the fronts among the engine's statistics."""
+        """Return the data of a Reply without the requests and contexts of other fronts, and with
+        counts of the fronts in the engine's statistics."""
         if "passes" in data:
             return {**data, "fronts": self.count, **asdict(self.counts)}
         if "tree" not in data:
@@ -351,8 +354,7 @@ class Fronts:
         return {**data, **own}
 
     def beat(self) -> None:
-        """Tell every front that the engine's loop turns; a send that fails shows one that is
-        gone."""
+        """Send a heartbeat to every front. A failed send shows that a front is gone."""
         for front in self._turns:
             self._send(front, Kind.BEAT)
 
@@ -380,7 +382,7 @@ class Fronts:
             self._end(front)
 
     def _break(self, front: Front, error: FrameError) -> None:
-        """End a session whose frames make no sense."""
+        """End a session whose frames are malformed."""
         self.counts.broken_sessions += 1
         log.error("the session of front %s is over: %s", front.name, error)
         self._send(front, Kind.ENDED, str(error).encode())
@@ -393,5 +395,5 @@ class Fronts:
 
 
 def _renumbered(item: dict[str, Any]) -> dict[str, Any]:
-    """An entry of a snapshot with its front's own numbers."""
+    """Return an entry of a snapshot with its front's own numbers."""
     return {k: v & OWN if k in ("context", "request", "id") else v for k, v in item.items()}

@@ -44,13 +44,13 @@ LEAVE_MILLISECONDS = 200
 
 @dataclass
 class LinkCounts:
-    """Counts of all sessions with one engine.
+    """Counts over all sessions with one engine.
 
     Attributes:
-        sessions: those that have begun.
-        reconnections: of these, all but the first.
-        refused: attempts that one of the ends refused.
-        dropped: frames of another session, frames that came twice, frames that are none.
+        sessions: sessions that have begun.
+        reconnections: sessions after the first.
+        refused: attempts that the front or the engine refused.
+        dropped: frames of another session, repeated frames and malformed frames.
         broken: sessions that ended because frames were missing or could not be read.
     """
 
@@ -62,7 +62,7 @@ class LinkCounts:
 
 
 class EngineTarget(NamedTuple):
-    """An engine, and how it is reached."""
+    """An engine and the way to reach it."""
 
     address: str
     keys: FrontKeys | None
@@ -71,22 +71,22 @@ class EngineTarget(NamedTuple):
 
 
 class RemoteEngine:
-    """One session with an engine. Everything belongs to the running event loop.
+    """One session with an engine. Call every method on the running event loop.
 
     Args:
         address: tcp://HOST:PORT.
-        curve: keys; None where the address is of this machine.
-        expected: what the engine must have.
-        heartbeat: seconds without a sign of the engine after which it counts as lost.
-        counts: of earlier sessions with it.
+        curve: CURVE keys; None if the address is on this machine.
+        expected: facts that the engine must have.
+        heartbeat: seconds without a message of the engine after which it counts as lost.
+        counts: counts of earlier sessions with the engine.
 
     Attributes:
-        client: made by ``ready``, as ``facts``.
-        facts: what the engine says of itself.
-        differs: facts of its arithmetic that are not the expected ones, in words.
-        pid: 0, since it is no process of this machine.
+        client: client of the engine, made by ``ready``.
+        facts: facts that the engine reports, set by ``ready``.
+        differs: facts of its arithmetic that differ from the expected ones, in words.
+        pid: 0, because the engine is no process of this machine.
 
-    Raises ValueError for an address that is none, or one of another machine without keys.
+    Raises ValueError for an invalid address, or one of another machine without keys.
     """
 
     pid = 0
@@ -122,25 +122,26 @@ class RemoteEngine:
 
     @property
     def exact(self) -> bool:
-        """Whether its texts are, to the byte, those of the engine that is expected."""
+        """Return whether the engine's texts equal those of the expected engine byte for byte."""
         return not self.differs
 
     @property
     def stage_text(self) -> str:
-        """The last sign of its loop, which turns between two forward passes."""
+        """Return when the engine's loop last sent a sign, in words. The loop turns between two
+        forward passes."""
         seconds = time.monotonic() - self._session.heard
         return f"its loop was heard {seconds:.0f} s ago"
 
     def again(self) -> RemoteEngine:
-        """The next session with the same engine, not begun."""
+        """Return the next session with the same engine, not begun."""
         address, keys, expected, heartbeat = self._target
         return RemoteEngine(address, keys, expected, heartbeat=heartbeat, counts=self.counts)
 
     async def ready(self, seconds: float = REACH_SECONDS) -> None:
-        """Reach the engine, in so many seconds, and wait until it has loaded its model, as long as
-        the connection lasts. Sets ``client``, ``facts`` and ``differs``.
+        """Connect to the engine within ``seconds``, then wait until it has loaded its model, as
+        long as the connection lasts. Sets ``client``, ``facts`` and ``differs``.
 
-        Raises EngineRefused where one end does not want the other, EngineLost where there is no
+        Raises EngineRefused if the front or the engine refuses the other, EngineLost if there is no
         engine now.
         """
         try:
@@ -157,7 +158,7 @@ class RemoteEngine:
             raise
 
     async def _connected(self, seconds: float) -> FrontLink:
-        """A connection; attempts are made until the time is over."""
+        """Return a connection, or raise after ``seconds`` of attempts."""
         address, keys, _, heartbeat = self._target
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -190,11 +191,11 @@ class RemoteEngine:
     # -- the end ---------------------------------------------------------------------------------
 
     async def wait_lost(self) -> EngineLost:
-        """Returns when the session is over, by itself or by ``stop``."""
+        """Wait until the session is over, by itself or by ``stop``. Return the reason."""
         return await asyncio.shield(self._lost)
 
     async def stop(self, seconds: float = 2.0) -> None:
-        """Leave the engine, which goes on for others. Safe to call twice."""
+        """End the session; the engine keeps serving other fronts. Safe to call twice."""
         if self._link is not None and not self._lost.done():
             with contextlib.suppress(Exception):
                 self._link.send(self._session.leave())
@@ -202,16 +203,17 @@ class RemoteEngine:
         self._end(EngineLost(f"this server has left the engine at {self.address}"))
 
     def lose(self, message: str) -> None:
-        """Treat it as dead, for what ``message`` says: it lives and cannot be used."""
+        """End the session with EngineLost because of ``message``: the engine is alive but cannot be
+        used."""
         self._end(EngineLost(message))
 
     def kill(self) -> None:
-        """Close the connection at once; the engine sees that."""
+        """Close the connection at once. The engine notices this."""
         if self._link is not None:
             self._link.close()
 
     def set_unanswered(self, seconds: float) -> None:
-        """Note how long the engine has not answered; 0: it has answered."""
+        """Record for how long the engine has not answered; 0: it has answered."""
         before = self.client.stalled
         text = f"the engine at {self.address} has not answered for {seconds:g} s; {self.stage_text}"
         self.client.stalled = text if seconds else ""
@@ -221,7 +223,7 @@ class RemoteEngine:
             log.warning("the engine at %s answers again", self.address)
 
     def _end(self, error: EngineLost) -> None:
-        """End the session, once: nothing of it is sent or read any more."""
+        """End the session once: nothing is sent or read any more."""
         self.kill()
         if self._lost.done():
             return
@@ -232,8 +234,7 @@ class RemoteEngine:
     # -- frames ----------------------------------------------------------------------------------
 
     def _transmit(self, verbs: Sequence[Verb]) -> None:
-        """Send verbs in one frame, without waiting. Raises OSError where the socket does not take
-        it."""
+        """Send verbs in one frame, without waiting. Raises OSError if the socket refuses it."""
         assert self._link is not None
         frame = self._session.verbs(verbs)
         try:

@@ -1,11 +1,11 @@
-"""CallPlacement: engines for the calls of applications (Parrot, section 5.4, Algorithm 1).
+"""CallPlacement: chooses engines for the calls of applications (Parrot, section 5.4, Algorithm 1).
 
-The functions only read and change their arguments: a queue of calls, and views of engines, which
-every call changes. An engine with a latency-sensitive call may hold few tokens, so that its passes
-stay short. Sending such a call to an engine that serves throughput loses the difference; sending it
-where one runs already loses nothing. ``FindEngine``, whose details the paper leaves out, takes the
-engine with room where the capacity lost, the prefix missed and the load beside the prefix are least
-together, all in tokens.
+The functions read and change only their arguments: a queue of calls, and views of engines, which
+every placed call changes. An engine with a latency-sensitive call may hold few tokens, so that its
+passes stay short. Sending such a call to an engine that serves throughput loses the difference in
+capacity. Sending it to an engine that already has one loses nothing. The paper leaves out the
+details of ``FindEngine``. Here it chooses, among the engines with room, the least sum of the
+capacity lost, the prefix missed and the load besides the prefix, all in tokens.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class QueuedCall(NamedTuple):
     """A call that waits for an engine.
 
     Attributes:
-        id: number; arrival: sort key of its application.
-        tokens: of its prompt and of the answer that is expected.
-        prefixes: beginnings that end at a variable, the shortest first.
+        id: number of the call; arrival: sort key of its application.
+        tokens: tokens of its prompt and of its expected answer.
+        prefixes: beginnings of the prompt that end at a variable, the shortest first.
     """
 
     id: int
@@ -35,23 +35,24 @@ class QueuedCall(NamedTuple):
 
     @property
     def group(self) -> tuple[str, int] | None:
-        """Key of its task group, None where it is in none."""
+        """Return the key of the call's task group, None if it has none."""
         hint = self.hint
         return None if hint is None or hint.group < 0 else (hint.program, hint.group)
 
     @property
     def sensitive(self) -> bool:
-        """Whether its own latency counts."""
+        """Return whether the call's own latency matters."""
         return is_sensitive(self.hint)
 
 
 @dataclass(slots=True)
 class EngineView:
-    """An engine as a placement sees it.
+    """The facts about an engine that a placement uses.
 
     Attributes:
-        capacity: tokens that it may hold; latency_tokens: while a latency-sensitive call runs.
-        load: tokens that it holds, shared ones once.
+        capacity: tokens that it may hold; latency_tokens: the same while a latency-sensitive call
+            runs.
+        load: tokens that it holds; shared tokens count once.
         sensitive: whether a latency-sensitive call runs there.
     """
 
@@ -62,7 +63,8 @@ class EngineView:
     sensitive: bool = False
 
     def limit(self, sensitive: bool) -> int:
-        """Return the tokens it may hold with another call."""
+        """Return the tokens that the engine may hold with one more call, ``sensitive`` to latency
+        or not."""
         return self.latency_tokens if sensitive or self.sensitive else self.capacity
 
 
@@ -108,9 +110,9 @@ class CallPlacement:
     def shared_prefix(
         self, call: QueuedCall, queue: Collection[QueuedCall]
     ) -> tuple[list[QueuedCall], Mapping[str, int]]:
-        """FindSharedPrefix: the queued calls that share the longest prefix which any shares, and
-        engines with a context that has one, with its tokens. No member of a task group is among
-        the calls: groups go as a whole."""
+        """FindSharedPrefix: return the queued calls that share the longest prefix that any of them
+        shares with ``call``, and the engines that hold a prefix of it, with its tokens. No member
+        of a task group is among the calls, because groups are placed as a whole."""
         for prefix in reversed(call.prefixes):
             sharers = [
                 other for other in queue if other.group is None and prefix in other.prefixes
@@ -152,7 +154,8 @@ class CallPlacement:
 
 
 def is_sensitive(hint: CallHint | None) -> bool:
-    """Whether a call's own latency counts. That of a member of a task group does not."""
+    """Return whether a call's own latency matters. It does not for a member of a task group,
+    because only the end of the group matters."""
     if hint is None or hint.group >= 0:
         return False
     return hint.kind == "latency" or hint.tpot_ms > 0

@@ -98,7 +98,7 @@ class CrashDump:
             log.error("%s has %d bundles, so the requests of the lost engine are not written",
                       self._folder, MOST_FILES)  # fmt: skip
             return
-        log.error("%d requests of the lost engine are in %s; again: sglang replay %s",
+        log.error("%d requests of the lost engine are in %s; repeat them with: sglang replay %s",
                   len(lost.bodies), path, path)  # fmt: skip
 
     def _save(self, lost: _Lost) -> Path | None:

@@ -1,4 +1,5 @@
-"""Generated: one completion as ``/generate`` and ``sglang.Engine.generate`` answer it."""
+"""Generated: one completion in the form in which ``/generate`` and ``sglang.Engine.generate``
+return it."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ Triples = list[Triple]
 
 
 class EndedByStop(msgspec.Struct, tag_field="type", tag="stop"):
-    """A stop string, a stop pattern or an end token was reached, which ``matched`` is. ``resume``:
-    handle of the context, where it was parked."""
+    """Generation ended at a stop string, a stop pattern or an end token, which ``matched`` holds.
+    ``resume``: handle of the context, if it was parked."""
 
     matched: str | int | None
     resume: Maybe[str] = UNSET
 
 
 class EndedByLength(msgspec.Struct, tag_field="type", tag="length"):
-    """The limit of tokens was reached. ``resume``: handle of the context, where it was parked."""
+    """Generation ended at the token limit. ``resume``: handle of the context, if it was parked."""
 
     length: Count
     resume: Maybe[str] = UNSET
@@ -44,13 +45,13 @@ class EndedByAbort(msgspec.Struct, tag_field="type", tag="abort"):
 
 
 class EndedByError(msgspec.Struct, tag_field="type", tag="error"):
-    """No token could follow."""
+    """Generation ended because no token could follow."""
 
     message: str
 
 
 class Spans(msgspec.Struct):
-    """Seconds since the request was received. ``first_token`` is null where there was none."""
+    """Seconds since the request was received. ``first_token`` is null if there was no token."""
 
     submitted: Seconds
     scheduled: Seconds
@@ -60,7 +61,7 @@ class Spans(msgspec.Struct):
 
 
 class CompletionMeta(RequestCounts, kw_only=True, omit_defaults=False):
-    """Facts of one completion: why it ended, what it used, log-probabilities where requested."""
+    """Facts of one completion: why it ended, what it used, and log-probabilities if requested."""
 
     id: str
     finish_reason: EndedByStop | EndedByLength | EndedByAbort | EndedByError | None
@@ -79,8 +80,8 @@ class CompletionMeta(RequestCounts, kw_only=True, omit_defaults=False):
 
 
 class Generated(msgspec.Struct):
-    """One completion, or what is known of it so far. ``index`` is there in a stream of several,
-    ``prompt_progress`` where more of the prompt was computed since the last item."""
+    """One completion, or its state so far. ``index`` is present in a stream of several completions,
+    ``prompt_progress`` if more of the prompt was computed since the last item."""
 
     text: str
     output_ids: list[Count]
@@ -90,8 +91,8 @@ class Generated(msgspec.Struct):
 
 
 class LogprobWriter:
-    """The log-probability fields of one completion. Each generated token is written once, however
-    often a stream shows it."""
+    """Writer of the log-probability fields of one completion. Each generated token is written once,
+    however often a stream shows it."""
 
     def __init__(
         self, runtime: EngineRuntime, request: CompletionRequest, wanted: Logprobs, with_text: bool
@@ -105,8 +106,8 @@ class LogprobWriter:
         self._probes: list[Triples] = []
 
     def input(self, meta: CompletionMeta, output: Output) -> None:
-        """Set the prompt's fields. The first entry has no value, by this API's custom, wherever the
-        report begins."""
+        """Set the prompt's fields. The first entry has no value, by convention of this API,
+        wherever the report begins."""
         prompt = output.prompt_logprobs or PromptLogprobs()
         given = self._request.prompt[prompt.start :] if prompt.logprobs else ints()
         values = [None, *prompt.logprobs[1:]] if prompt.logprobs else []
@@ -119,8 +120,8 @@ class LogprobWriter:
             meta.input_token_ids_logprobs = [None, *probes] if prompt.probes else []
 
     def output(self, meta: CompletionMeta, output: Output, fresh: bool = False) -> None:
-        """Set the fields of all generated tokens but those that the request gave, or with ``fresh``
-        of those that are new since the last call."""
+        """Set the fields of all generated tokens except those that the request gave. ``fresh``:
+        only of tokens that are new since the last call."""
         if fresh:
             self._read = self._read + len(self._tokens)
             self._tokens, self._tops, self._probes = [], [], []

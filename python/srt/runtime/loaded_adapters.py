@@ -168,7 +168,9 @@ class LoadedAdapters:
         try:
             await self._unload_on(clients, name)
         except RequestError as error:
-            log.error("the adapter %r, which another engine refuses: %s", name, error.message)
+            log.error(
+                "adapter %r, which one engine refused, cannot be unloaded: %s", name, error.message
+            )
 
     def _no_engine(self) -> EngineLost:
         return (self._completion.lost or EngineLost("there is no engine")).again()
@@ -290,7 +292,7 @@ class LoadedAdapters:
             try:
                 await work
             except Exception as error:
-                log.error("the adapter %r after the engine's restart: %s", name, error)
+                log.error("adapter %r cannot be loaded after the engine's restart: %s", name, error)
 
         task = asyncio.create_task(logged())
         self._tasks.add(task)

@@ -1,8 +1,10 @@
-"""ProgramTurns: the turns of programs before the engine, as the gate lets them go on.
+"""ProgramTurns: the turns of programs that wait at the gate before the engine, or that the gate let
+pass.
 
-A program is a conversation that goes on: a session, or requests each of which goes on with the
-context that the last one parked. Any other request is a program of its own, which ends with its
-answer. The policy is ``interception.gate``; here are its clock, its requests and their ends.
+A program is a conversation of several requests: a session, or requests each of which continues the
+context that the previous one parked. Any other request is a program of its own, which ends with its
+answer. The policy is ``interception.gate``. This module adds its clock, its requests and their
+ends.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ Outputs: TypeAlias = AsyncGenerator[Output, None]
 
 @dataclass(eq=False, slots=True)
 class _GatedTurn:
-    """A turn that waits or runs, or whose end is not settled yet.
+    """A turn that waits, runs, or has ended without being settled.
 
     Attributes:
-        moment: when it came.
-        lasting: its program goes on whether or not this turn parks a context.
-        parked: its context was parked.
+        moment: when the turn came, in seconds of the clock.
+        lasting: the program continues even if this turn parks no context.
+        parked: the turn's context was parked.
     """
 
     program: Key
@@ -61,12 +63,12 @@ class GateTimes:
 
 @dataclass(eq=False)
 class ProgramTurns:
-    """The turns of all programs on one engine. Belongs to its event loop.
+    """The turns of all programs on one engine. Call every method on the engine's event loop.
 
     Args:
         gate: the policy.
-        clock: of the gate's moments.
-        later: runs a call after so many seconds.
+        clock: clock of the gate's times.
+        later: calls a function after a number of seconds.
     """
 
     gate: ProgramGate
@@ -82,14 +84,14 @@ class ProgramTurns:
 
     @property
     def waiting(self) -> int:
-        """Completions whose turns wait."""
+        """Return the number of completions whose turns wait."""
         if not self.gate.waiting:
             return 0
         turns = self._turns.values()
         return sum(turn.request.sampling.n for turn in turns if not turn.future.done())
 
     async def follow(self, request: CompletionRequest, run: Callable[[], Outputs]) -> Outputs:
-        """The outputs of ``run()``, which is called once the gate lets the request go on. Raises
+        """Yield the outputs of ``run()``, which is called when the gate admits the request. Raises
         TurnAborted, and what ``run`` raises."""
         turn = self._begin(request)
         answered: list[Output] = []
@@ -106,8 +108,8 @@ class ProgramTurns:
             self._end(turn, answered)
 
     def abort(self, rid: str | None = None, owner: str | None = None) -> int:
-        """End the waiting of requests named ``rid`` (None: all) of ``owner`` (None: of all);
-        return how many completions."""
+        """Abort waiting requests named ``rid`` (None: all) of ``owner`` (None: of all). Return the
+        number of their completions."""
         chosen = [
             turn
             for turn in self._turns.values()
@@ -120,14 +122,14 @@ class ProgramTurns:
         return sum(turn.request.sampling.n for turn in chosen)
 
     def lost(self) -> None:
-        """The engine was lost, and all KV with it."""
+        """Record that the engine was lost, and all KV with it."""
         self.gate.lost(self.clock.now())
         self._admit()
 
     # -- parked contexts (``ParkedWatcher``) -------------------------------------------------------
 
     def parked(self, context: ParkedContext) -> None:
-        """A context was parked: its program goes on."""
+        """Record that a context was parked, so its program continues."""
         turn = self._named.get((context.scope.tenant, context.facts.rid))
         if turn is not None:
             turn.parked = True
@@ -135,7 +137,8 @@ class ProgramTurns:
             self._parked[turn.program] += 1
 
     def removed(self, context: ParkedContext) -> None:
-        """A context is gone: a program without any has ended, unless its turn runs."""
+        """Record that a context is gone. A program without any context has ended, unless its turn
+        runs."""
         program = self._contexts.pop(context.number, None)
         if program is None:
             return
@@ -161,8 +164,8 @@ class ProgramTurns:
         return turn
 
     def _program(self, request: CompletionRequest) -> tuple[Key, bool]:
-        """The program of a request, and whether it lasts where nothing is parked. A turn beside
-        another of its program is one of its own."""
+        """Return the program of a request, and whether the program continues if nothing is parked.
+        A turn that comes while another turn of its program runs is a program of its own."""
         program: Key | None = None
         if request.program:
             program = request.owner, request.program
@@ -181,7 +184,7 @@ class ProgramTurns:
         self.times.seconds += self.clock.now() - turn.moment
 
     def _end(self, turn: _GatedTurn, answered: list[Output]) -> None:
-        """A turn has ended, by its answer or without one."""
+        """Record that a turn has ended, with its outputs ``answered`` or without any."""
         now, request = self.clock.now(), turn.request
         if not turn.future.done():
             turn.future.cancel()
@@ -197,7 +200,8 @@ class ProgramTurns:
         self._admit()
 
     def _settle(self, turn: _GatedTurn) -> None:
-        """Forget a turn; its program ends with it unless it goes on."""
+        """Forget a turn. Its program ends too, unless it is lasting or the turn has parked a
+        context."""
         name = turn.request.owner, turn.request.rid
         if self._named.get(name) is turn:
             del self._named[name]
@@ -209,7 +213,7 @@ class ProgramTurns:
             self._admit()
 
     def _admit(self) -> None:
-        """Let those go on that may, and look again soon where others wait."""
+        """Admit the turns that the gate allows. If others wait, look again soon."""
         for program in self.gate.admit(self.clock.now()):
             future = self._turns[program].future
             if not future.done():  # a turn that was just aborted leaves by itself
@@ -224,7 +228,7 @@ class ProgramTurns:
     # -- seen --------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, float]:
-        """Gauges and counters, by name."""
+        """Return gauges and counters by name."""
         return {
             "inside": self.gate.inside,
             "waiting": self.gate.waiting,
@@ -236,7 +240,7 @@ class ProgramTurns:
         }
 
     def check(self) -> None:
-        """Raise AssertionError where the books do not balance."""
+        """Raise AssertionError if the counts are inconsistent."""
         self.gate.check()
         assert self._parked == Counter(self._contexts.values())
         for program, turn in self._turns.items():
@@ -246,7 +250,7 @@ class ProgramTurns:
 
 
 def program_turns(config: ProgramGateConfig, info: EngineInfo) -> ProgramTurns | None:
-    """The turns of programs on an engine; None where no gate is wanted."""
+    """Return the turns of programs on an engine; None if the configuration has no gate."""
     if not config.program_gate:
         return None
     room = config.program_gate * (info.capacity + info.host_capacity)

@@ -42,7 +42,7 @@ Order = Callable[[Sequence[Item], View], list[Item]]
 
 @dataclass(slots=True)
 class Reserve:
-    """Share of the possible growth to keep free, learnt from retractions."""
+    """Share of the requests' possible growth that is kept free, adapted by retractions."""
 
     share: float = 0.3
     low: float = 0.02
@@ -214,7 +214,8 @@ def _matched(item: Item, view: View) -> int:
 
 
 def dfs_weight(items: Sequence[Item], view: View) -> list[Item]:
-    """Order depth first over the radix tree, the subtree with most waiting requests first."""
+    """Order the items depth first over the radix tree; the subtree with the most waiting requests
+    comes first (dfs-weight)."""
     paths = {item.id: view.match(item.id).path for item in items}
     weight: dict[int, int] = {}
     for path in paths.values():

@@ -1,4 +1,4 @@
-"""ProgramSpace: the pages, pending work and answers of one program."""
+"""ProgramSpace: the KV pages, pending work and answers of one program (inferlet)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_KEPT = 256  # sampled tokens that a later forward may follow
 
 @dataclass(slots=True, eq=False)
 class PrefixLease:
-    """A locked path of the prefix cache; ``handles``: those that stand for its pages."""
+    """A locked path of the prefix cache. ``handles``: the program's handles of its pages."""
 
     node: RadixNode
     handles: set[int]
@@ -30,8 +30,8 @@ class SpaceOwner:
     """A tenant.
 
     Attributes:
-        pages: number of those that its spaces and exports have together.
-        exports: number of these.
+        pages: number of pages that its spaces and exports have together.
+        exports: number of its exports.
     """
 
     pages: int = 0
@@ -40,15 +40,16 @@ class SpaceOwner:
 
 @dataclass(slots=True, eq=False)
 class ProgramSpace:
-    """One program's.
+    """The space of one program.
 
     Attributes:
-        verb: how it was opened; its number and cap.
-        namespace: its exports and prefixes are shared within.
-        arrival: sort key of age, comparable with requests' (``core.request.arrival_key``).
-        pending: work that no pass has whole, in the order of the verbs.
-        forwards: those with a request that have no answer yet, by it.
-        sampled: forwards that sample and have been answered, by request; the last of them.
+        verb: the verb that opened it, with its number and its limit of pages.
+        namespace: namespace within which its exports and prefixes are shared.
+        arrival: sort key of its age, comparable with that of requests
+            (``core.request.arrival_key``).
+        pending: work that is not yet wholly in a pass, in the order of the verbs.
+        forwards: unanswered forwards that have a request, by request.
+        sampled: the sampled token of recently answered forwards, by request; at most ``MOST_KEPT``.
         later: pages whose handles were freed while pending work may use them, each with the number
             of the last work that may.
     """
@@ -69,7 +70,7 @@ class ProgramSpace:
         return self.verb.space
 
     def keep(self, request: int, token: int) -> None:
-        """Keep a sampled token for forwards that follow it."""
+        """Keep the token that a request sampled, for forwards that follow it."""
         self.sampled[request] = token
         if len(self.sampled) > MOST_KEPT:
             self.sampled.popitem(last=False)

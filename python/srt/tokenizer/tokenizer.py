@@ -274,7 +274,7 @@ class Tokenizer:
             raise TokenizerError(f"the chat template in {self.path} is {source!r:.80}, no text")
         if not source and (name := family_of(self._added)):
             log.info(
-                "no chat template in %s; its control tokens are those of %s, so that one is used",
+                "no chat template in %s; it has the control tokens of %s, whose template is used",
                 self.path, name,
             )  # fmt: skip
             source = built_in(name)

@@ -62,7 +62,7 @@ class Drain:
             await asyncio.sleep(_POLL)
         if left:
             log.warning(
-                "%d requests were open %g s after the drain began (--drain-timeout); they end",
+                "%d requests were open %g s after the drain began (--drain-timeout) and are ended",
                 left, self._timeout,
             )  # fmt: skip
             self._end(

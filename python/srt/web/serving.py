@@ -145,7 +145,7 @@ class _Signals:
 
     def orphaned(self, loop: asyncio.AbstractEventLoop, parent: int) -> None:
         """Begin the drain, as process ``parent`` has ended. Called in another thread."""
-        log.warning("process %d is gone, which this server was started for", parent)
+        log.warning("process %d (--exit-with-parent) has ended; the server drains", parent)
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended too
             loop.call_soon_threadsafe(self.drain)
 
@@ -241,7 +241,7 @@ class _Server(uvicorn.Server):
             lost = await self._fleet.run()
             log.error("%s; the server exits", lost)
         except Exception:
-            log.exception("the engines are not watched any more; the server exits")
+            log.exception("monitoring the engines failed; the server exits")
         self._code = 1
         self._state.drain.begin()
         self.should_exit = True

@@ -116,7 +116,7 @@ def _graphs(
     leaves buffers half made."""
     rows = settings.rows
     if rows and not isinstance(eager.attention, Capturable):
-        log.info("no CUDA graphs: attention by %s plans with other tensors every pass", name)
+        log.info("no CUDA graphs: attention by %s uses new tensors in every pass", name)
         return None
     while rows:
         what, graphs = f"capturing CUDA graphs of {rows} rows", None

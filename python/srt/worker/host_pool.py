@@ -1,12 +1,12 @@
 """HostPool: host memory for the KV pages that a device has no room for.
 
-Page ``h`` of the pool holds what one page of the device's ``KVPool`` holds: keys, values and scales
-of all layers. On a GPU the pages travel through pinned staging memory, in the order of the stream.
-Copies out are gathered on the device and reach the pool when it is next read or written. The
-launching thread waits for them then: a pass that copies both ways is launched only when the passes
-before it have ended.
+Page ``h`` of the pool holds the content of one page of the device's ``KVPool``: keys, values and
+scales of all layers. On a GPU, pages are copied through pinned staging memory, in the order of the
+stream. Copies to the host are gathered on the device. They are put into the pool when the pool is
+next read or written, and the launching thread waits for them then. So a pass that copies both ways
+is launched only when the passes before it have ended.
 
-Other threads may read and write pages that no pass uses meanwhile (``worker/disk_pool``).
+Other threads may read and write pages that no pass uses at that time (``worker/disk_pool``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sglang.srt.worker.kv import KVPool, available_memory
 
 @dataclass(frozen=True)
 class Arriving:
-    """Copies out of a GPU that may not have arrived: ``staged[i]`` belongs at ``into`` of the
-    pool's part ``i``, once ``event`` has happened."""
+    """Copies from a GPU that may be incomplete. ``staged[i]`` belongs to the pages ``into`` of the
+    pool's part ``i``, after ``event`` has occurred."""
 
     event: torch.cuda.Event
     staged: list[Tensor]
@@ -36,16 +36,16 @@ class Arriving:
 
 
 class HostPool:
-    """Copies of a device's pages.
+    """Host memory with copies of a device's pages.
 
     Args:
-        pool: the device's.
-        pages: size of this one.
+        pool: KV pool of the device.
+        pages: number of host pages.
 
     Attributes:
-        page_bytes: of a page in all layers.
+        page_bytes: bytes of a page, over all layers.
 
-    Raises MemoryError where the machine cannot give it.
+    Raises MemoryError if the machine has too little memory.
     """
 
     def __init__(self, pool: KVPool, pages: int) -> None:
@@ -82,8 +82,8 @@ class HostPool:
 
     @without_gradients
     def write_pages(self, pages: Ints, rows: Array) -> None:
-        """Copy ``rows``, uint8 [pages, page_bytes], to pages. What is on its way from the device is
-        put in before: an earlier pass may have sent it to the same pages."""
+        """Copy ``rows``, uint8 [pages, page_bytes], to pages. Copies in progress from the device
+        are put in first, because an earlier pass may have sent them to the same pages."""
         self._settle()
         index, first = _index(pages), 0
         for host in self._host:
@@ -122,7 +122,7 @@ class HostPool:
             device.index_copy_(0, at, part.to(device.device, non_blocking=True))
 
     def _settle(self) -> None:
-        """Put what has arrived from the device into the pool, waiting for it if need be."""
+        """Put the copies from the device into the pool, and wait for them if necessary."""
         with self._settling:
             arriving, self._arriving = self._arriving, None
             if arriving is not None:
@@ -133,10 +133,10 @@ class HostPool:
 
 def host_pages(memory: MemoryConfig, pages: int, token_bytes: int, device: Any) -> int:
     """Return how many host pages a configuration requests in addition to the device's ``pages``, 0
-    for none. ``token_bytes``: of one token in all layers.
+    for none. ``token_bytes``: bytes of one token in all layers.
 
-    Raises MemoryError where not even one page fits, or less memory is free. On a CPU the device's
-    pages come out of the same memory, most of them later.
+    Raises MemoryError if not even one page fits, or less memory is free. On a CPU the device's
+    pages use the same memory, most of them later.
     """
     if not memory.enable_hierarchical_cache:
         return 0
@@ -164,14 +164,14 @@ def host_pages(memory: MemoryConfig, pages: int, token_bytes: int, device: Any) 
 
 
 def _memory(pool: KVPool) -> list[Weight]:
-    """All memory of a pool: keys, values that are no part of them, scales."""
+    """Return all memory of a pool: keys, values that are not part of the keys, and scales."""
     own = [] if address(pool.values[0]) == address(pool.keys[0]) else pool.values
     scales = [scale for layer in pool.scales for scale in {id(s): s for s in layer}.values()]
     return [*pool.keys, *own, *scales]
 
 
 def _by_page(part: Weight, pool: KVPool) -> Weight:
-    """A view of the pool's pages as bytes, uint8 [pages, bytes of a page]."""
+    """Return a view of the pool's pages as bytes, uint8 [pages, bytes of a page]."""
     pages = part[: pool.pages * pool.page_size].reshape(pool.pages, -1)
     return pages.view(np.uint8 if isinstance(pages, np.ndarray) else torch.uint8)
 

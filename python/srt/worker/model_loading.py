@@ -165,8 +165,8 @@ def has_own_head(family: type[DecoderModel], spec: ModelSpec, checkpoint: Checkp
     if weights.same(checkpoint, head, embedding):
         return False
     log.warning(
-        "config.json has tie_word_embeddings true, and %s differs from %s: it is used as it is; "
-        "set tie_word_embeddings false to say so", head, embedding,
+        "config.json has tie_word_embeddings true, but %s differs from %s, so both are used; "
+        "set tie_word_embeddings to false", head, embedding,
     )  # fmt: skip
     return True
 
@@ -211,7 +211,7 @@ def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
             float8 = Float8Weights(model, plan.place, products)
             if not float8.covers(model.slots()):
                 float8 = None
-                log.info("float8 weights become %s: some layers are no ordinary ones", plan.dtype)
+                log.info("float8 weights become %s: some layers do not support float8", plan.dtype)
         if float8 is None:
             model = plan.family(plan.spec, place, plan.length, plan.shard.layers)
         held_weights = HeldWeights(model)

@@ -173,8 +173,8 @@ def recorded(spec: ModelSpec) -> DType:
     name = spec.dtype.removeprefix("torch.")
     if name and name not in DTYPES:
         log.warning(
-            "config.json has dtype %r, in which no model is computed: it is float32 now. Give "
-            "--dtype %s for another", spec.dtype, " or ".join(DTYPES),
+            "config.json has dtype %r, which is not supported; the model is computed in float32. "
+            "Give --dtype %s for another", spec.dtype, " or ".join(DTYPES),
         )  # fmt: skip
     return DTYPES.get(name, FLOAT32)
 

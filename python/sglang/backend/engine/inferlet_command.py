@@ -21,13 +21,15 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     before that may be left out."""
     parser.add_argument("action", choices=("run",), help="run: until the program ends")
     parser.add_argument("file", help="Python file with `async def main(ctx)`")
-    parser.add_argument("--model-path", default="", help="default: the embedded model")
+    parser.add_argument(
+        "--model-path", default="", help="model of the engine; default: the embedded one"
+    )
     parser.add_argument(
         "--setting", action="append", default=[], metavar="NAME=VALUE",
         help="a setting of sglang.Engine, such as max_total_tokens=8192; may be given again",
     )  # fmt: skip
     parser.add_argument(
-        "--policy", choices=POLICIES, default="cohort", help="when calls leave for the engine"
+        "--policy", choices=POLICIES, default="cohort", help="when calls are sent to the engine"
     )
     parser.add_argument(
         "--allow-host", action="append", default=[], metavar="HOST",
@@ -35,9 +37,11 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--allow-local", action="append", default=[], metavar="HOST:PORT",
-        help="an address that is not public, which it may reach too; may be given again",
+        help="a non-public address that the program may reach too; may be given again",
     )  # fmt: skip
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
+    rest = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="arguments of the program"
+    )
     rest.required = False
 
 

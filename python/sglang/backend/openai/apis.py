@@ -75,38 +75,39 @@ class Choices(Exchange):
                     whole.setdefault("logprobs", {}).setdefault(name, []).extend(values)
 
     def _said(self) -> dict[str, Any]:
-        """The streamed text as a choice has it."""
+        """Return the collected text of a stream in the fields of a choice."""
         raise NotImplementedError
 
     def _grow(self, whole: dict[str, Any], choice: Mapping[str, Any]) -> None:
-        """Add the piece of text in ``choice``."""
+        """Add the piece of text in ``choice``, a chunk of a stream, to the collected text."""
         raise NotImplementedError
 
     def _content(self, choice: Mapping[str, Any]) -> str:
-        """A choice's text. Raises BadReply where it has none, with the reason."""
+        """Return a choice's text. Raise BadReply or NoAnswer, with the reason, where it has no
+        text."""
         raise NotImplementedError
 
     def _calls(self, choice: Mapping[str, Any]) -> list[dict[str, str]]:
-        """The calls of the prompt's tools in a choice."""
+        """Return the calls in a choice to the prompt's tools."""
         return []
 
     def _entries(self, logprobs: Mapping[str, Any], meta: dict[str, Any]) -> None:
-        """Keep the log-probabilities."""
+        """Store the log-probabilities of a choice in ``meta``."""
         raise NotImplementedError
 
 
 class ChatExchange(Choices):
-    """/chat/completions.
+    """The API /chat/completions.
 
-    What the program has begun the assistant's turn with is sent as the last message. Few services
-    go on from there; most answer anew, and where the answer repeats it, it is taken off.
+    If the program has begun the assistant's turn, that beginning is sent as the last message. Few
+    services continue it. Most answer anew; where their answer repeats the beginning, it is removed.
     """
 
     path = "/chat/completions"
 
     @property
     def sends_stops(self) -> bool:
-        """Reasoning models refuse them."""
+        """Return whether stops are sent: reasoning models refuse them."""
         return not self.service.reasoning
 
     def _prompt(self) -> dict[str, Any]:
@@ -146,7 +147,8 @@ class ChatExchange(Choices):
         grown_calls(whole.setdefault("tool_calls", []), delta.get("tool_calls") or ())
 
     def _said(self) -> dict[str, Any]:
-        """Text of length 0 is none where there is something in its place."""
+        """Return the message of the streamed choice. An empty text becomes None where the choice
+        has a refusal, tool calls or a content filter in place of a text."""
         said = {name: self._whole["choice"].get(name) for name in ("refusal", "tool_calls")}
         filtered = self._whole["choice"]["finish_reason"] == "content_filter"
         content = None if filtered or any(said.values()) else ""
@@ -173,10 +175,10 @@ class ChatExchange(Choices):
 
 
 class TextExchange(Choices):
-    """/completions: the prompt's text, chat template included, is continued.
+    """The API /completions, which continues the prompt's text (with its chat template).
 
-    A text in double quotes (``dtype`` "str") is begun and ended here: the prompt has the opening
-    quote, and the closing one is the stop.
+    With ``dtype`` "str" the text is in double quotes. This class appends the opening quote to the
+    prompt and makes the closing quote the stop.
     """
 
     path = "/completions"
@@ -239,13 +241,14 @@ class TextExchange(Choices):
 
 
 class ResponsesExchange(Exchange):
-    """/responses. It has neither stops, which are cut here, nor most sampling options."""
+    """The API /responses. It has no stops, so this class cuts the text at them; it lacks most
+    sampling options."""
 
     path = "/responses"
 
     @property
     def sends_stops(self) -> bool:
-        """There is no such parameter."""
+        """Return False: the API has no parameter for stops."""
         return False
 
     def _prompt(self) -> dict[str, Any]:
@@ -316,7 +319,7 @@ class ResponsesExchange(Exchange):
 
 
 def _excuse(reply: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], cause: Any) -> BadReply:
-    """The reason that a reply of /responses has no text."""
+    """Return an error with the reason that a reply of /responses has no text."""
     if refusals := "".join(part.get("refusal") or "" for part in parts):
         return NoAnswer(f"the model refuses: {refusals}")
     if why := cause or (reply.get("error") or {}).get("message"):

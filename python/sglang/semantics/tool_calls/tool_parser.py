@@ -1,6 +1,8 @@
-"""ToolParser: the calls in a text that is still growing, as text, names and pieces of arguments.
+"""ToolParser: splits a growing text into plain text, names of tool calls and pieces of their
+arguments.
 
-Character by character: what comes out is a function of the text alone, however it is cut up.
+The text is read character by character. So the output depends only on the text, however it is cut
+into pieces.
 """
 
 from __future__ import annotations
@@ -19,41 +21,44 @@ _SPACE = re.compile(r"[ \t\r\n]+")
 
 
 class ToolParser(Protocol):
-    """Reads one text."""
+    """Parser of one text."""
 
     @property
     def cut(self) -> bool:
-        """Whether the text so far ends inside the arguments of a call."""
+        """Return whether the text so far ends inside the arguments of a call."""
         ...
 
     def feed(self, text: str) -> list[Delta]:
-        """Additions of the next piece of the text."""
+        """Return the deltas of the next piece of the text."""
         ...
 
     def finish(self, cut: bool = False) -> list[Delta]:
-        """Text that was held back, once all has been fed. ``cut``: a limit ended it, so that the
-        beginning of a call is no text."""
+        """Return the text that was held back, after all text was fed. ``cut``: a limit ended the
+        text, so the beginning of a call at its end is dropped."""
         ...
 
 
 class CallParser:
-    """Base of the parsers of all formats: text, the marks that begin a call, space around calls.
+    """Base of the parsers of all formats: it handles plain text, the marks that begin a call, and
+    space around calls.
 
-    A call is *emitted* when its name and the beginning of its arguments are known; characters read
-    up to then are held, and are text where it turns out to be no call. Space before and behind a
-    call is dropped. No character is held or read again more often than a mark is long.
+    A call is *emitted* when its name and the beginning of its arguments are known. Characters up to
+    that point are held. If they turn out to be no call, they are emitted as text. Space before and
+    after a call is dropped. No character is held or read again more often than a mark has
+    characters.
 
-    A format has ``marks`` (texts that begin a call anywhere; their first character is nowhere
-    else in them), ``line_marks`` (one character each, that begins one at the start of a line) and
-    ``_open``, which a mark leads to. Its steps, each called with one character, end with
-    ``_close`` or ``_refuse``.
+    A format defines ``marks``, ``line_marks`` and ``_open``. ``marks`` are texts that begin a call
+    anywhere; the first character of a mark occurs nowhere else in it. Each character of
+    ``line_marks`` begins a call at the start of a line. ``_open`` is called after a mark and
+    chooses the next step. A step is called with one character; the last one calls ``_close`` or
+    ``_refuse``.
     """
 
     marks: tuple[str, ...] = ()
     line_marks = ""
 
     def __init__(self, names: Collection[str], any_name: bool = False) -> None:
-        """``any_name``: after ``marks`` a call may have a name that is none of ``names``."""
+        """``any_name``: after one of ``marks`` a call may have a name that is not in ``names``."""
         self._names, self._any_name, self._marked = names, any_name, False
         self._words = _words("".join(mark[0] for mark in self.marks), bool(self.line_marks))
         self._out: list[Delta] = []
@@ -88,7 +93,8 @@ class CallParser:
         return self._taken()
 
     def _run(self, text: str, at: int) -> int:
-        """Read a run of characters that one step each would do no more with; where it ends."""
+        """Read a run of characters that need no step of their own, from index ``at`` of ``text``.
+        Return the index after the run."""
         if self._step != self._between or self._tag:
             return at
         if self._fresh and text[at] in self.line_marks:
@@ -109,7 +115,7 @@ class CallParser:
         return found.end()
 
     def _knows(self, name: str | None) -> bool:
-        """Whether an object or a call of this name is the call of a tool."""
+        """Return whether an object or a call with this name is the call of a tool."""
         return name in self._names or (self._any_name and self._marked and bool(name))
 
     def _open(self, mark: str) -> None:
@@ -117,7 +123,8 @@ class CallParser:
         raise NotImplementedError
 
     def _taken(self) -> list[Delta]:
-        """Neighbours of one kind are one."""
+        """Return the deltas since the last call, with neighbours of one kind merged, and forget
+        them."""
         merged: list[Delta] = []
         for _, same in groupby(self._out, lambda delta: (type(delta), getattr(delta, "call", 0))):
             deltas = list(same)
@@ -136,7 +143,7 @@ class CallParser:
             self._fresh = text[-1] == "\n"
 
     def _between(self, char: str) -> None:
-        """Text: space and what may be a mark are held back."""
+        """Read plain text. Space and the possible beginning of a mark are held back."""
         if not self._tag and char in SPACE:
             self._space.append(char)
             self._fresh = self._fresh or char == "\n"
@@ -156,7 +163,7 @@ class CallParser:
                 self._say(char)
 
     def _tell(self, name: str, arguments: str) -> None:
-        """A call of ``name`` has begun; nothing is held any more."""
+        """Emit the beginning of a call of ``name``. Nothing is held after that."""
         self._out.append(Begin(self._calls, name))
         self._calls, self._held, self._inside = self._calls + 1, [], True
         self._argue(arguments)
@@ -166,18 +173,18 @@ class CallParser:
             self._out.append(Arguments(self._calls - 1, text))
 
     def _close(self) -> None:
-        """The call's arguments are complete."""
+        """End a call: its arguments are complete."""
         self._inside = False
 
     def _refuse(self, char: str) -> None:
-        """Give the held characters as text; ``char``, the next one, is read anew."""
+        """Emit the held characters as text, and read ``char``, the next one, as text."""
         held, self._held = self._held, []
         self._say("".join(held))
         self._step = self._between
         self._between(char)
 
     def _to_end(self, char: str, mark: str) -> None:
-        """Read ``mark``, which ends a call and may be missing; then text."""
+        """Read ``mark``, which ends a call and may be missing; then read text."""
         self._tag += char
         if self._tag == mark:
             self._tag = ""
@@ -195,19 +202,21 @@ class CallParser:
 
 @lru_cache(maxsize=16)
 def _words(marks: str, lines: bool) -> re.Pattern[str]:
-    """Words, and space between them, in which no mark begins; of one line where lines matter."""
+    """Return a pattern of words and the space between them that contain no mark. ``lines``: the
+    pattern stays within one line."""
     word, space = rf"[^ \t\r\n{re.escape(marks)}]+", r"[ \t]+" if lines else r"[ \t\r\n]+"
     return re.compile(f"{word}(?:{space}{word})*")
 
 
 class ObjectParser(CallParser):
-    """Calls that are JSON objects; ``_behind`` reads what follows one."""
+    """Base of the parsers of formats whose calls are JSON objects. ``_behind`` reads the characters
+    after an object."""
 
     arguments: tuple[str, ...] = ("arguments",)
     keys: tuple[str, ...] = ()
 
     def _begin_object(self, first: str = "") -> None:
-        """``first``: its first character, held already."""
+        """Begin to read an object. ``first``: its first character, which is held already."""
         self._object = CallObject(self.arguments, self.keys)
         self._step = self._in_object
         if first:
@@ -217,7 +226,7 @@ class ObjectParser(CallParser):
         raise NotImplementedError
 
     def _called(self, found: CallObject) -> bool:
-        """Whether an object whose name is known is the call of a tool."""
+        """Return whether ``found``, an object whose name is known, is the call of a tool."""
         return self._knows(found.name) or (self._any_name and bool(found.arguments))
 
     def _run(self, text: str, at: int) -> int:

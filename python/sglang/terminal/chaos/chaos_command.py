@@ -40,7 +40,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
         help="a function under @sglang.function, as 'sglang run' takes it; without it --requests, "
         "or short requests of the command's own",
     )  # fmt: skip
-    parser.add_argument("values", metavar="NAME=VALUE", nargs="*", help="its arguments")
+    parser.add_argument("values", metavar="NAME=VALUE", nargs="*", help="arguments of the program")
     parser.add_argument(
         "--requests", default="", metavar="FILE", help="JSON lines, each a body of /generate"
     )
@@ -48,21 +48,34 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
         "--param", action="append", default=[], metavar="NAME=VALUE",
         help="a default of every gen (temperature is 0, so that answers can be compared)",
     )  # fmt: skip
-    parser.add_argument("--model", default="", help="of the server that is started here")
+    parser.add_argument("--model", default="", help="model of the server that is started")
     parser.add_argument(
         "--setting", action="append", default=[], metavar="NAME=VALUE",
         help="a setting of that server, such as max_total_tokens=4096; may be given again",
     )  # fmt: skip
-    parser.add_argument("--url", default="", help="a server that runs; its engines are not killed")
-    parser.add_argument("--api-key", help="its key (default: SGLANG_API_KEY)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="default: %(default)s")
+    parser.add_argument("--url", default="", help="a running server; its engines are not killed")
+    parser.add_argument("--api-key", help="the server's key (default: SGLANG_API_KEY)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="duration (default: %(default)s)"
+    )
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS",
-                        help="between two faults in the mean (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--clients", type=int, default=4, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the faults (default: %(default)s)")
+                        help="mean time between two faults (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--clients", type=int, default=4, help="parallel clients (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the faults (default: %(default)s)"
+    )
     about = "; ".join(f"{name}: {text}" for name, text in FAULTS.items())
-    parser.add_argument("--faults", nargs="+", metavar="FAULT", help=f"default: all. {about}")
-    parser.add_argument("--bundle", default="", metavar="FILE", help="default: chaos-SEED.json")
+    parser.add_argument(
+        "--faults", nargs="+", metavar="FAULT", help=f"faults to make; default: all. {about}"
+    )
+    parser.add_argument(
+        "--bundle",
+        default="",
+        metavar="FILE",
+        help="where to write losses; default: chaos-SEED.json",
+    )
     parser.epilog = EPILOG
 
 

@@ -27,13 +27,13 @@ you would run. The exit code is 0 where nothing failed this time, 1 where someth
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``sglang replay``."""
     parser.add_argument("bundle", metavar="BUNDLE", help="a file of 'sglang chaos' or 'sglang run'")
-    parser.add_argument("--quiet", action="store_true", help="make no faults")
+    parser.add_argument("--quiet", action="store_true", help="repeat the work without faults")
     parser.add_argument(
         "--setting", action="append", default=[], metavar="NAME=VALUE",
         help="a setting of the server in place of the bundle's; may be given again",
     )  # fmt: skip
-    parser.add_argument("--url", default="", help="a server that runs, in place of one of its own")
-    parser.add_argument("--api-key", help="its key (default: SGLANG_API_KEY)")
+    parser.add_argument("--url", default="", help="a running server to use; default: start one")
+    parser.add_argument("--api-key", help="the server's key (default: SGLANG_API_KEY)")
     parser.epilog = EPILOG
 
 

@@ -21,9 +21,11 @@ INTERRUPTED = 130  # as a shell tells it
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags. What follows the file belongs to the script, except for a last ``-o FILE``."""
+    """Add the flags. Words after the file belong to the script, except for a last ``-o FILE``."""
     parser.add_argument("-o", "--output", help="where to write; default: beside the file")
-    parser.add_argument("--format", choices=FORMATS, help="default: by the ending of -o, or html")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="of the output; default: by the ending of -o, or html"
+    )
     parser.add_argument(
         "--price", action="append", default=[], metavar="KIND=DOLLARS",
         help="dollars per million tokens of input, cached or output, to show what it cost; "
@@ -31,15 +33,18 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--otlp-traces-endpoint", metavar="URL",
-        help="send it there as OpenTelemetry spans too; needs the extra otel",
+        help="also send the trace to this URL as OpenTelemetry spans; needs the extra otel",
     )  # fmt: skip
     parser.add_argument("file", help="a trace that was saved as .json, or a Python script")
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    rest = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="arguments of the script"
+    )
     rest.required = False  # some versions name it where the file is missing
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """The exit code: the script's own, or 1 where it fails or the file is none."""
+    """Run the command. Return the exit code: the script's own, or 1 if it fails or the file is no
+    trace."""
     is_script = arguments.file.endswith(".py")
     rest = arguments.arguments
     if rest and not is_script:  # flags behind the file: there is no script that they could be for
@@ -75,7 +80,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _given(arguments: argparse.Namespace) -> list[str]:
-    """The flags before the file, as words."""
+    """Return the flags before the file, as words."""
     words = [f"--price={price}" for price in arguments.price]
     for name in ("output", "format", "otlp_traces_endpoint"):
         if (value := getattr(arguments, name)) is not None:
@@ -101,7 +106,8 @@ def _prices(given: list[str]) -> dict[str, float]:
 
 
 def _recorded(arguments: argparse.Namespace, rest: list[str], trace: Trace) -> int:
-    """Run the script as ``python`` would. Raises OSError where there is none."""
+    """Run the script as ``python`` would, and return its exit code. Raises FileNotFoundError (an
+    OSError) if there is no such file."""
     script = Path(arguments.file)
     if not script.is_file():
         raise FileNotFoundError(f"there is no file {arguments.file!r}")

@@ -1,4 +1,4 @@
-"""Verify: whether what a file holds is a trace. A file may hold anything."""
+"""Verify: checks that the content of a file is a valid trace. A file may hold anything."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ TRACE_ID = re.compile("[0-9a-f]{32}")
 
 
 def part(kind: type[Part], item: Any) -> Part:
-    """A group, a lane, a join or a span. Raises ValueError, and TypeError where a field is
-    missing."""
+    """Return ``item``, read from a file, as a ``kind``: a group, a lane, a join or a span. Raises
+    ValueError if a field has the wrong type, and TypeError if a field is missing."""
     kinds = {f.name: str(f.type) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     _typed(item, kinds)
     return kind(**{name: value for name, value in item.items() if name in kinds})
 
 
 def verify(trace: TraceRecord) -> None:
-    """Raise ValueError where a trace refers to a number that it does not have, or a span is
-    malformed."""
+    """Raise ValueError if a trace refers to an unknown number, or a span is malformed."""
     _number(trace.started)
     if not TRACE_ID.fullmatch(trace.trace_id):
         raise ValueError(f"the trace is damaged: trace_id is {trace.trace_id!r:.60}")

@@ -1,7 +1,7 @@
-"""``sglang doctor``: would a server start here, does a running one answer, and, with
-``--prebuild``, compile what a server would.
+"""``sglang doctor``: checks whether a server would start on this machine and whether a running
+server answers. With ``--prebuild`` it also compiles what a server would compile.
 
-The flags are the server's own: what is examined is what ``sglang serve`` would do with them.
+Its flags are those of ``sglang serve``, so it checks what that command would do with them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sglang.srt.system.logs import escaped
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
-    """The server's flags, and the command's own."""
+    """Add the server's flags and the command's own."""
     add_model_argument(parser)
     own = parser.add_argument_group("doctor")
-    own.add_argument("--url", default="", help="examine the server that runs there instead")
+    own.add_argument("--url", default="", help="check the running server at this address instead")
     own.add_argument(
         "--prebuild", action="store_true",
         help="compile the GPU's kernels for the model now, so that servers start sooner",
@@ -34,7 +34,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Print what was found; 1 where something fails."""
+    """Print the findings. Return the exit code: 1 if a check fails."""
     try:
         keys_from_environment(arguments, "api_key", "admin_api_key")
         config = from_arguments(arguments)
@@ -65,7 +65,7 @@ def _findings(arguments: argparse.Namespace, config: Config) -> list[CheckFindin
 
 
 def local(config: Config) -> list[CheckFinding]:
-    """This machine, with the model and the flags of ``config``."""
+    """Return the findings about this machine, with the model and the flags of ``config``."""
     return examine(
         [
             ("python", machine.python),
@@ -82,7 +82,7 @@ def local(config: Config) -> list[CheckFinding]:
 
 
 def model(config: Config) -> list[CheckFinding]:
-    """The model alone; raises ImportError where a package is missing."""
+    """Return the findings about the model alone. Raises ImportError if a package is missing."""
     from sglang.srt.commands.doctor.model_checks import ModelChecks
 
     found = ModelChecks(config)
@@ -97,7 +97,7 @@ def model(config: Config) -> list[CheckFinding]:
 
 
 def remote(url: str, config: Config) -> list[CheckFinding]:
-    """The server at ``url``."""
+    """Return the findings about the server at ``url``."""
     from sglang.srt.commands.doctor.server_checks import Remote
 
     try:
@@ -119,7 +119,7 @@ def remote(url: str, config: Config) -> list[CheckFinding]:
 
 
 def _table(findings: Sequence[CheckFinding]) -> Iterator[str]:
-    """State, check and what was found, with the fix below."""
+    """Yield the lines of a table: state, check and finding, with the fix below."""
     width = max(60, shutil.get_terminal_size((100, 24)).columns)
     indent = " " * 23
     for finding in findings:

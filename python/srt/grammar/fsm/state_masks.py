@@ -1,7 +1,8 @@
-"""StateMasks: the tokens that an automaton allows in each state, made at the first use and kept.
+"""StateMasks: the tokens that an automaton allows in each state, computed at the first use and
+cached.
 
-A state is a pair (q, u): the automaton is in q, and u is the character that is still open, as
-``utf8`` numbers them. It is live where some character that u may become leads on from q.
+A state is a pair (q, u). q is the state of the automaton; u is the character that is incomplete, as
+``utf8`` numbers it. The state is live if some character that u may become has a transition from q.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RUN = 256  # characters up to which a forced run is followed for drafts
 
 
 class StateMasks:
-    """The rows of one automaton over one vocabulary."""
+    """The mask rows of one automaton over one vocabulary."""
 
     def __init__(self, automaton: CharacterDfa, table: TokenTable) -> None:
         self.automaton, self.table = automaton, table
@@ -45,7 +46,7 @@ class StateMasks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that only this grammar holds, its rows not counted."""
+        """Return the bytes that only this grammar holds, without its rows."""
         parts = (self.automaton.next, self._live, self.automaton.edges, self.automaton.labels)
         sets = sum(subtrie.nbytes for subtrie in list(self._sets.values()))
         return sum(part.nbytes for part in parts) + sets + self.trie.nbytes
@@ -53,7 +54,7 @@ class StateMasks:
     # -- states ----------------------------------------------------------------------------------
 
     def walk(self, state: State, data: bytes) -> State | None:
-        """The state after ``data``, or None where it is not live."""
+        """Return the state after ``data``, or None if it is not live."""
         q, partial = state
         parts = split(opened(partial) + data)
         if parts is None:
@@ -73,12 +74,12 @@ class StateMasks:
         return state[1] == 0 and self.automaton.final.item(state[0])
 
     def ended(self, state: State) -> bool:
-        """Whether no character may follow."""
+        """Return whether no character may follow."""
         return state[1] == 0 and not self._live[state[0]].any()
 
     def only(self, state: State) -> str:
-        """The one character that may come next, the open one included; "" where the text may end
-        or there are several."""
+        """Return the only character that may come next, an incomplete one included; "" if the text
+        may end or several may come."""
         q, partial = state
         if not partial:
             return self._only[q]
@@ -92,8 +93,8 @@ class StateMasks:
         return char if char and char.encode().startswith(opened(partial)) else ""
 
     def run(self, state: State, limit: int = RUN) -> tuple[bytes, list[State]]:
-        """The bytes that must follow, up to ``limit`` characters, and the state after each of
-        their characters."""
+        """Return the bytes that must follow, up to ``limit`` characters, and the state after each
+        of these characters."""
         data, path = b"", list[State]()
         while len(path) < limit:
             char = self.only(state)
@@ -107,7 +108,7 @@ class StateMasks:
         return data, path
 
     def next_characters(self, q: int, limit: int) -> list[str] | None:
-        """All characters that may come next in ``q``; None where there are more than ``limit``."""
+        """Return all characters that may come next in ``q``; None if they exceed ``limit``."""
         labels = np.flatnonzero(self._live[q])
         if self._sizes[labels].sum() > limit:
             return None
@@ -121,14 +122,14 @@ class StateMasks:
         ]
 
     def next_examples(self, q: int) -> list[str]:
-        """Some of the characters that may come next in ``q``, at least one of each class."""
+        """Return some of the characters that may come next in ``q``, at least one of each class."""
         chars, labels = self._examples
         return [chars[at] for at in np.flatnonzero(self._live[q, labels]).tolist()]
 
     # -- rows ------------------------------------------------------------------------------------
 
     def row(self, state: State) -> MaskRow:
-        """The tokens allowed in ``state``."""
+        """Return the mask row of the tokens allowed in ``state``."""
         key = (self.owner, *state)
         row = self.table.rows.get(key)
         if row is None:
@@ -137,7 +138,8 @@ class StateMasks:
         return row
 
     def _between(self, q: int) -> MaskRow:
-        """Walk the folded trie from its root or, in a wide state, from where tokens leave W."""
+        """Return the row of a state between two characters. Walk the folded trie from its root or,
+        in a wide state, from the nodes where tokens leave W."""
         subtrie, alive = self._subtrie(q)[0], list[Nodes]()
         if subtrie is None:
             nodes = self.trie.children(np.zeros(1, dtype=np.int64))[0]
@@ -158,8 +160,8 @@ class StateMasks:
         return self._pack(np.concatenate(alive or [nodes]), on, self.automaton.final.item(q))
 
     def _step(self, nodes: Nodes, states: Numbers, alive: list[Nodes]) -> tuple[Nodes, Numbers]:
-        """Take the symbol of each node in the state above it. Appends the nodes that are allowed to
-        ``alive``; returns those that go on, and their states."""
+        """Take the symbol of each node in the state of its parent. Append the allowed nodes to
+        ``alive``. Return the nodes that continue, and their states."""
         trie, symbols = self.trie, self.trie.symbols[nodes]
         whole = symbols < trie.classes
         if not whole.all():
@@ -173,7 +175,8 @@ class StateMasks:
         return nodes[kept], after[kept]
 
     def _pack(self, nodes: Nodes, on: NDArray[np.bool_], ending: bool) -> MaskRow:
-        """The row of the tokens on ``nodes`` and, where it is not empty, on the nodes of ``on``."""
+        """Return the row of the tokens on ``nodes`` and, if it is not empty, on the nodes of
+        ``on``."""
         trie = self.trie
         if not len(on):
             count = int((trie.begins[nodes + 1] - trie.begins[nodes]).sum())
@@ -187,8 +190,9 @@ class StateMasks:
         return self.table.row(flags, ending)
 
     def _inside(self, state: State) -> MaskRow:
-        """Tokens that end with the open character are looked up by its class; the few others that
-        begin inside a character are tried one by one."""
+        """Return the row of a state inside a character. Tokens that end with the incomplete
+        character are looked up by its class. The few others that begin inside a character are tried
+        one by one."""
         q, partial = state
         if partial not in self._enders:
             self._enders[partial] = self._split(partial)
@@ -199,8 +203,8 @@ class StateMasks:
         return self.table.row(np.array(found, dtype=np.int64), False)
 
     def _split(self, partial: int) -> tuple[Nodes, Numbers, list[int]]:
-        """The tokens that are just the rest of ``partial`` and the classes of the character; and
-        those that go on after it or leave it open."""
+        """Return the tokens that are exactly the rest of ``partial``, with the classes of the
+        character, and the tokens that continue after it or leave it incomplete."""
         need, begin, tokens = missing(partial), opened(partial), self.table.tokens
         ids, labels, others = [], [], []
         for token in self.table.inside:
@@ -219,8 +223,8 @@ class StateMasks:
     # -- wide states -----------------------------------------------------------------------------
 
     def _subtrie(self, q: int) -> tuple[Subtrie | None, int]:
-        """W, the classes by which most characters move on from ``q``, and to where; None where W is
-        but one character."""
+        """Return W, the classes by which most characters move on from ``q``, and the state that
+        they lead to; None if W is only one character."""
         if q not in self._subtries:
             found: tuple[Subtrie | None, int] = None, DEAD
             live = np.flatnonzero(self._live[q])
@@ -241,8 +245,8 @@ class StateMasks:
         return self._sets[key]
 
     def _chain(self, q: int, subtrie: Subtrie) -> tuple[int, Numbers]:
-        """The number of moves by W in a row from ``q``, at most ``subtrie.deepest``, and the states
-        passed, one more than that."""
+        """Return the number of consecutive moves by W from ``q``, at most ``subtrie.deepest``, and
+        the states passed, one more than that."""
         states = [q]
         while len(states) <= subtrie.deepest:
             found, target = self._subtrie(states[-1])
@@ -252,7 +256,7 @@ class StateMasks:
         return len(states) - 1, np.array(states)
 
     def _enters(self, q: int, subtrie: Subtrie) -> bool:
-        """Whether some symbol within ``subtrie`` is allowed in ``q``."""
+        """Return whether some symbol within ``subtrie`` is allowed in ``q``."""
         within, classes = subtrie.within, self.trie.classes
         halves = (self.trie.sets & self._live[q]).any(axis=1)
         return bool((self._live[q] & within[:classes]).any() or (halves & within[classes:]).any())
@@ -265,13 +269,14 @@ class StateMasks:
         return self._reachable[partial]
 
     def _may(self, q: int, partial: int) -> bool:
-        """Whether some character that ``partial`` may become leads on from ``q``."""
+        """Return whether ``q`` has a transition for some character that the incomplete character
+        ``partial`` may become."""
         within = self._within(partial)
         return len(within) > 0 and bool(self._live[q, within].any())
 
     @cached_property
     def _sizes(self) -> NDArray[np.float64]:
-        """Code points of each class [classes]."""
+        """Return the number of code points of each class, [classes]."""
         edges, labels = self.automaton.edges, self.automaton.labels
         sizes, named = np.diff(np.append(edges, 0x110000)), labels != DEAD
         points = np.bincount(labels[named], sizes[named], minlength=self.automaton.classes)
@@ -279,7 +284,7 @@ class StateMasks:
 
     @cached_property
     def _characters(self) -> list[str]:
-        """The only character of each class, "" where it has several."""
+        """Return the only character of each class, "" if the class has several."""
         found = [""] * self.automaton.classes
         for edge, label in zip(self._edges, self._labels):
             if label != DEAD and self._sizes[label] == 1:
@@ -288,7 +293,8 @@ class StateMasks:
 
     @cached_property
     def _examples(self) -> tuple[list[str], NDArray[np.int32]]:
-        """Printable ASCII, white space and the first character of each class; and their classes."""
+        """Return example characters (printable ASCII, white space and the first character of each
+        class) and their classes."""
         chars = [*map(chr, range(0x20, 0x7F)), *"\n\r\tжñ日"]
         firsts: dict[int, str] = {}
         for low, label in zip(self._edges, self._labels):
@@ -302,7 +308,7 @@ class StateMasks:
         return [chars[at] for at in named.tolist()], labels[named]
 
     def _singles(self) -> list[str]:
-        """The value of ``only`` between two characters, by state."""
+        """Return the value of ``only`` between two characters, by state."""
         if not self.automaton.classes:
             return [""] * self.automaton.states
         alone = (self._live.sum(axis=1) == 1) & ~self.automaton.final

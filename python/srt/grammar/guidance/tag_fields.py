@@ -1,4 +1,4 @@
-"""Fields of structural tags, checked."""
+"""Checked reading of the fields of structural tags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ def refusal(at: str, reason: str) -> GrammarError:
 
 
 def fields_of(value: Any, at: str, *known: str, **only: Any) -> dict[str, Any]:
-    """A JSON object of the fields ``known``, and of those of ``only`` with these very values."""
+    """Return ``value`` if it is a JSON object of allowed fields. ``known`` are the names of fields
+    with any value; ``only`` are fields that must have exactly the given value. Raises a refusal
+    that names the field."""
     if not isinstance(value, dict):
         raise refusal(at, "must be a JSON object.")
     for name, given in value.items():
@@ -40,7 +42,7 @@ def items(value: Any, at: str, empty: bool = False) -> list[Any]:
 
 
 def strings(value: Any, at: str, empty: bool = False) -> list[str]:
-    """A list of strings that are not empty; ``empty``: the list may be."""
+    """Return a list of non-empty strings. ``empty``: the list may be empty."""
     return [text_of(one, f"{at}/{i}", empty=False) for i, one in enumerate(items(value, at, empty))]
 
 
@@ -51,7 +53,7 @@ def flag(value: Any, at: str) -> bool:
 
 
 def count(value: Any, at: str, most: int) -> int:
-    """A whole number from 0 to ``most``."""
+    """Return a whole number from 0 to ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise refusal(at, f"is {value!r}; it must be a whole number from 0 to {most}.")
     return value

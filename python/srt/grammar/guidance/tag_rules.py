@@ -1,7 +1,8 @@
-"""Rules of llguidance's Lark that structural tags are made of: literals, free text, what follows.
+"""Rules in llguidance's Lark syntax for structural tags: literals, free text and what follows them.
 
-A literal may be the text of a control token, which text alone never is. Which ones are is known
-with the vocabulary, so that ``for_vocabulary`` adds those spellings.
+A literal may contain the spelling of a control token, which the bytes of ordinary tokens do not
+match. The control tokens are known only with the vocabulary, so ``for_vocabulary`` adds these
+spellings.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ class Rest:
     """The continuation of a text after one of its parts.
 
     Attributes:
-        text: expression of Lark; "" for nothing.
-        heads: literals that it may begin with, each with the expression of what follows the
-            literal; None where it may begin with anything else. The literal "" stands for MORE.
-        last: whether it may be empty, so that the whole text may end before it.
+        text: Lark expression; "" for an empty continuation.
+        heads: literals that the continuation may begin with, each with the expression of what
+            follows the literal; None if it may begin with anything else. The literal "" stands for
+            MORE.
+        last: whether the continuation may be empty, so that the whole text may end before it.
     """
 
     text: str = ""
@@ -39,7 +41,7 @@ class Rest:
 
     @property
     def empty(self) -> bool:
-        """Whether MORE may follow at once."""
+        """Return whether MORE may follow at once."""
         return any(not literal for literal, _ in self.heads or ())
 
 
@@ -48,13 +50,13 @@ MORE = Rest("", (("", ""),), False)  # added later by ``before``, by the part be
 
 
 def either(options: Iterable[str]) -> str:
-    """An expression for any of the expressions."""
+    """Return an expression that matches any of the expressions."""
     texts = list(dict.fromkeys(text.strip() or '""' for text in options))
     return texts[0] if len(texts) == 1 else f"({' | '.join(texts)})"
 
 
 def any_of(rests: Iterable[Rest]) -> Rest:
-    """Any of several continuations."""
+    """Return a continuation that is any of several."""
     rests = list(rests)
     if len(rests) == 1:
         return rests[0]
@@ -71,7 +73,8 @@ def any_of(rests: Iterable[Rest]) -> Rest:
 
 
 def before(made: Rest, rest: Rest) -> Rest:
-    """A part that was written with MORE behind it, and what follows it."""
+    """Return the part ``made``, which was written with MORE after it, with MORE replaced by
+    ``rest``."""
     heads: list[tuple[str, str]] | None = None
     if made.heads is not None:
         heads = [(literal, f"{after} {rest.text}") for literal, after in made.heads if literal]
@@ -85,56 +88,59 @@ def before(made: Rest, rest: Rest) -> Rest:
 
 
 def quoted(text: str) -> str:
-    """A string of Lark."""
+    """Return ``text`` as a Lark string literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _none_of(texts: Collection[str]) -> str:
-    """The end of a terminal whose texts hold none of the strings."""
+    """Return the end of a terminal expression that excludes all texts with one of the strings in
+    them."""
     held = " | ".join(quoted(text) for text in sorted(set(texts)))
     return f" & ~({ANY} ({held}) {ANY})" if held else ""
 
 
 class TagRules:
-    """The rules of one grammar. Equal parts are written once."""
+    """The rules of one grammar. Equal rules are written once."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._made: dict[tuple[str, ...], str] = {}
 
     def rule(self, body: str, kind: str) -> str:
-        """Name of a rule; ``kind`` in upper case makes it a terminal."""
+        """Add a rule and return its name. ``kind`` in upper case makes it a terminal."""
         return self._once((kind, body), kind, lambda name: [f"{name}: {body}"])
 
     def shared(self, rest: Rest) -> Rest:
-        """The same with a name for what is long, to be used more than once."""
+        """Return the continuation for repeated use: a long one gets a rule of its own."""
         text = self.rule(rest.text, "rest") if len(rest.text) > SHORT else rest.text
         return replace(rest, text=text)
 
     def literal(self, text: str) -> str:
-        """An expression for the text; "" for none."""
+        """Return an expression for the text; "" for an empty text."""
         return self.rule(f"{quoted(text)} //@{quoted(text)}", "literal") if text else ""
 
     def written(self, text: str, rest: Rest) -> Rest:
-        """A literal and what follows it."""
+        """Return the continuation that is a literal and then ``rest``."""
         if not text:
             return rest
         return Rest(f"{self.literal(text)} {rest.text}", ((text, rest.text),), False)
 
     def free(self, without: Collection[str], most: int | None = None) -> str:
-        """Terminal of the texts, of at most ``most`` characters, that hold none of the strings."""
+        """Return the terminal of all texts, of at most ``most`` characters, that contain none of
+        the strings."""
         any_text = ANY if most is None else f"/(?s:.{{0,{most}}})/"
         return self.rule(f"{any_text}{_none_of(without)}", "FREE")
 
     def until(self, terminal: str, literal: str, without: Collection[str] = ()) -> str:
-        """Expression for the terminal and the literal after it, up to the first occurrence. Both
-        together hold none of the strings of ``without``."""
+        """Return an expression for the terminal and the literal after it, up to the literal's first
+        occurrence. Both together contain none of the strings of ``without``."""
         body = f"({terminal} {quoted(literal)}){_none_of(without)}"
         name = self._once(("until", body), "until", lambda name: [f"{name}[lazy]: {body}"])
         return self.rule(f"{name} //@{terminal} {quoted(literal)}", "head")
 
     def ended(self, terminal: str, rest: Rest) -> str:
-        """Expression for the terminal up to the first head of ``rest``, and for what follows."""
+        """Return an expression for the terminal up to the first head of ``rest``, and for what
+        follows."""
         assert rest.heads is not None
         options = []
         for head, after in self.grouped(rest.heads).items():
@@ -142,12 +148,12 @@ class TagRules:
         return either([*options, *([terminal] if rest.last else [])])
 
     def runs_over(self, pattern: str, heads: Heads) -> bool:
-        """True where a text that the pattern matches holds one of the literals."""
+        """Return whether a text that the pattern matches can contain one of the literals."""
         held = either(quoted(literal) for literal, _ in heads)
         return not unmatched(f"{pattern} & ({ANY} {held} {ANY})")
 
     def grouped(self, heads: Heads) -> dict[str, list[str]]:
-        """Continuations of each head that has no other head as its prefix."""
+        """Return the continuations by head, for each head that has no other head as its prefix."""
         found: dict[str, list[str]] = {}
         for literal, after in sorted(heads, key=lambda head: len(head[0])):
             short = next((one for one in found if literal.startswith(one)), literal)
@@ -164,7 +170,7 @@ class TagRules:
 
 
 def for_vocabulary(text: str, vocabulary: Vocabulary) -> str:
-    """The grammar with each marked literal written with control tokens too, where it can be."""
+    """Return the grammar in which marked literals may also be spelled with control tokens."""
     if "//@" not in text:
         return text
     ids: dict[str, int] = {}

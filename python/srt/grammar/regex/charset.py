@@ -1,7 +1,7 @@
 """CharSet: a set of code points, and the sets that Unicode defines.
 
-The tables come from the running Python (``re``, ``str.lower``, ``unicodedata``), so that a pattern
-means what ``re`` would make of it. They are made once per process, when first needed.
+The tables come from the running Python (``re``, ``str.lower``, ``unicodedata``), so a pattern means
+the same as in ``re``. They are computed once in a process, at the first use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ASSIGNED = ((0, UNUSED), (SPECIAL, SPECIAL + 0x1000))
 
 
 class CharSet:
-    """Immutable. ``points``: where membership changes, ascending: [from, to) pairs, flat."""
+    """An immutable set of code points. ``points``: the boundaries of its ranges, ascending, as flat
+    [from, to) pairs."""
 
     __slots__ = ("_hash", "points")
 
@@ -41,11 +42,11 @@ class CharSet:
         return bisect_right(self.points, point) % 2 == 1
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """[from, to) pairs, ascending."""
+        """Yield the ranges as [from, to) pairs, ascending."""
         return zip(self.points[::2], self.points[1::2])
 
     def complement(self) -> CharSet:
-        """Every other code point. Surrogates are left in: the partition drops them."""
+        """Return the set of all other code points. Surrogates stay in; the partition drops them."""
         points = self.points
         points = points[1:] if points[:1] == (0,) else (0, *points)
         points = points[:-1] if points[-1:] == (LIMIT,) else (*points, LIMIT)
@@ -60,7 +61,7 @@ class CharSet:
 
     @staticmethod
     def of(pairs: Iterable[tuple[int, int]]) -> CharSet:
-        """The set of [from, to) pairs in any order."""
+        """Return the set of [from, to) pairs, given in any order."""
         points: list[int] = []
         for begin, end in sorted(pairs):
             if points and begin <= points[-1]:
@@ -93,7 +94,7 @@ def _characters(low: int, high: int) -> str:
 
 @lru_cache(maxsize=16)
 def shorthand(letter: str, ascii_only: bool) -> CharSet:
-    """``\\d``, ``\\s`` or ``\\w``; upper case for the complement."""
+    """Return the set of ``\\d``, ``\\s`` or ``\\w``; an upper-case letter gives the complement."""
     if letter.isupper():
         return shorthand(letter.lower(), ascii_only).complement()
     if ascii_only:
@@ -108,7 +109,7 @@ def shorthand(letter: str, ascii_only: bool) -> CharSet:
 
 @lru_cache(maxsize=1)
 def _categories() -> dict[str, list[tuple[int, int]]]:
-    """Ranges by general category of two letters."""
+    """Return the ranges of code points by general category (two letters)."""
     found: dict[str, list[tuple[int, int]]] = {}
     for low, high in ASSIGNED:
         names = list(map(unicodedata.category, _characters(low, high)))
@@ -125,7 +126,8 @@ def _categories() -> dict[str, list[tuple[int, int]]]:
 
 @lru_cache(maxsize=64)
 def category(name: str) -> CharSet | None:
-    """A general category, as ``L``, ``Lu``, ``LC`` or ``Any``; None: there is no such one."""
+    """Return the set of a general category, such as ``L``, ``Lu``, ``LC`` or ``Any``; None if the
+    name is unknown."""
     if name == "Any":
         return EVERYTHING
     wanted = ("Lu", "Ll", "Lt") if name in ("LC", "L&") else (name,)
@@ -145,12 +147,13 @@ def _lower(char: str) -> str:
 
 
 class Cases:
-    """Variants of a character under IGNORECASE.
+    """Case variants of characters under IGNORECASE.
 
-    ``re`` compares ``lower(char)`` with the lower case of the pattern's character and with the
-    lower-case characters that have the same upper case as that one.
+    ``re`` compares ``lower(char)`` with the lower case of the pattern's character. It also compares
+    it with all lower-case characters that have the same upper case as that one.
 
-    ``variants``: by code point, all that it matches, where that is more than itself.
+    ``variants``: for each code point that matches more than itself, all code points that it
+    matches.
     """
 
     def __init__(self) -> None:
@@ -189,7 +192,8 @@ class Cases:
             twins.setdefault(up, set()).add(low)
 
     def fold(self, members: CharSet) -> CharSet:
-        """The set that ``members`` is under IGNORECASE. Categories are folded already."""
+        """Return the set that ``members`` matches under IGNORECASE. Categories must be folded
+        already."""
         inside = [
             point
             for begin, end in members.ranges()
@@ -209,7 +213,7 @@ def cases() -> Cases:
 
 
 def fold_ascii(members: CharSet) -> CharSet:
-    """``members`` under IGNORECASE with ASCII."""
+    """Return the set that ``members`` matches under IGNORECASE with ASCII."""
     more = [
         (other, other + 1)
         for upper in range(65, 91)

@@ -1,7 +1,7 @@
-"""Nfa: the tree of a pattern as a nondeterministic automaton, built from its end to its start.
+"""Nfa: a nondeterministic automaton of a pattern's tree, built from its end to its start.
 
-Equal states are made once, so that words with a common end share it and the automaton of most
-patterns is close to minimal already.
+Equal states are built once. So words with a common end share it, and the automaton of most patterns
+is nearly minimal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Nfa:
 
     @property
     def plain(self) -> bool:
-        """Whether no state depends on anything but the next character."""
+        """Return whether every state depends only on the next character."""
         return not self.conditions and not self.behinds and self.always < 0
 
     def _new(self, state: State) -> int:
@@ -75,7 +75,8 @@ class Nfa:
         return distinct[0] if len(distinct) == 1 else self._state((SPLIT, *distinct))
 
     def add(self, node: Node, after: int) -> int:
-        """The state from which ``node`` and then ``after`` match."""
+        """Add ``node`` before the state ``after``. Return the state from which ``node`` and then
+        ``after`` match."""
         self.meter.spend(1)
         if isinstance(node, Chars):
             return self.char(node.members, after)
@@ -152,7 +153,7 @@ class Nfa:
         return self._state((BEHIND, int(node.negative), self._bodies[id(node)], after))
 
     def after_any(self, start: int) -> int:
-        """A state from which any text and then ``start`` matches."""
+        """Return a state from which any text and then ``start`` matches."""
         loop = self._new((SPLIT,))
         self.states[loop] = (SPLIT, self.char(EVERYTHING, loop), start)
         return loop

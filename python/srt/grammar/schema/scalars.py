@@ -1,4 +1,4 @@
-"""Keywords of numbers and strings: how each narrows a shape, and what a value that fails it is."""
+"""Keywords of numbers and strings: how a keyword narrows a shape, and which shapes fail it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ MOST_LENGTH = 1 << 20
 
 
 def narrowed(shape: Shape, node: SchemaNode, keyword: str) -> Shape | None:
-    """The shape where the keyword holds too; None where nothing of it is left."""
+    """Return the values of ``shape`` for which the keyword holds, as a shape; None if there are
+    none."""
     found: Shape | None = shape
     if isinstance(shape, Number) and keyword in NUMBERS:
         found = NUMBERS[keyword](shape, node, keyword)
@@ -38,7 +39,7 @@ def narrowed(shape: Shape, node: SchemaNode, keyword: str) -> Shape | None:
 
 
 def failing(shape: Shape, node: SchemaNode, keyword: str) -> Iterator[Shape]:
-    """The shapes that values of ``shape`` have for which the keyword does not hold."""
+    """Yield shapes of those values of ``shape`` for which the keyword does not hold."""
     value = node.value[keyword]
     if isinstance(shape, Number) and keyword in NUMBERS:
         if keyword == "multipleOf":
@@ -66,7 +67,7 @@ def failing(shape: Shape, node: SchemaNode, keyword: str) -> Iterator[Shape]:
 
 
 def settled(shape: Shape) -> Shape | None:
-    """The shape with the impossible taken out; None where it is empty for certain."""
+    """Return the shape without impossible values; None if it is certainly empty."""
     if isinstance(shape, Number):
         if shape.values is not None:
             values = tuple(text for text in shape.values if fits_number(shape, text))
@@ -93,7 +94,7 @@ def settled(shape: Shape) -> Shape | None:
 
 
 def size(node: SchemaNode, keyword: str) -> int:
-    """A keyword that counts. Raises Refusal."""
+    """Return the value of a keyword that counts, such as maxLength. Raises Refusal."""
     value = node.value[keyword]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -105,7 +106,7 @@ def size(node: SchemaNode, keyword: str) -> int:
 
 
 def number_text(value: int | float) -> str:
-    """A number as JSON writes it."""
+    """Return a number as JSON writes it."""
     return json.dumps(value)
 
 
@@ -116,7 +117,8 @@ def _some(shape: Shape) -> Iterator[Shape]:
 
 
 def _bound(node: SchemaNode, keyword: str) -> Bound | None:
-    """The bound, and whether it is left out itself; None for draft 4's ``false``."""
+    """Return the bound of a keyword and whether the bound itself is excluded; None for draft 4's
+    ``false``."""
     value, at = node.value[keyword], f"{node.pointer}/{keyword}"
     out = keyword.startswith("exclusive")
     if isinstance(value, bool) and out:  # draft 4: a property of the bound beside it
@@ -175,7 +177,7 @@ def _pattern(node: SchemaNode, keyword: str) -> Pattern:
 
 
 def carried(source: Any, at: str) -> Pattern:
-    """A pattern of the schema. Raises Refusal."""
+    """Return a pattern of the schema in compiled form. Raises Refusal."""
     if not isinstance(source, str):
         raise Refusal(at, f"{source!r} is not a string.")
     try:

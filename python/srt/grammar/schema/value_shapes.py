@@ -1,8 +1,8 @@
-"""Shapes: JSON values of one type under conditions that are all positive.
+"""Shapes: sets of JSON values of one type, described by positive conditions only.
 
-A schema becomes a list of shapes, any of which a value may have (``normal``). What stands inside an
-array or an object is a *state*: the schemas, by their numbers, that a value there must satisfy all
-at once; ``~number`` is one that it must not satisfy.
+A schema becomes a list of shapes; a value is valid if it has any of them (``normal``). The content
+of an array or object is described by *states*. A state is a set of schemas, by number, that a value
+must satisfy all at once; ``~number`` is a schema that it must not satisfy.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ ANY: State = frozenset()
 
 @dataclass(frozen=True)
 class Word:
-    """null, true or false."""
+    """The value null, true or false."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Number:
-    """``values`` instead of the bounds: as written, and these only."""
+    """A number. ``values``, if given, replace the bounds: exactly these numbers, as the schema
+    writes them."""
 
     integer: bool = False
     fraction: bool = False
@@ -40,7 +41,7 @@ class Number:
 
 @dataclass(frozen=True)
 class String:
-    """Lengths count code points."""
+    """A string. Lengths count code points."""
 
     low: int = 0
     high: int | None = None
@@ -50,15 +51,15 @@ class String:
 
     @property
     def conditions(self) -> int:
-        """Number of conditions. Two or more may contradict each other."""
+        """Return the number of conditions. Two or more may contradict each other."""
         sized = self.low > 0 or self.high is not None
         return len(self.like) + len(self.unlike) + sized
 
 
 @dataclass(frozen=True)
 class Array:
-    """Arrays. ``parts``: for each schema the items of its prefix, and its others. ``contains``: for
-    each of these states there must be an item that satisfies it."""
+    """An array. ``parts``: for each schema its prefix of items, and the schema of all further
+    items. ``contains``: for each of these states the array must have an item that satisfies it."""
 
     parts: tuple[tuple[tuple[State, ...], State], ...] = ()
     low: int = 0
@@ -67,7 +68,7 @@ class Array:
     contains: frozenset[tuple[State, str]] = frozenset()
 
     def item(self, at: int) -> State:
-        """State of the item at an index."""
+        """Return the state of the item at an index."""
         found: State = ANY
         for prefix, rest in self.parts:
             found |= prefix[at] if at < len(prefix) else rest
@@ -75,7 +76,7 @@ class Array:
 
     @property
     def prefix(self) -> int:
-        """Items after which all are alike."""
+        """Return the number of items after which all items have the same state."""
         return max((len(prefix) for prefix, _ in self.parts), default=0)
 
 
@@ -88,7 +89,7 @@ class Scope:
     additional: State = ANY
 
     def named(self, name: str) -> State:
-        """State of a property's value."""
+        """Return the state of a property's value."""
         found = self.properties.get(name, ANY)
         known = name in self.properties
         for pattern, state in self.patterns:
@@ -97,7 +98,8 @@ class Scope:
         return found if known else found | self.additional
 
     def matching(self, patterns: frozenset[Pattern]) -> State:
-        """The same for names that no ``properties`` has, by the patterns that they match."""
+        """Return the state of a value whose name is in no ``properties``, by the patterns that the
+        name matches."""
         found: State = ANY
         known = False
         for pattern, state in self.patterns:
@@ -108,8 +110,8 @@ class Scope:
 
 @dataclass(frozen=True, eq=False)
 class Other:
-    """A property that must be there: of a name that is not in ``names``, matches ``inside`` and
-    none of ``outside``."""
+    """A required property with a name that is not in ``names``, matches ``inside`` and matches none
+    of ``outside``."""
 
     state: State
     names: frozenset[str] = frozenset()
@@ -122,10 +124,10 @@ class Object:
     """Requirements of a schema on an object.
 
     Attributes:
-        mentions: each name that the schema mentions once, with where, in the order of the output:
-            names in ``properties`` first, then names that only ``required`` or a similar keyword
-            has.
-        names: the state that each name must satisfy.
+        mentions: each name that the schema mentions, once, with its origin, in the order of the
+            output: names in ``properties`` first, then names that only ``required`` or a similar
+            keyword has.
+        names: the state that the value of each name must satisfy.
     """
 
     scopes: tuple[Scope, ...] = ()
@@ -139,11 +141,12 @@ class Object:
 
     @property
     def order(self) -> list[str]:
-        """The names that are mentioned, in the order in which they are written."""
+        """Return the mentioned names in the order in which the output writes them."""
         return [name for _, name in self.mentions]
 
     def mentioning(self, names: Iterable[str], written: Written, required: bool) -> Object:
-        """The same with more names. ``required``: the names must be there, with any value."""
+        """Return the object with more mentioned names. ``required``: the properties must be
+        present, with any value."""
         first = {name: key for key, name in self.mentions}
         for at, name in enumerate(names):
             key = (required, (*written, at))
@@ -176,7 +179,7 @@ EVERY: tuple[Shape, ...] = (
 
 
 def apart(one: list[Shape], other: list[Shape]) -> bool:
-    """Whether it is plain that no value has a shape of both lists."""
+    """Return whether certainly no value has a shape of both lists."""
     return all(_differ(left, right) for left in one for right in other)
 
 
@@ -197,7 +200,7 @@ def _differ(left: Shape, right: Shape) -> bool:
 
 
 def fits_number(shape: Number, text: str) -> bool:
-    """Whether a number, as JSON writes it, has the shape."""
+    """Return whether a number, as JSON writes it, has the shape."""
     value = Decimal(text)
     whole = value == value.to_integral_value()
     if shape.values is not None and not any(Decimal(one) == value for one in shape.values):
@@ -213,7 +216,7 @@ def fits_number(shape: Number, text: str) -> bool:
 
 
 def fits_string(shape: String, text: str) -> bool:
-    """Whether a string has the shape."""
+    """Return whether a string has the shape."""
     if shape.values is not None and text not in shape.values:
         return False
     if len(text) < shape.low or (shape.high is not None and len(text) > shape.high):

@@ -335,7 +335,7 @@ class HostProcess:
         try:
             return self.working()
         except OSError as error:
-            log.error("what the host of inferlets worked on is not known: %s", error)
+            log.error("the runs of the lost inferlet host are unknown: %s", error)
             return set()
 
     def _revive(self, run: HostRun, suspected: bool) -> None:

@@ -1,9 +1,9 @@
-"""EngineSuccession: the engine that serves one request, and the next one where it is lost.
+"""EngineSuccession: the engine that serves one request, and its successor if the engine is lost.
 
-A request that was accepted goes on with another engine, or with the one that is started in place of
-a lost one, from the tokens that have come (``Generate.generated``). Its client waits and reads the
-same text. It may be the request itself that makes engines fail, so it goes on a few times only, and
-some wait for others (``resume_order``).
+If its engine is lost, an accepted request continues on another engine, or on the one that is
+started in its place, after the tokens that have come (``Generate.generated``). Its client waits and
+reads the same text. The request itself may be what makes engines fail. So it continues only a few
+times, and some requests wait for others (``resume_order``).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ log = logging.getLogger("sglang.server")
 
 
 class EngineContext(NamedTuple):
-    """A context of one engine, by the number that its client gave it."""
+    """A context of one engine, with the number that the engine's client gave it."""
 
     client: Client
     number: int
 
 
 class EngineSuccession:
-    """One request's contexts and verbs, on the engine of the moment.
+    """One request's contexts and verbs, on the engine that serves it now.
 
     Attributes:
-        client: of the engine that serves the request.
-        aborted: nothing is to be computed any more.
+        client: client of that engine.
+        aborted: the request is aborted, so nothing more is computed.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class EngineSuccession:
         """Choose the request's engine.
 
         Args:
-            order: of all requests that go on with other engines.
-            most: times that the request may go on with another engine; None: there is no other.
+            order: order of all requests that continue on other engines.
+            most: times that the request may continue on another engine; None: there is no other.
         """
         self._engines, self._request = engines, request
         self._assignment = engines.assign(request)
@@ -73,8 +73,8 @@ class EngineSuccession:
     # -- contexts --------------------------------------------------------------------------------
 
     def new_context(self, number: int | None = None) -> EngineContext:
-        """A context that a verb is about to open, or one that the engine has under ``number``. It
-        is closed with the request."""
+        """Return a context for a verb that opens it, or the one that the engine has under
+        ``number``. It is closed with the request."""
         number = self.client.new_id() if number is None else number
         context = EngineContext(self.client, number)
         if not self.aborted:
@@ -84,8 +84,8 @@ class EngineSuccession:
     async def advance(
         self, context: EngineContext, before: Sequence[Verb], verb: Advance, unknown: RequestStats
     ) -> AsyncGenerator[list[Event], None]:
-        """Events of one Advance, as many at a time as have come. ``unknown``: statistics where it
-        was aborted before. Raises Failed as RequestError, and EngineLost."""
+        """Yield the events of one Advance, as many at a time as have come. ``unknown``: statistics
+        to report if it was aborted before. Raises EngineLost, and RequestError for Failed."""
         if self.aborted:  # the context is closed already
             yield [Done(verb.request, "abort", stats=unknown)]
             return
@@ -108,7 +108,7 @@ class EngineSuccession:
             raise refused(last)
 
     def note(self, events: Sequence[Event]) -> None:
-        """Count tokens, and tell the assignment of the first event with statistics."""
+        """Count tokens. Pass the first event with statistics to the assignment."""
         for event in events:
             if isinstance(event, Tokens):
                 self._generated += len(event.tokens)
@@ -126,13 +126,14 @@ class EngineSuccession:
         sampling: SamplingParams | None = None,
         text: str = "",
     ) -> None:
-        """Go on with the engine after ``client``'s, which was lost with ``error``. Returns at once
-        where another part of the request has done that, and where the request is aborted.
+        """Continue on the next engine after ``client``'s, which was lost with ``error``. Return at
+        once if another part of the request has done that, or the request is aborted.
 
         Args:
-            sampling, text: of the completion that it was computing, where it was one.
+            sampling, text: sampling parameters and text of the completion that was in progress, if
+                any.
 
-        Raises EngineLost: ``error`` where the request may not go on, another where no engine comes.
+        Raises EngineLost: ``error`` if the request may not continue, another if no engine comes.
         """
         if (losses := self._order.losses) is not None:
             own = self._request if sampling is None else replace(self._request, sampling=sampling)
@@ -159,13 +160,13 @@ class EngineSuccession:
             log.warning("request %s goes on with another engine after %.1f s", name, waited)
 
     async def _next(self, client: Client, suspect: bool) -> Assignment:
-        """The assignment to another engine than ``client``'s, in this request's turn."""
+        """Wait for this request's turn, and return its assignment to an engine other than
+        ``client``'s."""
         async with self._order.turn(self, suspect):
             return await self._engines.reassign(self._request, client)
 
     def _give_up_waiting(self) -> None:
-        """Stop waiting for an engine. The assignment to one that came meanwhile, and
-        is not used, ends."""
+        """Stop waiting for an engine. An assignment that was made meanwhile ends unused."""
         waiting, self._waiting = self._waiting, None
         assert waiting is not None
         waiting.cancel()  # no effect where it is done
@@ -177,15 +178,14 @@ class EngineSuccession:
     # -- the end ---------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Close the contexts, and wait for no engine; what runs on them ends with reason
-        "abort"."""
+        """Close the contexts, and wait for no engine. Work on them ends with reason "abort"."""
         self.aborted = True
         if self._waiting is not None:
             self._waiting.cancel()
         self._close_contexts()
 
     def close(self) -> None:
-        """Abort, and listen no more."""
+        """Abort the request, and drop its later events."""
         for inbox in self._inboxes:
             inbox.close()
         self._close_contexts()

@@ -23,16 +23,16 @@ _CODES = {
 
 
 def refused(event: Failed) -> RequestError:
-    """Error for the client of a request that failed in the engine."""
+    """Return the error for the client of a request that failed in the engine."""
     code = _CODES.get(event.code, "internal_error")
     return RequestError(event.message, field_of(event.message), code)
 
 
 async def read_all(readings: Sequence[Reading]) -> list[Done]:
-    """The end of each reading. Prompts of at most ``WINDOW`` tokens, or one, are in the engine at
-    once, so that requests that come meanwhile wait for no more.
+    """Return the terminal event of each reading. At most ``WINDOW`` prompt tokens, or one prompt,
+    are in the engine at once. So requests that arrive meanwhile wait for no more than that.
 
-    Raises RequestError, also where one was aborted, and EngineLost.
+    Raises RequestError, also if a reading was aborted, and EngineLost.
     """
     found: list[Done] = []
     inside = 0
@@ -48,7 +48,7 @@ async def read_all(readings: Sequence[Reading]) -> list[Done]:
 
 
 class Reading:
-    """One request of ``Completer.read`` in the engine. Its sampling parameters have no meaning."""
+    """One request of ``Completer.read`` in the engine. Its sampling parameters are ignored."""
 
     def __init__(
         self, client: Client, request: CompletionRequest, goal: Embed | Distribution
@@ -73,7 +73,7 @@ class Reading:
         return Advance(self._context, number, self._goal, request.priority, True, since, hint)
 
     async def done(self) -> Done:
-        """The terminal event. Raises RequestError and EngineLost."""
+        """Return the terminal event. Raises RequestError and EngineLost."""
         assert self._inbox is not None
         async for event in self._inbox:
             if isinstance(event, Failed):
@@ -83,14 +83,14 @@ class Reading:
         raise RequestError(ABORTED, "rid")
 
     def abort(self) -> None:
-        """End it in the engine; ``done`` then raises."""
+        """End the request in the engine; ``done`` then raises."""
         self.aborted = True
         if self._inbox is not None and not self._inbox.ended:
             with suppress(EngineLost):
                 self._client.send(Close(self._context))
 
     def close(self) -> None:
-        """Abort, and listen no more."""
+        """Abort the request, and drop its later events."""
         self.abort()
         if self._inbox is not None:
             self._inbox.close()

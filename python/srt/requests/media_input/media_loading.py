@@ -1,6 +1,5 @@
-"""Loading of the images and videos of requests: bytes, then pixels (``media``), in threads of
-their own; then as many placeholder tokens as each has hidden states.
-"""
+"""Loading of the images and videos of requests: bytes, then pixels (``media``), in threads of their
+own. The prompt then gets one placeholder token for each hidden state of a medium."""
 
 from __future__ import annotations
 
@@ -64,14 +63,14 @@ class Limits(Protocol):
 
 
 class Seen(NamedTuple):
-    """A medium as the model reads it, and its key."""
+    """A medium in the form that the model reads, and its cache key."""
 
     prepared: Prepared
     key: bytes
 
 
 class Expanded(NamedTuple):
-    """A prompt with as many placeholders as the media have hidden states."""
+    """A prompt with one placeholder for each hidden state of its media."""
 
     tokens: Ints
     media: Medias = ()
@@ -79,7 +78,7 @@ class Expanded(NamedTuple):
 
 
 class Viewer:
-    """Reader of media for one model. ``read`` belongs to an event loop."""
+    """Reader of media for one model. Call ``read`` on an event loop."""
 
     def __init__(self, processor: Processor, limits: Limits, vocab_size: int) -> None:
         self.limits, self._processor, self._vocab = limits, processor, vocab_size
@@ -96,14 +95,15 @@ class Viewer:
         self._most_held = max(FETCHED, limits.max_media_per_prompt * limits.max_media_bytes)
 
     def token(self, kind: str) -> Placeholder:
-        """Placeholder of an image or a video; its id is -1 where the model takes none."""
+        """Return the placeholder of an image or a video; its id is -1 if the model does not take
+        that kind."""
         return self._processor.video_token if kind == "video" else self._processor.image_token
 
     async def read(
         self, sources: Sequence[MediaSource], room: int | None = None, owner: str = ""
     ) -> list[Seen]:
-        """Fetch and decode images and videos. Raises RequestError, also as soon as they are known
-        to have more than ``room`` tokens. ``owner``: the tenant whose share of fetches it takes."""
+        """Fetch and decode images and videos. Raises RequestError, also as soon as they turn out to
+        have more than ``room`` tokens. ``owner``: the tenant whose share of fetches this takes."""
         self.verify(sources)
         self._waiting += len(sources)
         sizes: list[int] = []
@@ -118,7 +118,7 @@ class Viewer:
     async def _decoded(
         self, sources: Sequence[MediaSource], fetched: Sequence[bytes | None], room: int | None
     ) -> list[Seen]:
-        """Decode in order, at most one medium a thread: the rest waits undecoded."""
+        """Decode media in order, at most one in each thread. The others wait undecoded."""
         alone = sum(source.kind == "image" for source in sources) == 1
         found: list[Seen] = []
         tokens = size = 0
@@ -146,7 +146,7 @@ class Viewer:
         return found
 
     def verify(self, sources: Sequence[MediaSource]) -> None:
-        """Raise RequestError where there are too many, or some that the model does not take."""
+        """Raise RequestError if there are too many media, or some that the model does not take."""
         most = self.limits.max_media_per_prompt
         if len(sources) > most:
             raise sources[most].refused(
@@ -170,8 +170,8 @@ class Viewer:
             )
 
     async def _fetched(self, source: MediaSource, owner: str, sizes: list[int]) -> bytes | None:
-        """Fetch the bytes of a remote source; None for any other. Raises RequestError, also where
-        all prompts hold too many. Their number is added to ``sizes``."""
+        """Fetch the bytes of a remote source and append their number to ``sizes``; return None for
+        any other source. Raises RequestError, also if all prompts together hold too many bytes."""
         if not source.remote:
             return None
         loop, slots = asyncio.get_running_loop(), (self._shares[owner], self._connections)
@@ -264,8 +264,9 @@ class Viewer:
     def expand(
         self, tokens: Ints, seen: Sequence[Seen], segments: Segments = (), field: str = "prompt"
     ) -> Expanded:
-        """The prompt of which each placeholder stands for one medium, the images and the videos in
-        order. Raises RequestError where there are more or fewer."""
+        """Return the prompt with its media. Each placeholder in ``tokens`` stands for one medium,
+        images and videos in order. Raises RequestError if there are more or fewer placeholders than
+        media."""
         kinds = {self.token(kind).id: kind for kind in ("video", "image")}
         kinds.pop(-1, None)
         places = [i for i, token in enumerate(tokens) if token in kinds] if kinds else []
@@ -298,7 +299,8 @@ class Viewer:
 
 
 class _Cache:
-    """Cache of decoded media by the digest of their bytes. Several threads may use it."""
+    """Cache of decoded media by the digest of their bytes, at most ``most`` bytes of pixels. The
+    least recently used are dropped first. Several threads may use it."""
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes, self._lock = most, 0, threading.Lock()
@@ -324,7 +326,7 @@ class _Cache:
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results of all works. Where one fails, the others are not begun, or are cancelled."""
+    """Return the results of all works. If one fails, the others are cancelled or not begun."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

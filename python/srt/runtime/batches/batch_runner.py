@@ -66,7 +66,7 @@ class _AnswerLine(msgspec.Struct):
 
 _EXPIRED = _Failure("batch_expired", "The batch expired before this request was run.")
 _INTERNAL = (
-    b'{"error":{"message":"An internal error occurred; the server\'s log has it.",'
+    b'{"error":{"message":"An internal error occurred; see the server\'s log.",'
     b'"type":"server_error","param":null,"code":"internal_error"}}'
 )
 
@@ -140,7 +140,7 @@ class BatchRunner:
         try:
             await self._run(record)
         except Exception as error:
-            log.exception("the batch %s fails", record.id)
+            log.exception("the batch %s failed", record.id)
             record.errors = [InputError("internal_error", f"{type(error).__name__}; see the log.")]
             record.enter("failed", self._now())
             with suppress(OSError):
@@ -248,7 +248,7 @@ class BatchRunner:
             try:
                 answer = await self._answer(line.url, bytes(line.body), owner)
             except Exception:
-                log.exception("a request of a batch fails")
+                log.exception("a request of a batch failed")
                 return LineAnswer(500, _INTERNAL, "", "internal_error")
             losses += answer.code == "engine_lost"
             if answer.status not in AGAIN or losses >= MAX_LOSSES:

@@ -14,12 +14,12 @@ from sglang.srt.runtime.stream_progress import StreamProgress
 
 @dataclass(frozen=True)
 class ThoughtReading:
-    """Reading of a reply's thought.
+    """Rules to read the reasoning (the thought) in a reply.
 
     Attributes:
-        inside: the reply begins in it.
-        apart: emitted as ``Thought``, else as ``AnswerWords``, marks and all.
-        streamed: piece by piece, else at its end.
+        inside: the reply begins inside the thought.
+        apart: the thought is emitted as ``Thought``; otherwise as ``AnswerWords``, with its marks.
+        streamed: the thought is emitted piece by piece; otherwise at its end.
     """
 
     marks: Marks
@@ -29,12 +29,12 @@ class ThoughtReading:
 
 
 class ReplyReader:
-    """Reads one completion, and knows what was sent of it.
+    """Reader of one completion, which records what was sent of it.
 
-    ``called``: there are calls, and the last one is whole.
+    ``called``: the reply has tool calls, and the last one is complete.
 
     Attributes:
-        tool: name of the function that the last call is of.
+        tool: name of the function of the last call.
     """
 
     def __init__(self, use: ToolUse | None, thinking: ThoughtReading | None = None) -> None:
@@ -51,14 +51,14 @@ class ReplyReader:
         return self._parser is not None and self._calls > 0 and not self._parser.cut
 
     def take(self, output: Output, finished: bool) -> tuple[list[Delta], range]:
-        """The deltas of what was not sent yet, and its tokens."""
+        """Return the deltas that were not sent yet, and the indices of their tokens."""
         text, tokens = self.sent.take(output)
         cut = output.finish is not None and output.finish.reason != "stop"
         return self.read(text, finished, cut), tokens
 
     def read(self, text: str, finished: bool, cut: bool = False) -> list[Delta]:
-        """Deltas of the next piece of the text. ``cut``: a limit ended the text, so that the
-        beginning of a call at its end is no text."""
+        """Return the deltas of the next piece of the text. ``cut``: a limit ended the text, so the
+        beginning of a call at its end is dropped."""
         thought, answer = "", text
         if self._thoughts is not None:
             thought, answer = self._thoughts.feed(text)
@@ -79,9 +79,9 @@ class ReplyReader:
         return deltas
 
     def thought_tokens(self, output: Output, table: Sequence[bytes], hidden: frozenset[int]) -> int:
-        """Number of tokens that write the thought, marks included: those in which the text up to
-        the answer begins. ``table`` has the bytes of every token, ``hidden`` are not in the text.
-        """
+        """Return the number of tokens of the thought, marks included: the tokens whose text begins
+        before the answer. ``table`` has the bytes of every token; tokens in ``hidden`` are not in
+        the text."""
         if self._thoughts is None or not self._thoughts.chars:
             return 0
         left = len(output.text[: self._thoughts.chars].encode())

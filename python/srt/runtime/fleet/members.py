@@ -203,7 +203,7 @@ class Members:
             try:
                 await engine.start()
                 self.join(engine)
-                log.warning("engine %s is there, and joins", engine.name)
+                log.warning("engine %s answers and joins this server", engine.name)
                 return
             except EngineAbsent:
                 continue

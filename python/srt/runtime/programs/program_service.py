@@ -1,4 +1,4 @@
-"""ProgramService: programs of clients, submitted, read, answered and cancelled."""
+"""ProgramService: submits, reads, answers and cancels the programs of clients."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ CHECK_COST = 32  # entries of a list that take as long as the check of a step
 
 
 class GetTimeout(Exception):
-    """A value has not come in the time that its client gave."""
+    """The value did not come within the client's timeout."""
 
 
 class ProgramService:
     """The programs of all tenants of one runtime.
 
     Attributes:
-        submitted: programs so far.
+        submitted: number of programs so far.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ProgramService:
         sessions: ProgramSessions | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """``vocab_size``: of the model, which parameters of gens are checked against."""
+        """``vocab_size``: the model's; parameters of gens are checked against it."""
         self._limits, self.tools, self._vocab_size = limits, tools, vocab_size
         self._clock, self.submitted = clock, 0
         self.sessions = sessions or ProgramSessions(limits)
@@ -69,8 +69,7 @@ class ProgramService:
     # -- submit ------------------------------------------------------------------------------------
 
     async def submit(self, body: SubmitBody, caller: Caller) -> tuple[ProgramSession, ProgramRun]:
-        """The run of a program, which has begun, and its session. Nothing of a submission that is
-        refused runs.
+        """Start a program. Return its session and its run. Nothing of a refused submission runs.
 
         Raises RequestError.
         """
@@ -115,7 +114,8 @@ class ProgramService:
     def _same(
         self, body: SubmitBody, digest: bytes, caller: Caller
     ) -> tuple[ProgramSession, ProgramRun] | None:
-        """The run of the same request, where it came before. Raises RequestError."""
+        """Return the run of an earlier identical request, None if there is none. Raises
+        RequestError."""
         now = self._clock.now()
         if body.session_id is not None:
             self.sessions.find(caller.tenant, body.session_id).used = now
@@ -135,7 +135,8 @@ class ProgramService:
         return found[1:]
 
     def _checked(self, submission: Submission) -> tuple[CheckedProgram, CallGraph]:
-        """The program of a submission. Raises SubmissionError."""
+        """Return the checked program of a submission, and its graph of calls. Raises
+        SubmissionError."""
         program = checked(submission, self._limits.max_program_steps)
         toolbox = self.tools.toolbox()
         for step in program.steps.values():
@@ -149,7 +150,7 @@ class ProgramService:
         return program, call_graph(program)
 
     def _verify_gen(self, step: GenStep) -> None:
-        """Raise ValueError where a gen's body is none of ``/generate``."""
+        """Raise ValueError if a gen's body is no valid body of ``/generate``."""
         body = convert({**step.body, "text": "x"}, GenerateRequest)
         if not isinstance(body.sampling_params or {}, dict):
             raise ValueError("body.sampling_params must be an object")
@@ -163,7 +164,8 @@ class ProgramService:
         caller: Caller,
         inputs: Mapping[str, SemanticVariable],
     ) -> tuple[ProgramSession, ProgramRun]:
-        """A run in its session, with its variables. Raises RequestError and SubmissionError."""
+        """Return a new run with its variables, in its session. Raises RequestError and
+        SubmissionError."""
         program, graph = checked
         own = {variable.id for variable in inputs.values()}
         read = [id for id in program.external if id not in own]
@@ -218,9 +220,9 @@ class ProgramService:
     # -- values ------------------------------------------------------------------------------------
 
     async def get(self, body: GetBody, caller: Caller) -> Any:
-        """The value of a variable, when it has come.
+        """Wait for the value of a variable and return it.
 
-        Raises RequestError, of a step that failed too, and GetTimeout.
+        Raises RequestError, also for a failed step, and GetTimeout.
         """
         session = self.sessions.find(caller.tenant, body.session_id)
         variable = self._fetched(session, body)
@@ -239,7 +241,9 @@ class ProgramService:
                 variable.gets -= 1
 
     async def stream(self, body: GetBody, caller: Caller) -> AsyncGenerator[Any, None]:
-        """The text of a variable as it grows, and its value."""
+        """Yield the text of a variable as it grows (``{"text": ..., "state": "pending"}``), and at
+        last its value (``{"value": ..., "state": "ready"}``). Raises RequestError, also for a
+        failed step."""
         session = self.sessions.find(caller.tenant, body.session_id)
         variable = self._fetched(session, body)
         with self.sessions.using(session):
@@ -259,7 +263,7 @@ class ProgramService:
                     run.log.growers -= 1
 
     def _fetched(self, session: ProgramSession, body: GetBody) -> SemanticVariable:
-        """The variable of a get, with what its client wants of it."""
+        """Return the variable of a get request, and add the client's criteria to it."""
         try:
             criteria = criteria_of(body.criteria)
         except ValueError as error:
@@ -273,7 +277,7 @@ class ProgramService:
     async def events(
         self, session: ProgramSession, run: ProgramRun, grown: bool
     ) -> AsyncGenerator[Any, None]:
-        """The events of a run, from its beginning to its end."""
+        """Yield the events of a run, from its beginning to its end."""
         with self.sessions.using(session):
             async with aclosing(run.log.follow(grown)) as events:
                 async for event in events:
@@ -302,8 +306,8 @@ class ProgramService:
         variable.set(value)
 
     def cancel(self, body: CancelBody, caller: Caller) -> bool:
-        """Cancel a variable with what it alone wanted, or a submission; whether anything of it was
-        still to come. Raises RequestError."""
+        """Cancel a variable and all that only it needed, or a submission. Return whether anything
+        of it was unfinished. Raises RequestError."""
         session = self.sessions.find(caller.tenant, body.session_id)
         session.used = self._clock.now()
         if (body.semantic_var_id is None) == (body.submission_id is None):
@@ -323,7 +327,7 @@ class ProgramService:
         return waits
 
     def counts(self) -> dict[str, float]:
-        """Gauges and counters, by name."""
+        """Return gauges and counters by name."""
         tenants = list(self.sessions.tenants.values())
         runs = [run for session in self.sessions.all() for run in session.runs.values()]
         return {
@@ -336,7 +340,7 @@ class ProgramService:
         }
 
     def reply(self, session: ProgramSession, run: ProgramRun) -> SubmittedReply:
-        """The ids of a submission."""
+        """Return the reply to a submission, with its ids."""
         ids = {name: run.variables[key].id for name, key in run.program.variables().items()}
         given = {name: variable.id for name, variable in run.inputs.items()}
         return SubmittedReply(run.id, session.id, {**given, **ids})
@@ -345,7 +349,8 @@ class ProgramService:
 def program_service(
     runtime: EngineRuntime, toolbox: Callable[[], Toolbox | None]
 ) -> ProgramService:
-    """The programs of a runtime. ``toolbox``: the operator's tools, where there are some."""
+    """Return the programs of a runtime. ``toolbox`` returns the operator's tools, if there are
+    some."""
     limits = runtime.config.applications
     tools = RunTools(
         ModelCalls(runtime),
@@ -357,7 +362,7 @@ def program_service(
 
 
 def raise_criteria(session: ProgramSession, variable: SemanticVariable, criteria: Criteria) -> None:
-    """Add what a client wants of a variable to what was wanted of it before."""
+    """Add a client's criteria for a variable to the earlier ones."""
     joined = variable.criteria.joined(criteria)
     if joined != variable.criteria:
         variable.criteria = joined
@@ -373,7 +378,7 @@ def _verify_wishes(program: CheckedProgram, wishes: Mapping[str, Criteria]) -> N
 
 
 def _wish(session: ProgramSession, run: ProgramRun, wishes: Mapping[str, Criteria]) -> None:
-    """Note the criteria that come with a submission."""
+    """Record the criteria that come with a submission."""
     named = run.program.variables() if wishes else {}
     for name, criteria in wishes.items():
         keys = [named[name]] if name != "*" else list(run.variables)
@@ -398,13 +403,13 @@ def _submission(body: SubmitBody, inputs: Mapping[str, SemanticVariable], most: 
 
 
 def _bind(run: ProgramRun, key: Key, variable: SemanticVariable) -> None:
-    """Let an output be a variable that is there."""
+    """Bind an output of a run to an existing variable."""
     variable.run, variable.step, variable.name = run.id, key[0], key[1]
     run.variables[key] = variable
 
 
 def _verify_apart(outputs: Mapping[str, SemanticVariable]) -> None:
-    """Raise SubmissionError where two outputs are to be one variable."""
+    """Raise SubmissionError if two outputs would be one variable."""
     names = dict[str, str]()
     for name, variable in outputs.items():
         if (first := names.setdefault(variable.id, name)) != name:
@@ -415,8 +420,8 @@ def _verify_apart(outputs: Mapping[str, SemanticVariable]) -> None:
 
 
 def _verify_unbound(name: str, variable: SemanticVariable, waited: Set[str]) -> None:
-    """Raise SubmissionError where a variable cannot be an output of a run, which waits for those of
-    the ids ``waited``."""
+    """Raise SubmissionError if a variable cannot be an output of a run that waits for the variables
+    with the ids ``waited``."""
     if variable.run or variable.settled:
         raise SubmissionError(
             f"output {name!r:.80} is a semantic variable that has a value or is made already; two "
@@ -427,7 +432,8 @@ def _verify_unbound(name: str, variable: SemanticVariable, waited: Set[str]) -> 
 
 
 def _waited_for(run: ProgramRun) -> set[str]:
-    """Ids of the variables that a run reads, and of those that the runs that make them read."""
+    """Return the ids of the variables that a run reads, and of those read by the runs that make
+    them."""
     waiting, seen, found = [run], {run.id}, set[str]()
     while waiting:
         for id in waiting.pop().program.external:
@@ -460,12 +466,12 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _digest(body: SubmitBody) -> bytes:
-    """Digest of what decides a submission."""
+    """Return a digest of the fields that determine a submission."""
     return sha256(msgspec.json.encode([body.prompt, body.placeholders, body.graph])).digest()
 
 
 class _as_refusal:
-    """A block whose SubmissionErrors leave it as errors of the request."""
+    """A block that turns SubmissionErrors into errors of the request."""
 
     def __enter__(self) -> None:
         pass

@@ -26,7 +26,7 @@ async def liveness_probe(state: ServerState, request: Request) -> Response:
     (`--watchdog-timeout 0`)."""
     watched = state.config.operations.watchdog_timeout > 0
     if not watched and state.runtime.completion.engines.stalled:
-        raise ServerError("engine_stalled", "The engine's steps do not come.")
+        raise ServerError("engine_stalled", "The engine makes no progress.")
     return json_response({"status": "ok"})
 
 
@@ -40,7 +40,7 @@ async def readiness_probe(state: ServerState, request: Request) -> Response:
         raise ServerError("engine_lost", "The engine is started again.") from error
     except ServerError as error:
         if error.code == "engine_stalled":
-            raise ServerError("engine_stalled", "The engine's steps do not come.") from error
+            raise ServerError("engine_stalled", "The engine makes no progress.") from error
         raise
     except RequestError as error:
         raise ServerError("overloaded", "The queue is full (--max-queued-requests).") from error

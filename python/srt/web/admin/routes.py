@@ -198,7 +198,7 @@ async def abort_request(state: ServerState, request: Request) -> Response:
     caller = CALLER.get()
     owner = None if caller.admin else caller.tenant
     if body.abort_all and owner == "":
-        raise ServerError("forbidden", "abort_all needs the admin's key, or a key of one's own.")
+        raise ServerError("forbidden", "abort_all needs the admin's key, or a tenant's own key.")
     if body.abort_all:
         count = state.runtime.abort(owner=owner)
     else:

@@ -52,6 +52,6 @@ async def moderations(state: ServerState, request: Request) -> Response:
         )
     raise RequestError(
         f"/v1/moderations is not available: {state.runtime.model_name!r:.200} is not OpenAI's "
-        f"moderation model, and its categories would be made up; {advice}.",
+        f"moderation model, so its categories would be invented; {advice}.",
         code="unsupported",
     )

@@ -71,5 +71,7 @@ async def remove_worker(state: ServerState, request: Request) -> Response:
 
 def _fleet(state: ServerState) -> Fleet:
     if state.fleet is None:
-        raise RequestError("This server has one engine, and it stays.", code="unsupported")
+        raise RequestError(
+            "This server has one engine, which cannot be changed.", code="unsupported"
+        )
     return state.fleet

@@ -1,4 +1,4 @@
-"""Routes of files and batches: /v1/files, /v1/batches and what is below them."""
+"""Routes of files and batches: /v1/files, /v1/batches and the paths below them."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class BatchesQuery(msgspec.Struct, kw_only=True):
 
 
 class ExpiresAfter(msgspec.Struct):
-    """Lifetime of the files of answers, from their creation."""
+    """Lifetime of the files with answers, from their creation."""
 
     seconds: int
     anchor: str = "created_at"
 
 
 class BatchBody(msgspec.Struct, kw_only=True):
-    """A batch of requests, which are the lines of a file. ``metadata``: up to 16 texts."""
+    """A batch of requests, one in each line of a file. ``metadata``: up to 16 texts."""
 
     input_file_id: Annotated[str, Bounds(characters=64), "A file of purpose `batch`."]
     endpoint: Annotated[str, Bounds(one_of=ENDPOINTS), "The route that answers every line."]
@@ -81,7 +81,7 @@ def service(state: ServerState) -> BatchService:
 
 
 async def upload(state: ServerState, request: Request) -> Response:
-    """Store a file: a form with `file` and `purpose`."""
+    """Store a file. The body is a form with `file` and `purpose`."""
     files, owner = service(state).files, CALLER.get().tenant
     arriving = files.begin(owner)
     try:
@@ -94,7 +94,7 @@ async def upload(state: ServerState, request: Request) -> Response:
 
 
 def _described(form: UploadForm) -> tuple[str, str, int]:
-    """Name, purpose and lifetime of an upload. Raises RequestError."""
+    """Return the name, purpose and lifetime (seconds) of an upload. Raises RequestError."""
     if form.filename is None:
         raise RequestError("The form has no file; send a part named file.", "file")
     name = form.filename.replace("\\", "/").rpartition("/")[2]
@@ -121,7 +121,7 @@ def _lifetime(anchor: str, seconds: int, given: Any, name: str) -> int:
 
 
 async def files(state: ServerState, request: Request) -> Response:
-    """The caller's files."""
+    """List the caller's files."""
     query = read_query(request, FilesQuery)
     found = service(state).files.of(CALLER.get().tenant)
     found = [record for record in found if query.purpose in ("", record.purpose)]
@@ -131,12 +131,12 @@ async def files(state: ServerState, request: Request) -> Response:
 
 
 async def file(state: ServerState, request: Request) -> Response:
-    """Facts of one file."""
+    """Return facts about one file."""
     return json_response(_file(state, request).public())
 
 
 async def content(state: ServerState, request: Request) -> Response:
-    """The bytes of a file, as they were uploaded."""
+    """Return the bytes of a file as they were uploaded."""
     record = _file(state, request)
     headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
     return FileResponse(
@@ -159,7 +159,7 @@ def _file(state: ServerState, request: Request) -> FileRecord:
 
 
 async def create_batch(state: ServerState, request: Request) -> Response:
-    """Begin to answer the requests of a file, beside others and behind them."""
+    """Begin to answer the requests of a file. Other requests come first where both wait."""
     batches = service(state)
     body = await read_body(request, BatchBody, state.body_limit)
     kept = body.output_expires_after
@@ -202,19 +202,19 @@ def _metadata(given: dict[str, str] | None) -> dict[str, str] | None:
 
 
 async def batches(state: ServerState, request: Request) -> Response:
-    """The caller's batches, the newest first."""
+    """List the caller's batches, the newest first."""
     query = read_query(request, BatchesQuery)
     found = service(state).records.of(CALLER.get().tenant)
     return json_response(_page(found, query.after, query.limit))
 
 
 async def batch(state: ServerState, request: Request) -> Response:
-    """State and counts of one batch."""
+    """Return the state and the counts of one batch."""
     return json_response(_batch(state, request).public())
 
 
 async def cancel_batch(state: ServerState, request: Request) -> Response:
-    """End a batch; the answers that it has are kept."""
+    """Cancel a batch. Its finished answers are kept."""
     record = _batch(state, request)
     await service(state).cancel(record)
     return json_response(record.public())
@@ -225,7 +225,7 @@ def _batch(state: ServerState, request: Request) -> BatchRecord:
 
 
 def _page(found: Sequence[Record], after: str, limit: int) -> dict[str, Any]:
-    """The part of a list after the record ``after``. Raises RequestError for an unknown one."""
+    """Return the list after the record ``after``. Raises RequestError if the record is unknown."""
     begin = 0
     if after:
         begin = next((i for i, record in enumerate(found, 1) if record.id == after), 0)

@@ -87,7 +87,7 @@ def describe(error: BaseException) -> tuple[str, dict[str, Any]]:
         message = str(error.detail)
     else:
         log.error("internal error", exc_info=error)
-        code, message = "internal_error", "An internal error occurred; the server's log has it."
+        code, message = "internal_error", "An internal error occurred; see the server's log."
     kind = CODES[code][1]
     body = {"message": message, "type": kind, "param": param, "code": code}
     return code, {"error": body}

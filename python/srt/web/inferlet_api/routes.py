@@ -187,4 +187,4 @@ def _binary(text: str | None, name: str) -> bytes:
     try:
         return base64.b64decode(text or "", validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RequestError(f"{name} is no base64: {error}.", name) from None
+        raise RequestError(f"{name} is not valid base64: {error}.", name) from None

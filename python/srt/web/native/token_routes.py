@@ -107,7 +107,9 @@ async def _detokenized(state: ServerState, body: DetokenizeBody) -> dict[str, An
     texts = []
     for row in body.tokens if nested else [body.tokens]:
         if not isinstance(row, list):
-            raise RequestError(f"tokens holds {row!r:.40} beside lists of ids.", "tokens")
+            raise RequestError(
+                f"tokens mixes {row!r:.40} with lists of ids; give ids, or lists of ids.", "tokens"
+            )
         ids = await state.runtime.prompt(row, "tokens")
         for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < state.runtime.info.vocab_size:

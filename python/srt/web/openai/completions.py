@@ -133,8 +133,8 @@ def _verify(body: CompletionBody) -> None:
         )
     if body.stream and body.best_of > count:
         raise RequestError(
-            f"best_of is {body.best_of} and n {count}: which are the best is known in the end only;"
-            " remove stream or best_of.",
+            f"best_of is {body.best_of} and n is {count}; a stream cannot choose the best before "
+            "all have ended. Remove stream or best_of.",
             "best_of",
         )
 

@@ -1,4 +1,5 @@
-"""Reference page: /openapi.json as one page of HTML, made by the server, without a script."""
+"""Reference page: shows /openapi.json as one page of HTML, which the server renders without a
+script."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ HEADERS = {
 
 
 def reference(document: Schema) -> str:
-    """The page of an OpenAPI document."""
+    """Return the page of an OpenAPI document."""
     info = document["info"]
     title = f"{escape(info['title'])} {escape(info['version'])}"
     groups: dict[str, list[tuple[str, str, Schema]]] = {name: [] for name in GROUPS.values()}
@@ -112,7 +113,7 @@ def _object(name: str, schema: Schema) -> str:
 
 
 def _table(title: str, rows: list[tuple[str, Schema, bool, str]]) -> str:
-    """Name, schema, whether it is required, and words, one a row."""
+    """Return a table with name, schema, whether it is required, and description, one a row."""
     lines = "".join(
         f"<tr><td><code>{escape(name)}</code>{' (required)' if needed else ''}<td>{_kind(schema)}"
         f"<td>{_words(schema.get('description', '') or words, 'span')}"
@@ -122,7 +123,7 @@ def _table(title: str, rows: list[tuple[str, Schema, bool, str]]) -> str:
 
 
 def _kind(schema: Any) -> str:
-    """The type of a schema in a few words."""
+    """Return the type of a schema in a few words."""
     if not isinstance(schema, Mapping):
         return "anything" if schema else "nothing"
     if "$ref" in schema:
@@ -151,6 +152,6 @@ def _bounds(schema: Schema) -> str:
 
 
 def _words(text: str, tag: str = "p") -> str:
-    """A description, with what stands between backquotes as code."""
+    """Return a description as HTML. Text in backquotes becomes ``<code>``."""
     shown = re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text))
     return f"<{tag}>{shown}</{tag}>" if text else ""

@@ -1,5 +1,5 @@
-"""Live: what the engine holds at this moment, once (``/live``) or again and again
-(``/live/events``). For administrators: it shows the texts of all tenants."""
+"""Live: a snapshot of the engine's state, once (``/live``) or repeatedly (``/live/events``). For
+administrators only: it shows the texts of all tenants."""
 
 from __future__ import annotations
 
@@ -44,16 +44,18 @@ class LiveEventsQuery(LiveQuery):
 
 
 async def live(state: ServerState, request: Request) -> Response:
-    """A snapshot: ``limit`` (query) nodes of the radix tree at most, requests, counters."""
+    """Return a snapshot with requests, counters and at most ``limit`` (query) nodes of the radix
+    tree."""
     limit = read_query(request, LiveQuery).limit
     return json_response(await unless_gone(request, snapshot(state, limit)))
 
 
 async def events(state: ServerState, request: Request) -> Response:
-    """Server-sent snapshots, one in every ``interval`` (query) seconds, until the server drains.
+    """Send snapshots as server-sent events, one every ``interval`` (query) seconds, until the
+    server drains.
 
-    Where the engine has not answered in time, which it does between two passes only, the snapshot
-    is ``{"busy": true}``.
+    The engine answers only between two passes. If it does not answer in time, the snapshot is
+    ``{"busy": true}``.
     """
     query = read_query(request, LiveEventsQuery)
     shared = request.app.state
@@ -62,11 +64,11 @@ async def events(state: ServerState, request: Request) -> Response:
 
 
 class LiveWatch:
-    """Snapshots that all streams of one server share: many streams cost the engine no more than
+    """Snapshots that all streams of one server share, so many streams cost the engine no more than
     one.
 
     Attributes:
-        open: streams.
+        open: number of open streams.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -79,7 +81,7 @@ class LiveWatch:
         seconds. Raises RequestError where too many streams are open, and EngineLost."""
         if self.open >= MAX_WATCHERS:
             raise RequestError(
-                f"{self.open} streams of /live/events are open and {MAX_WATCHERS} may; close one.",
+                f"{self.open} streams of /live/events are open; at most {MAX_WATCHERS}. Close one.",
                 code="queue_full",
             )
         self.open += 1
@@ -97,7 +99,7 @@ class LiveWatch:
             self.open -= 1
 
     async def _recent(self, limit: int, age: float) -> dict[str, Any]:
-        """A snapshot at most ``age`` seconds old."""
+        """Return a snapshot that is at most ``age`` seconds old."""
         kind = (limit, CALLER.get().admin)
         async with self._asking:
             last, when, found = self._last
@@ -116,8 +118,8 @@ class LiveWatch:
 
 
 async def snapshot(state: ServerState, limit: int) -> dict[str, Any]:
-    """The tree, the queue and the counters. Raises EngineLost, RequestError where the engine is
-    silent, and ServerError where it refuses."""
+    """Return the tree, the queue and the counters. Raises EngineLost, RequestError if the engine
+    does not answer, and ServerError if it refuses."""
     reply = await state.runtime.control("tree", limit)
     if not reply.ok:
         raise ServerError("internal_error", f"The engine refused: {reply.message}.")
@@ -139,7 +141,8 @@ async def snapshot(state: ServerState, limit: int) -> dict[str, Any]:
 
 
 def _node(state: ServerState, node: dict[str, Any], seen: bool) -> dict[str, Any]:
-    """A node with text for ids; whose it is and what it says only where the caller may see."""
+    """Return a node of the radix tree with text in place of token ids. Its text, namespace and
+    adapter are empty unless the caller may see them (``seen``)."""
     shown = {key: value for key, value in node.items() if key != "text_ids"}
     if not seen:
         return {**shown, "text": "", "plain": "", "namespace": "", "adapter": ""}
@@ -154,8 +157,8 @@ def _node(state: ServerState, node: dict[str, Any], seen: bool) -> dict[str, Any
 
 
 def _plain(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text without what a chat template puts around it: special tokens, and the role's name
-    after one."""
+    """Return the text without the parts that a chat template adds: special tokens, and a role's
+    name after one."""
     parts, special = [], tokenizer.special_ids
     for marked, group in groupby(ids, lambda token: token in special):
         if not marked:
@@ -165,13 +168,13 @@ def _plain(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def _line(text: str, more: bool = False) -> str:
-    """The beginning of a text on one line; ``more``: the text itself is only a beginning."""
+    """Return the beginning of a text on one line. ``more``: the text itself is incomplete."""
     line = "".join(map(_visible, text[:TEXT_CHARS]))
     return f"{line}…" if more or len(text) > TEXT_CHARS else line
 
 
 def _visible(char: str) -> str:
-    """A character, or a sign for one that does not print: its control picture, or U+FFFD."""
+    """Return a character, or for a non-printing one its control picture or U+FFFD."""
     if char.isprintable() or char in _SIGNS:
         return _SIGNS.get(char, char)
     return chr(0x2400 + ord(char)) if ord(char) < 0x20 else " " if char.isspace() else "\ufffd"

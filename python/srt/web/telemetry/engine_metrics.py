@@ -66,24 +66,24 @@ _COUNTERS = {
 
 
 class MetricFamilies:
-    """Makes the metrics of one registry, all with the served model's name as a label."""
+    """Factory of the metrics of one registry. All have the served model's name as a label."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._registry, self._model = registry, model_name
 
     def labelled(self, kind: Any, name: str, help: str, *labels: str, **options: Any) -> Any:
-        """A family of metrics, one for each value of the further labels."""
+        """Return a family of metrics, one for each value of the additional labels."""
         names = ["model_name", *labels]
         return kind(f"sglang:{name}", help, names, registry=self._registry, **options)
 
     def single(self, kind: Any, name: str, help: str, **options: Any) -> Any:
-        """The metric of a family without further labels."""
+        """Return the metric of a family without additional labels."""
         return self.labelled(kind, name, help, **options).labels(self._model)
 
 
 class EngineMetrics:
-    """Metrics of the engines that serve: gauges are sums over them. When an engine is replaced, its
-    counters continue from their values."""
+    """Metrics of the serving engines. Gauges are sums over the engines. Counters keep their values
+    when an engine is replaced."""
 
     def __init__(self, families: MetricFamilies) -> None:
         one = families.single
@@ -103,17 +103,18 @@ class EngineMetrics:
         self._last = (time.monotonic(), 0.0)
 
     def restarted(self, engine: str) -> None:
-        """The engine is another one, which counts from 0: that is added."""
+        """Record that an engine was replaced. The new engine counts from 0; its counts are added to
+        the old."""
         self._restarts.inc()
         self._counted.pop(engine, None)
 
     def resumed(self) -> None:
-        """A request goes on with another engine."""
+        """Count a request that continues on another engine."""
         self._resumed.inc()
 
     def read(self, engines: Mapping[str, Mapping[str, float]]) -> None:
-        """Take the statistics of the engines, by name, of which gauges show the sums; {} where
-        there is no engine. Rates are since the last call at least a second ago."""
+        """Update the metrics from the statistics of the engines, by engine name; {} without an
+        engine. Rates cover the time since the last call that was at least a second ago."""
         stats: dict[str, float] = {}
         for name, own in engines.items():
             counted = self._counted.setdefault(name, {})

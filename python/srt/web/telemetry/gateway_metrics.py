@@ -1,7 +1,7 @@
-"""GatewayMetrics: facts for the Gateway API inference extension, by its model server protocol.
+"""GatewayMetrics: metrics for the Gateway API inference extension, by its model server protocol.
 
-Queue and use of the KV cache are among the engine's gauges (``engine_metrics``). These two have
-their content in labels.
+The queue and the use of the KV cache are among the engine's gauges (``engine_metrics``). The two
+metrics here have their content in labels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sglang.srt.web.telemetry.engine_metrics import MetricFamilies
 
 
 class GatewayMetrics:
-    """The KV cache's shape, and the adapters that are loaded."""
+    """Metrics of the KV cache's shape and of the loaded adapters."""
 
     def __init__(self, families: MetricFamilies, model_name: str) -> None:
         self._model = model_name
@@ -29,8 +29,14 @@ class GatewayMetrics:
     def read(
         self, page_size: int, tokens: int, most_adapters: int, adapters: Iterable[str]
     ) -> None:
-        """Take the tokens of a page and of the whole cache; adapters that a batch may have (0: the
-        engine takes none), and names of the loaded ones."""
+        """Update the metrics.
+
+        Args:
+            page_size: tokens of a page.
+            tokens: tokens of the whole KV cache.
+            most_adapters: adapters that one batch may have; 0: the engine takes no adapters.
+            adapters: names of the loaded adapters.
+        """
         self._cache.clear()
         self._cache.labels(self._model, page_size, tokens // page_size).set(1)
         self._adapters.clear()

@@ -105,8 +105,8 @@ def test_another_models_slots_are_not_used(
     with caplog.at_level(logging.WARNING):
         file = opened(tmp_path, OTHER_MODEL)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the KV in {tmp_path} is that of another model, or of other settings that KV depends on; "
-        "it is not used and makes room for this model's"
+        f"the KV in {tmp_path} belongs to another model, or to other settings that KV depends "
+        "on; it is deleted to make room for this model's"
     ]
     assert file.records() == []
     assert read(file, 2) == []

@@ -324,7 +324,10 @@ def test_a_bad_adapter_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixt
     async def test(engines: Restarts) -> None:
         await engines.restart()
         await engines.answer("the directory is gone")
-        assert "'poet' after the engine's restart: The adapter was not loaded: the" in caplog.text
+        assert (
+            "'poet' cannot be loaded after the engine's restart: The adapter was not loaded: the"
+            in caplog.text
+        )
         assert is_error(
             await engines.post("/v1/completions", prompt="x", model="poet"), 404, "model"
         )

@@ -213,7 +213,8 @@ def _assistant(placed: Iterable[Placed], calls: Calls) -> dict[str, Any]:
         elif isinstance(block, ToolUseBlock | McpToolUseBlock):
             if block.id in calls:
                 raise RequestError(
-                    f"{where}.id is {block.id!r:.80}, as one before it; ids differ.", "messages"
+                    f"{where}.id is {block.id!r:.80}, as in an earlier block; ids must differ.",
+                    "messages",
                 )
             calls[block.id] = len(calls), block.name
             function = {"name": block.name, "arguments": block.input}

@@ -17,7 +17,7 @@ CLOSING: dict[str, Any] = {"reasoning_content": None}
 
 
 def delta_of(delta: Delta, legacy: bool = False) -> dict[str, Any]:
-    """One delta as a stream shows it."""
+    """Return a delta in the form of a stream's chunk. ``legacy``: as ``function_call``."""
     if isinstance(delta, AnswerWords):
         return {"content": delta.text, "reasoning_content": None}
     if isinstance(delta, Thought):
@@ -33,7 +33,7 @@ def delta_of(delta: Delta, legacy: bool = False) -> dict[str, Any]:
 
 
 def finish_of(call: ChatCall, output: Output, reader: ReplyReader) -> dict[str, Any]:
-    """``finish_reason`` of a reply."""
+    """Return the fields of a reply that say why it ended (``finish_reason``)."""
     found = finish_fields(output, reader.called)
     if call.legacy and found["finish_reason"] == "tool_calls":
         found["finish_reason"] = "function_call"
@@ -41,7 +41,7 @@ def finish_of(call: ChatCall, output: Output, reader: ReplyReader) -> dict[str, 
 
 
 def counts_of(call: ChatCall, counts: dict[str, Any], thoughts: int) -> dict[str, Any]:
-    """Usage, with the tokens of thoughts where thoughts are separate."""
+    """Return the usage, with the number of reasoning tokens if reasoning is separate."""
     if call.thinking is None:
         return counts
     details = {**counts.get("completion_tokens_details", {}), "reasoning_tokens": thoughts}
@@ -49,6 +49,6 @@ def counts_of(call: ChatCall, counts: dict[str, Any], thoughts: int) -> dict[str
 
 
 def logprobs_of(state: ServerState, output: Output, which: range) -> dict[str, Any]:
-    """Log-probabilities of the tokens ``which``."""
+    """Return the log-probabilities of the tokens with the indices ``which``."""
     table = state.runtime.tokenizer.token_bytes
     return {"content": [logprob_of(output, i, table) for i in which], "refusal": None}

@@ -24,7 +24,7 @@ MAX_BACKGROUND = 64  # at a time
 
 
 def error_event(error: BaseException, sequence: int = 0) -> Event:
-    """An error, as an event of a stream that it ends."""
+    """Return the event of an error that ends a stream."""
     fields = describe(error)[1]["error"]
     shown = {name: fields[name] for name in ("code", "message", "param")}
     return {"type": "error", "sequence_number": sequence, **shown}
@@ -37,7 +37,8 @@ FRAMES = EventForm(bytes, b"", lambda error: typed_event(error_event(error)))
 async def written(
     state: ServerState, call: ChatCall, answer: Answer, interval: int
 ) -> AsyncGenerator[Event, None]:
-    """Write the answer; its events, from the engine's first sign on, one for ``interval`` tokens.
+    """Generate the answer and yield its events. The first event follows the engine's first output;
+    then there is one for every ``interval`` tokens.
 
     Raises RequestError and EngineLost.
     """
@@ -64,9 +65,10 @@ async def written(
 async def with_errors(
     events: AsyncGenerator[Event, None], answer: Answer, ended: Callable[[], None]
 ) -> AsyncGenerator[Event, None]:
-    """The same events; an error after the first one becomes events too.
+    """Yield the events of ``events``. An error after the first event becomes events too.
 
-    Calls ``ended`` before the events of the end. Raises what ``events`` raises before its first.
+    ``ended`` is called before the events of the end. Raises an error that comes before the first
+    event.
     """
     try:
         async with aclosing(events):
@@ -84,10 +86,11 @@ async def with_errors(
 
 
 class BackgroundResponse:
-    """A response in the background: a task of the server's, even where no client waits.
+    """A response that is generated in the background, in a task of the server, even if no client
+    waits.
 
     Attributes:
-        news: set by the next event, and by the end.
+        news: set at the next event, and at the end.
     """
 
     def __init__(self, store: ResponseStore, answer: Answer, record: StoredResponse) -> None:
@@ -101,7 +104,7 @@ class BackgroundResponse:
         self._task.add_done_callback(self._end)
 
     async def cancel(self) -> None:
-        """End it now."""
+        """End the response now."""
         assert self._task is not None
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -137,13 +140,13 @@ def begin(
     record: StoredResponse,
     events: AsyncGenerator[Event, None],
 ) -> None:
-    """Write the answer in the background. Raises RequestError where it cannot begin."""
+    """Start to generate the answer in the background. Raises RequestError if it cannot begin."""
     store = state.responses
     count, own = store.live(), store.live(record.tenant) if state.tenants.several else 0
     if count + own >= MAX_BACKGROUND:  # there is always room for a tenant that holds nothing
         raise RequestError(
-            f"{count} responses are being written in the background, {own} of them counted twice "
-            f"as this key's own, and {MAX_BACKGROUND} may; try again later.",
+            f"{count} responses are generated in the background; {own} of them are this key's and "
+            f"count twice. At most {MAX_BACKGROUND} are allowed; try again later.",
             "background",
             "queue_full",
         )
@@ -163,9 +166,10 @@ def begin(
 
 
 async def follow(record: StoredResponse, after: int) -> AsyncGenerator[bytes, None]:
-    """The frames of a response's events, kept ones and then new ones, after the ``after``-th.
+    """Yield the frames of a response's events after event number ``after``: first the stored ones,
+    then new ones.
 
-    A comment comes first. Raises RequestError where they are kept no longer.
+    A comment comes first. Raises RequestError if the events are no longer stored.
     """
     yield b":\n\n"
     place = after + 1
@@ -174,7 +178,9 @@ async def follow(record: StoredResponse, after: int) -> AsyncGenerator[bytes, No
         news = None if live is None else live.news
         frames = record.events
         if frames is None:
-            raise RequestError("The store had no room for the events; retrieve the response.")
+            raise RequestError(
+                "The server had no room to store the events; retrieve the response instead."
+            )
         while place < len(frames):
             yield frames[place]
             place += 1

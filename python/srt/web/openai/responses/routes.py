@@ -145,8 +145,8 @@ async def retrieve(state: ServerState, request: Request) -> Response:
         return _object(record)
     if record.events is None:
         raise RequestError(
-            "Events are kept of responses created with background: true and stream: true, while "
-            "the store has room for them; retrieve it without stream.",
+            "Events are stored only for responses created with background: true and stream: true, "
+            "while the store has room for them; retrieve it without stream.",
             "stream",
         )
     after = query.starting_after
@@ -203,7 +203,7 @@ def _stored(state: ServerState, request: Request) -> StoredResponse:
     if record is None:
         raise RequestError(
             f"Response with id {id!r:.80} not found: it was not stored, has been deleted, or has "
-            "given way to newer ones.",
+            "been dropped for newer ones.",
             code="not_found",
         )
     return record

@@ -57,7 +57,7 @@ class Past:
     def _missing(id: str, missing: str) -> None:
         where = "" if id == missing else f", which {id!r:.80} continues,"
         raise RequestError(
-            f"Previous response {missing!r:.80}{where} is not stored, or not any longer; send the "
+            f"Previous response {missing!r:.80}{where} is not stored (any more); send the "
             "conversation as input.",
             "previous_response_id",
             "previous_response_not_found",
@@ -69,7 +69,7 @@ class Past:
         self._marks += sum(text.count(mark) for text in whole for mark in (b",", b"[", b"{"))
         if self._marks > MAX_MARKS:
             raise RequestError(
-                f"The stored responses that are read again have {self._marks} values or more; at "
+                f"The stored responses of this conversation have {self._marks} values or more; at "
                 f"most {MAX_MARKS}. Send the conversation as input.",
                 "previous_response_id",
             )

@@ -74,7 +74,7 @@ def test_an_engine_that_is_not_there_at_the_start_joins_later(
             assert joined == [late]
             assert sorted(members.serving()) == sorted([late, one.address])
             assert members.info.capacity == capacity
-            assert f"engine {late} is there, and joins" in caplog.text
+            assert f"engine {late} answers and joins this server" in caplog.text
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await members.stop()

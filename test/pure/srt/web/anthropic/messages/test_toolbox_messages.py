@@ -199,7 +199,7 @@ def test_a_cut_call_is_not_run(client: anthropic.Anthropic, model: Turns) -> Non
         ({"messages": [ASK, {"role": "assistant", "content": [USE]}]},
          "messages ends with a tool_use"),
         ({"messages": [ASK, {"role": "assistant", "content": [USE, USE]}]},
-         "messages[1].content[1].id is 'a', as one before it"),
+         "messages[1].content[1].id is 'a', as in an earlier block"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
