@@ -1,14 +1,14 @@
-"""Batch: what one forward pass computes, as plain data; StepResult: what came out of it.
+"""Batch: the input of one forward pass, as plain data; StepResult: its output.
 
-A row is a run of new tokens of one context. Prefill chunks, decode steps and a user program's own
-forward are the same row. A context with segments (``core/segments``) has a row for each segment it
-computes, which sees a part of the context's page table; the first of them brings what has changed
-in the table. The rows' keys and values are written before any row attends, layer by layer, so a row
-may read pages that another row of the same batch writes: requests that share an uncached prefix
-compute it once.
+A row is a run of new tokens of one context. Prefill chunks, decode steps and the forwards of
+inferlets are all rows. A context with segments (``core/segments``) has a row for each segment with
+tokens to compute; such a row sees a part of the context's page table, and the first of these rows
+carries the changes of the table. In each layer all rows' keys and values are written before any row
+attends. So a row may read pages that another row of the same batch writes: requests that share an
+uncached prefix compute it once.
 
-A batch holds no callables and nothing that its receiver may change, so that it can be sent to
-another process as it is.
+A batch has no callables, and its receiver must not change it, so that it can be sent to another
+process as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sglang.srt.core.ints import Floats, Ints, ints
 from sglang.srt.core.media_marks import MediaSpan
 
 WHOLE = -2  # ``Row.packed``: the whole vocabulary
-_NO_INTS, _NO_FLOATS = ints(), array("d")  # shared by all that have none; never changed
+_NO_INTS, _NO_FLOATS = ints(), array("d")  # shared default values; never changed
 LOOSE = -(1 << 40)  # ``Row.context`` of a row whose page table is used once
 NONE_ALLOWED = "no token can be sampled: mask, bias and forbidden tokens exclude all of them"
 
@@ -32,17 +32,17 @@ class Sample(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         params: temperature, top-k, top-p, min-p, penalties and bias.
-        uniform: the only randomness, in [0, 1): a function of (seed, position), so that a token
-            never depends on what else is in the batch.
-        history: generated tokens so far; empty unless ``params.penalised``. The token that a row
-            follows (``Row.follows``) is missing: it comes last.
+        uniform: the random number, in [0, 1): a function of (seed, index of the token), so that a
+            token never depends on the other rows of the batch.
+        history: generated tokens so far; empty unless ``params.penalised``. The token of a
+            placeholder (``Row.follows``) is not included; it belongs at the end.
         prompt: prompt tokens; empty unless ``params.repetition_penalty != 1``.
         forbidden: ids that may not be sampled now (end tokens before ``min_new_tokens``).
         mask: allowed ids as little-endian int32 words, low bit first, 1 = allowed
             (ceil(V / 32) words), or the index of a mask that is made while the device computes
             (``core.workers.Masks``); None allows all.
-        top: report this many most likely tokens; -1 reports no log-probability at all.
-        masked: log-probabilities are those among the ids that ``mask`` allows.
+        top: number of most likely tokens to report; -1: report no log-probability at all.
+        masked: log-probabilities are normalised over the ids that ``mask`` allows.
     """
 
     params: SamplingParams
@@ -55,18 +55,18 @@ class Sample(msgspec.Struct, omit_defaults=True):
     masked: bool = False
 
     def after(self, token: int) -> Sample:
-        """A copy whose history has one more token."""
+        """Return a copy whose history has one more token."""
         return msgspec.structs.replace(self, history=self.history + ints([token]))
 
     def with_mask(self, words: bytes) -> Sample:
-        """A copy with another mask."""
+        """Return a copy with the mask ``words``."""
         return msgspec.structs.replace(self, mask=words)
 
 
 class RowScore(msgspec.Struct, omit_defaults=True):
     """Log-probabilities of given tokens, read at consecutive positions of a row.
 
-    Token ``targets[i]`` is scored by the distribution at ``tokens[at + i]``, the one before it.
+    Token ``targets[i]`` is scored by the distribution after ``tokens[at + i]``, the token before.
     ``top`` and ``probe`` request the most likely tokens and given ids at the same positions.
     """
 
@@ -77,12 +77,12 @@ class RowScore(msgspec.Struct, omit_defaults=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Placeholders of a row whose embeddings are hidden states of a vision tower.
+    """Placeholders of an image or video in a row; the vision tower's states are their embeddings.
 
     Attributes:
-        at: index of the first of them among the row's tokens.
-        skip: the medium's hidden states before it, which an earlier row has taken.
-        count: how many there are.
+        at: index of the first placeholder among the row's tokens.
+        skip: number of the medium's hidden states that belong to earlier rows.
+        count: number of placeholders.
     """
 
     media: MediaSpan
@@ -96,35 +96,35 @@ class Row(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         context: id of the context, whose page table the worker keeps from pass to pass; ``LOOSE``:
-            ``pages`` are all that the row sees, and nothing is kept.
-        start: index of ``tokens[0]`` among what the row sees, and its position unless ``positions``
-            says another; the KV of ``[0, start)`` is readable through the table.
+            ``pages`` is the row's whole table, and the worker keeps nothing.
+        start: number of tokens that the row sees before ``tokens[0]``; also the position of
+            ``tokens[0]`` unless ``positions`` is given. Their KV is in the table's pages.
         tokens: ids to compute, at least one.
-        pages: entries of the table from index ``kept`` on; those that the worker had there are
-            forgotten. Less ``gap``, entry ``i`` of the table holds positions
-            ``[i * page_size, (i + 1) * page_size)``, and they cover ``[0, start + len(tokens))``.
-            Keys and values of ``tokens`` are written through the same table.
-        kept: leading entries of the table that the worker has; 0: ``pages`` is all of it.
+        pages: entries of the table from index ``kept`` on; they replace the worker's entries there.
+            Without the entries in ``gap``, entry ``i`` of the table has the KV of tokens
+            ``[i * page_size, (i + 1) * page_size)``, and the entries cover ``start + len(tokens)``
+            tokens. Keys and values of ``tokens`` are written to the same pages.
+        kept: number of leading entries that the worker keeps; 0: ``pages`` is the whole table.
         gap: entries ``[gap[0], gap[1])`` of the table that the row does not see; None: it sees all.
-        follows: where >= 0, ``tokens[0]`` is a placeholder for the token that row ``follows`` of
+        follows: if >= 0, ``tokens[0]`` is a placeholder for the token that row ``follows`` of
             the previous batch sampled (planning one step ahead of the device).
-        sample: sample a token at the last position.
-        score: log-probabilities wanted inside the row.
-        tip_top: where > 0, the most likely tokens at the last position, without a sample.
-        adapter: number of the adapter to apply, 0 for the base model.
-        probe: ids whose log-probability is wanted at the last position.
-        checks: samples at the ``len(checks)`` positions before the last, each to be compared with
-            the token behind it, a *draft*. The first sample that differs from its draft is the next
-            token, and the tokens after it were computed in vain.
-        pool: where >= 0, the sum of the final hidden states of ``tokens[pool:]`` is wanted; the
-            states themselves where ``every``.
-        pieces: of images and videos among the tokens, in order.
-        places: positions of the tokens where a model's positions have three parts: all times, all
-            heights, all widths, 3 * len(tokens); empty where all three are the position.
-        positions: of the rotary embedding in a ``LOOSE`` row; empty where they are ``start``,
-            ``start + 1`` ... Keys and values are found by ``start`` whatever they are.
-        packed: report the most likely tokens at the last position as arrays (``Drawn.ids``): so
-            many, or those of the whole vocabulary (``WHOLE``); 0: none.
+        sample: parameters for sampling a token at the last position; None: no sample.
+        score: log-probabilities to report inside the row; None: none.
+        tip_top: number of most likely tokens to report at the last position, without a sample.
+        adapter: number of the adapter to apply; 0: none.
+        probe: ids whose log-probability to report at the last position.
+        checks: samples at the ``len(checks)`` positions before the last. Each is compared with the
+            token after its position, a *draft*. The first sample that differs from its draft is the
+            next token; the drafts from there on are rejected.
+        pool: if >= 0, report the sum of the final hidden states of ``tokens[pool:]``, or with
+            ``every`` the states themselves.
+        pieces: placeholders of images and videos among the tokens, in order.
+        places: positions of the tokens for M-RoPE, in three parts: all times, all heights, all
+            widths, 3 * len(tokens); empty: all three parts are the token's position.
+        positions: positions of the rotary embedding in a ``LOOSE`` row; empty: ``start``,
+            ``start + 1``, ... They do not change in which page KV is read or written.
+        packed: number of most likely tokens to report at the last position as arrays
+            (``Drawn.ids``); ``WHOLE``: the whole vocabulary; 0: none.
     """
 
     context: int
@@ -155,7 +155,7 @@ class Row(msgspec.Struct, omit_defaults=True):
 
 
 class TokenCopies(msgspec.Struct):
-    """Keys and values of single tokens, copied within the device from slots to slots, one each.
+    """Copies of single tokens' KV on the device, from slot ``sources[i]`` to slot ``targets[i]``.
     Token ``i`` of page ``p`` has slot ``p * page_size + i``. All are read before any is written."""
 
     sources: Ints
@@ -180,13 +180,13 @@ class PageMoves(msgspec.Struct, omit_defaults=True):
 
 
 class Batch(msgspec.Struct, omit_defaults=True):
-    """Rows of one forward pass. A pass may have none, where it only copies pages.
+    """Rows of one forward pass. A pass that only copies pages has no rows.
 
     Attributes:
-        id: grows by one a pass.
-        dropped: contexts whose page tables the worker forgets before it reads the rows.
-        moves: pages that are copied first.
-        copies: tokens that are copied next, before the rows are computed.
+        id: number of the pass; grows by one a pass.
+        dropped: contexts whose page tables the worker drops before it reads the rows.
+        moves: pages to copy between device and host memory, first.
+        copies: tokens to copy on the device, next, before the rows are computed.
     """
 
     id: int
@@ -208,13 +208,13 @@ class Drawn(msgspec.Struct, omit_defaults=True):
     before temperature, penalties, bias and masks, unless ``Sample.masked``).
 
     Attributes:
-        token: the sampled token, -1 where none was requested.
-        logprob: its log-probability, where ``sample.top >= 0``.
+        token: the sampled token; -1: none was requested.
+        logprob: log-probability of ``token``, if ``sample.top >= 0``.
         top: most likely tokens, as many as ``sample.top`` or ``tip_top`` requested.
         probe: log-probabilities of ``Row.probe``.
-        ids, logprobs: of ``Row.packed``, int32 and float32, most likely first; of the whole
-            vocabulary there are no ids, and the log-probabilities are in their order.
-        error: set where no token could be sampled.
+        ids, logprobs: outputs for ``Row.packed``, int32 and float32, most likely first; for
+            ``WHOLE`` ids are empty, and the log-probabilities are in the order of ids.
+        error: reason why no token could be sampled; "" after success.
         postponed: the mask was not made, since the budget of the pass for masks was spent.
     """
 
@@ -229,16 +229,16 @@ class Drawn(msgspec.Struct, omit_defaults=True):
 
 
 class RowOutput(Drawn, omit_defaults=True):
-    """Outputs of a row; its own ``Drawn`` is that of its last position.
+    """Outputs of a row. The fields of ``Drawn`` are those of its last position.
 
     Attributes:
         scores: log-probabilities of ``score.targets``.
-        score_tops, score_probes: by scored position, of ``score.top`` and ``score.probe``.
-        checks: one for each of ``Row.checks``.
-        pooled: the sum that ``Row.pool`` requested, float64 [hidden size]; the states themselves,
-            one after the other, where ``Row.every``.
+        score_tops, score_probes: outputs for ``score.top`` and ``score.probe``, by position.
+        checks: outputs for each of ``Row.checks``.
+        pooled: the sum that ``Row.pool`` requested, float64 [hidden size]; with ``Row.every`` the
+            states themselves, one after the other.
         unseen: keys of the images and videos that could not be encoded; the row's KV is wrong.
-        error: set where this row alone failed; the other rows are valid.
+        error: reason why this row alone failed; the other rows are valid.
     """
 
     scores: list[float] = []
@@ -250,12 +250,12 @@ class RowOutput(Drawn, omit_defaults=True):
 
 
 class StepResult(msgspec.Struct, omit_defaults=True):
-    """Outputs of batch ``id``, one a row, in the batch's order.
+    """Outputs of batch ``id``, one per row, in the batch's order.
 
-    ``encoded``: images and videos that the vision tower had to read for it; ``reread``: those whose
-    hidden states were there. ``compiled``: kernels that it had to compile. ``seconds``: duration of
-    its rows; ``copy_seconds``: of its copies before them; both 0 where nothing was measured.
-    ``stages``: duration of its rows on each stage of a pipeline.
+    ``encoded``: number of images and videos that the vision tower encoded for the batch;
+    ``reread``: number whose hidden states were kept from before. ``compiled``: kernels compiled.
+    ``seconds``: duration of the rows; ``copy_seconds``: duration of the copies before; both 0 if
+    not measured. ``stages``: duration of the rows on each stage of a pipeline.
     """
 
     id: int

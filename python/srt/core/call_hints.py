@@ -1,6 +1,6 @@
-"""Hints about calls of programs: what the server knows of a request's application.
+"""Hints about calls of programs: facts that the server knows about a request's application.
 
-A hint changes when and where a request is served, never what it generates.
+A hint changes when and by which engine a request is served, never the generated text.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ Milliseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=3.6e6)]
 
 
 class CallHint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Facts about a call that its program's graph shows (Parrot, section 5.2). A frame with one
-    that is out of bounds is malformed.
+    """Facts about a call, found from its program's graph (Parrot, section 5.2). A frame with a
+    value out of bounds is malformed.
 
     Attributes:
-        program: name of the application, which no other tenant's has; "": it has none.
-        kind: "latency", "throughput", or "" where nothing is known.
-        tpot_ms: milliseconds a generated token that the client bears; 0: it does not say.
-        ttft_ms: milliseconds until the first token that the client bears; 0: it does not say.
-        group: number of the call's task group within the program: parallel calls that count as
-            one; -1: it is in none.
-        stage: number of calls on the longest path from it to a fetched variable; -1: unknown.
+        program: name of the application, unique among all tenants; "": none.
+        kind: "latency", "throughput", or "" if unknown.
+        tpot_ms: target: most milliseconds per generated token; 0: none.
+        ttft_ms: target: most milliseconds until the first token; 0: none.
+        group: number of the call's task group within the program; only the end of the whole group
+            matters; -1: no group.
+        stage: number of calls on the longest path from the call to a fetched variable; -1: unknown.
     """
 
     program: ProgramName = ""
@@ -37,12 +37,12 @@ class CallHint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PrefixHash(NamedTuple):
-    """A beginning of a prompt that ends at a variable (Parrot's PrefixHash, section 4.2).
+    """A prefix of a prompt that ends at a variable (Parrot's PrefixHash, section 4.2).
 
     Attributes:
-        digest: of the text before the boundary; equal for equal texts, over all programs that
+        digest: digest of the text before the variable; equal for equal texts in all programs that
             may share KV.
-        tokens: number of tokens before the boundary, about.
+        tokens: approximate number of tokens of that text.
     """
 
     digest: int

@@ -1,7 +1,7 @@
-"""Clock: the time that the engine measures with, an argument of all that note a moment.
+"""Clock: the engine's source of time, passed as an argument to everything that notes a time.
 
-Only this module of core, memory, schedule and engine reads the machine's time. Budgets that count
-a thread's processor time (``engine/masks``) have a clock of their own.
+In core, memory, schedule and engine only this module reads the machine's time. Budgets of a
+thread's processor time (``engine/masks``) have a clock of their own.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of moments, in seconds."""
+    """A source of time in seconds."""
 
     def now(self) -> float:
-        """Return the seconds since a fixed moment; no call returns less than one before it."""
+        """Return the seconds since a fixed time; the value never decreases."""
         ...
 
 
 class SystemClock:
-    """The machine's monotonic clock, which all its processes share."""
+    """The machine's monotonic clock, which is the same in all processes."""
 
     now = staticmethod(time.monotonic)
 
 
 class ManualClock:
-    """A clock that stands still until it is moved, for tests and simulations."""
+    """A clock that changes only by ``advance``, for tests and simulations."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
@@ -34,7 +34,7 @@ class ManualClock:
         return self._seconds
 
     def advance(self, seconds: float) -> None:
-        """Move on. Raises ValueError for a negative number of seconds."""
+        """Add ``seconds`` to the time. Raises ValueError if ``seconds`` is negative."""
         if seconds < 0:
             raise ValueError(f"seconds is {seconds}; a clock moves on by at least 0")
         self._seconds += seconds

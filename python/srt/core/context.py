@@ -1,14 +1,14 @@
-"""Context: a token sequence with two watermarks, the one abstraction everything else stands on.
+"""Context: a token sequence with two watermarks, the basic abstraction of the engine.
 
     0 <= ready <= saved <= len(tokens)
 
-KV of ``[0, ready)`` is on the device, ``[ready, saved)`` in a lower tier, ``[saved, len)`` is work.
-Today ``ready == saved`` always: a pass that needs KV of host memory copies it to the device first.
-There is no prefill and no decode: a decode step is one token of work, a prefill chunk is many.
+KV of ``[0, ready)`` is on the device, KV of ``[ready, saved)`` in a lower tier; tokens
+``[saved, len)`` are *work*: their KV must be computed. Today ``ready == saved``: a pass that needs
+KV from host memory copies it first. Prefill and decode differ only in the number of tokens of work.
 
     event                                   effect
     append, tool result, jump-forward       len grows
-    truncate, rejected speculation          len shrinks, the others are clipped
+    truncate, rejected speculation          len shrinks; ready, saved <= len
     forward pass                            ready = saved grows
     prefix hit                              ready = saved = match
     discard, retract                        ready = saved = 0 (the KV stays in the radix cache)
@@ -37,23 +37,23 @@ def _empty() -> Ints:
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """One token sequence and where its KV lives.
+    """One token sequence and the location of its KV.
 
     Attributes:
-        id: chosen by the program that opened it, unique among open contexts.
+        id: number chosen by the client, unique among open contexts.
         tokens: token ids, int32.
-        namespace: contexts share KV only within one.
+        namespace: contexts share KV only within a namespace.
         segments: texts encoded side by side (``core/segments``), () in a plain context.
-        media: images and videos among the tokens (``core/media_marks``); a cut may have left only
-            a part of the last one.
-        head: the tokens up to the end of the media, with marks for their placeholders.
-        ready: tokens whose KV is on the device.
-        saved: tokens whose KV is on the device or in a lower tier.
-        checked: tokens that are known to be ids of the vocabulary.
-        pages: page table; page ``i`` holds positions ``[i * page_size, (i + 1) * page_size)``.
-        sent: how many leading entries of the page table the worker has, as they are now.
-        shared: how many leading pages belong to the radix cache; the rest are this context's own.
-        lock: handle of the locked radix node, None while the context holds nothing.
+        media: images and videos among the tokens (``core/media_marks``); a cut may have removed
+            the end of the last one.
+        head: the tokens up to the end of the media, with marks in place of placeholders.
+        ready: number of leading tokens whose KV is on the device.
+        saved: number of leading tokens whose KV is on the device or in a lower tier.
+        checked: number of leading tokens that were found to be ids of the vocabulary.
+        pages: page table; page ``i`` holds tokens ``[i * page_size, (i + 1) * page_size)``.
+        sent: number of leading entries of the page table that the worker has and that are current.
+        shared: number of leading pages that the radix tree owns; the context owns the rest.
+        lock: the locked radix node; None while the context holds nothing.
     """
 
     id: int
@@ -72,13 +72,13 @@ class Context:
 
     @property
     def key(self) -> Ints:
-        """Key of its KV in the cache, as long as the tokens."""
+        """Key of the context's KV in the radix tree, one number per token."""
         head = self.head
         return key(head + self.tokens[len(head) :] if head else self.tokens, self.segments)
 
     @property
     def tail(self) -> int:
-        """Index of the first token of the last segment: from there on, tokens see all before."""
+        """Index of the last segment's first token; tokens from there on see all tokens before."""
         return self.segments[-1].start if self.segments else 0
 
     @property

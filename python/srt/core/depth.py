@@ -1,4 +1,4 @@
-"""Depth: how deep JSON is nested."""
+"""Depth: nesting depth of JSON values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def deeper(value: Any, levels: int) -> bool:
-    """Whether ``value``, plain data, has more than ``levels`` levels of objects and lists. Level by
-    level: linear in its size, and without recursion."""
+    """Return whether ``value`` (plain data) has more than ``levels`` levels of objects and lists.
+    Time is linear in its size; there is no recursion."""
     level = [value]
     for _ in range(levels):
         groups = [node.values() if isinstance(node, dict) else node for node in level]

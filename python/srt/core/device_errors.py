@@ -1,10 +1,10 @@
-"""Device errors: which exceptions mean that this process can no longer use its GPU.
+"""Device errors: recognises exceptions after which this process cannot use its GPU any more.
 
-Most errors of CUDA concern one call: memory that is not there, arguments that are wrong. After some
-(an illegal access, an assertion in a kernel, an ECC fault) every later call of the process returns
-the same error, whatever it does: the documentation of ``cudaError_t`` says that the process must
-end. Libraries word errors in their own way, so the driver's text is searched where there is no
-number.
+Most CUDA errors concern one call: too little memory, wrong arguments. After others (an illegal
+access, a failed assertion in a kernel, an ECC fault) every later call of the process returns the
+same error, and the documentation of ``cudaError_t`` says that the process must end. Libraries have
+their own texts for errors, so an exception without an error number is searched for the driver's
+text.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ LOST = {
 
 
 class DeviceLost(RuntimeError):
-    """The device can compute nothing any more in this process."""
+    """This process cannot use its device any more."""
 
 
 def lost_device(error: BaseException) -> str:
-    """Return what took the device away, in the driver's words; "" where ``error`` did not. Its
-    causes count too."""
+    """Return the driver's text of the error after which the device is unusable, found in ``error``
+    or its causes; "" if the device is still usable."""
     for one in _chain(error):
         if isinstance(one, DeviceLost):
             return str(one)
-        if not isinstance(one, RuntimeError):  # a text of a request, say, may hold such words
+        if not isinstance(one, RuntimeError):  # other errors may quote such words from a request
             continue
         number = getattr(one, "error_code", None)  # torch.AcceleratorError has it
         if number in LOST:
@@ -55,7 +55,7 @@ def lost_device(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether a device, or a library's workspace on it, had no memory left."""
+    """Return whether ``error`` or a cause of it is a lack of memory, also of a CUDA library."""
     return any(
         isinstance(one, MemoryError)
         or type(one).__name__ == "OutOfMemoryError"
@@ -66,7 +66,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception, then its causes."""
+    """Yield the exception, then its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

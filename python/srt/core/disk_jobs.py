@@ -1,8 +1,8 @@
-"""Disk: KV that host memory has copies of, in slots of a file. Jobs go to it, results come back.
+"""Disk: KV in slots of a file, copied from and to host memory by jobs; jobs return results.
 
-A slot holds the KV of ``slot_tokens`` tokens that follow each other, a whole number of host pages.
-The engine decides what is in a slot (``disk/disk_tier``); the worker has the bytes and the
-threads that copy them (``worker/disk_pool``). The engine never waits for a job.
+A slot holds the KV of ``slot_tokens`` consecutive tokens, a whole number of host pages. The engine
+decides the contents of slots (``disk/disk_tier``); the worker has the bytes and the threads that
+copy them (``worker/disk_pool``). The engine never waits for a job.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class SlotKey(msgspec.Struct, frozen=True):
     """Key of the KV in a slot.
 
     Attributes:
-        digest: of the namespace and of all tokens up to the end of the slot.
-        before: digest up to its beginning.
-        first: whether the slot is the first of its path, so that ``before`` is the namespace's.
-        tokens: those of the slot.
+        digest: digest of the namespace and of all tokens up to the end of the slot.
+        before: digest of the namespace and of all tokens before the slot.
+        first: whether the slot is the first of its path; ``before`` is then the namespace's digest.
+        tokens: tokens of the slot.
     """
 
     digest: bytes
@@ -33,7 +33,7 @@ class SlotKey(msgspec.Struct, frozen=True):
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
-    """A slot that an earlier server has written. ``serial`` grows with each write."""
+    """A slot that an earlier server has written. A later write has a greater ``serial``."""
 
     slot: int
     serial: int
@@ -41,7 +41,7 @@ class SlotRecord(msgspec.Struct, frozen=True):
 
 
 class DiskWrite(msgspec.Struct, frozen=True):
-    """Copy host pages, which nothing changes meanwhile, to slots, the same number to each."""
+    """Copy host pages, which must not change meanwhile, to slots: the same number to each slot."""
 
     number: int
     slots: Ints
@@ -50,8 +50,8 @@ class DiskWrite(msgspec.Struct, frozen=True):
 
 
 class DiskRead(msgspec.Struct, frozen=True):
-    """Copy slots to host pages that nothing else uses meanwhile. A slot whose digest is not the one
-    of ``digests`` is not copied."""
+    """Copy slots to host pages. Nothing else may use the pages meanwhile. A slot whose stored
+    digest differs from its one in ``digests`` is not copied."""
 
     number: int
     slots: Ints
@@ -60,15 +60,15 @@ class DiskRead(msgspec.Struct, frozen=True):
 
 
 class DiskResult(msgspec.Struct, frozen=True):
-    """End of a job.
+    """Result of a job.
 
     Attributes:
-        number: of the job.
-        copied: slots that were copied, from the first on.
-        error: why the next one was not, "" where all were.
-        size: bytes copied.
-        seconds: duration.
-        damaged: whether the next one was read and is wrong: the disk itself works.
+        number: number of the job.
+        copied: number of slots that were copied, from the first on.
+        error: reason why the next slot was not copied; "": all slots were.
+        size: number of bytes copied.
+        seconds: duration of the job.
+        damaged: whether the next slot was read but has wrong data: the disk itself works.
     """
 
     number: int
@@ -80,14 +80,14 @@ class DiskResult(msgspec.Struct, frozen=True):
 
 
 class Disk(Protocol):
-    """Slots of a file. Reads are done in their order, and so are writes and ``clear``."""
+    """Slots of a file. Reads run in the order of their calls; so do writes and ``clear``."""
 
     @property
     def slots(self) -> int: ...
     @property
     def slot_tokens(self) -> int: ...
     def records(self) -> Sequence[SlotRecord]:
-        """Return what the file held at the start."""
+        """Return the slots that the file had at the start."""
         ...
 
     def write(self, job: DiskWrite) -> None:
@@ -99,13 +99,13 @@ class Disk(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget all slots, behind the writes that are queued, and return at once."""
+        """Queue, after the queued writes, the removal of all slots. Return at once."""
         ...
 
     def results(self) -> Sequence[DiskResult]:
-        """Return the jobs that have ended since the last call."""
+        """Return the results of jobs that have ended since the last call."""
         ...
 
     def close(self) -> None:
-        """Stop the threads and give the file free. Jobs that have not begun are dropped."""
+        """Stop the threads and close the file. Jobs that have not begun are dropped."""
         ...

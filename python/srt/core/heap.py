@@ -1,6 +1,6 @@
-"""Heap: memory that code in C has freed, and when it is given back to the system.
+"""Heap: returns memory that C code has freed to the operating system.
 
-What is called is glibc; with another C library nothing is done.
+The functions call glibc; with another C library they do nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt
 
 
 def trim() -> None:
-    """Give freed memory back after large work, in any thread; takes milliseconds, in which other
-    threads run.
+    """Return freed memory to the system. Call after large work, in any thread. It takes
+    milliseconds, during which other threads run.
 
-    glibc keeps what a thread has freed for that thread: gigabytes, once it has tokenized megabytes.
+    glibc keeps freed memory for the thread that freed it: gigabytes after tokenizing megabytes.
     """
     if (found := _trimmer()) is not None:
         found(0)
@@ -35,9 +35,9 @@ def _trimmer() -> Callable[[int], int] | None:
 
 @contextmanager
 def returned_at_once() -> Iterator[None]:
-    """Inside, large blocks go back to the system when they are freed: matrices are read, packed and
-    dropped one after the other, and a heap that keeps them would hold the weights twice. Afterwards
-    they are kept, as glibc does by itself once it has seen them: passes use the same sizes again.
+    """Return large blocks to the system at once, inside the context: weights are read, packed
+    and dropped one by one, and a heap that keeps freed blocks would hold all weights twice. After
+    the context the heap keeps large blocks (glibc's default), since passes reuse the same sizes.
     """
     mallopt = None
     if sys.platform == "linux":

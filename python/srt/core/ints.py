@@ -1,6 +1,6 @@
 """Ints: a compact int32 sequence (``array('i')``), compared and sliced by memcmp and memcpy.
 
-Token ids and page tables live in it; torch and numpy read it without a copy. Floats are float32
+Token ids and page tables are Ints; torch and numpy read them without a copy. Floats are float32
 (``array('f')``) or float64 (``array('d')``).
 """
 
@@ -20,21 +20,21 @@ else:  # msgspec reads the types of fields, and ``array`` takes no parameters wh
 
 
 def ints(values: Iterable[int] = ()) -> Ints:
-    """A new int32 array. Raises OverflowError where a value does not fit."""
+    """Return a new int32 array. Raises OverflowError if a value does not fit into int32."""
     return array("i", values)
 
 
 def from_bytes(data: bytes) -> Ints:
-    """The array whose ``tobytes()`` is ``data``. Raises ValueError on a partial item."""
+    """Return the array whose ``tobytes()`` is ``data``. Raises ValueError on a partial item."""
     out = array("i")
     out.frombytes(data)
     return out
 
 
 def common_prefix(a: Ints, b: Ints, start: int = 0, offset: int = 0) -> int:
-    """Length of the common prefix of ``a[start:]`` and ``b[offset:]``.
+    """Return the length of the common prefix of ``a[start:]`` and ``b[offset:]``.
 
-    Compares fast growing blocks, then halves the first block that differs.
+    Blocks of growing size are compared; then a binary search in the first block that differs.
     """
     limit = min(len(a) - start, len(b) - offset)
     if limit <= 0:
@@ -59,7 +59,7 @@ def common_prefix(a: Ints, b: Ints, start: int = 0, offset: int = 0) -> int:
 
 
 def to_wire(value: object) -> msgspec.msgpack.Ext:
-    """An array as MessagePack: an extension whose code is the array's type code. For
+    """Encode an array as a MessagePack extension whose code is the array's type code. For
     ``msgspec.msgpack.Encoder(enc_hook=...)``. Raises NotImplementedError for other types."""
     if not isinstance(value, array):
         raise NotImplementedError(f"{type(value).__name__} cannot be sent; only arrays can")
@@ -67,8 +67,8 @@ def to_wire(value: object) -> msgspec.msgpack.Ext:
 
 
 def from_wire(code: int, data: memoryview) -> array[int] | array[float]:
-    """The array that ``to_wire`` has sent. For ``msgspec.msgpack.Decoder(ext_hook=...)``. Raises
-    ValueError for an unknown type code or a partial item."""
+    """Decode an array that ``to_wire`` encoded. For ``msgspec.msgpack.Decoder(ext_hook=...)``.
+    Raises ValueError for an unknown type code or a partial item."""
     out: array[int] | array[float] = array(chr(code))
     out.frombytes(data)
     return out

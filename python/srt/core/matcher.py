@@ -1,4 +1,4 @@
-"""Matcher: where one generation stands in its grammar (``grammar/grammar_protocol``)."""
+"""Matcher: state of one generation in its grammar (``grammar/grammar_protocol``)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ POSTPONED = "the budget of the pass for masks is spent; the next pass samples th
 
 
 class GrammarError(ValueError):
-    """A constraint that cannot be enforced. Says what, where, the limit and the fix."""
+    """A constraint cannot be enforced. The message gives problem, position, limit and fix."""
 
 
 class CompilerBusy(Exception):
-    """The grammar was not made in time, or its process was lost, through no fault of the
-    constraint: the same request may succeed later."""
+    """The grammar was not compiled in time, or the compiler's process was lost. The constraint is
+    not the cause: the same request may succeed later."""
 
 
 class Postponed(GrammarError):
-    """No mask in this pass, whose budget is spent. The next pass makes it."""
+    """No mask was made in this pass, since its budget is spent. The next pass makes the mask."""
 
     def __init__(self) -> None:
         super().__init__(POSTPONED)
 
 
 class Matcher(Protocol):
-    """Position of one generation in its grammar. Begins before the first generated token."""
+    """State of one generation in its grammar. A new one is before the first generated token."""
 
     @property
     def accepting(self) -> bool:
@@ -37,34 +37,34 @@ class Matcher(Protocol):
         ...
 
     def mask(self) -> bytes:
-        """Allowed ids as little-endian int32 words, low bit first, ``Vocabulary.words`` of them.
-        End tokens are allowed where ``accepting``. All zero: a dead end.
+        """Return the allowed ids as ``Vocabulary.words`` little-endian int32 words, low bit first.
+        End tokens are allowed if ``accepting``. All zero: no token may follow.
 
-        Raises GrammarError where a limit of the step is exceeded.
+        Raises GrammarError if a limit of the step is exceeded.
         """
         ...
 
     def advance(self, token: int) -> bool:
-        """Take the next token, not an end token. False, and no change, where it is not allowed by
-        the grammar (a token that is only left out of a canonical mask may be taken)."""
+        """Advance by a token, not an end token. Return False, changing nothing, if the grammar does
+        not allow it. (A token that only a canonical mask excludes is accepted.)"""
         ...
 
     def forced(self, limit: int) -> list[int]:
-        """The next tokens, at most ``limit``, as long as each is the only one its mask would allow.
-        Does not advance."""
+        """Return the next tokens, at most ``limit``, as long as each is the only one that its mask
+        allows. Does not advance."""
         ...
 
     def draft(self, limit: int) -> list[int]:
-        """A guess at the next tokens, at most ``limit``, all of them allowed one after the other:
-        the forced ones, then those that most likely write the forced text after them. Does not
+        """Return likely next tokens, at most ``limit``, each allowed after the ones before: the
+        forced tokens, then the probable tokens of the forced text after them. Does not
         advance."""
         ...
 
     def rewrite(self) -> tuple[int, list[int]]:
-        """Result for ``--jump-forward string``: how many of the last tokens to take back and the
-        tokens to put in their place, so that the text goes on with what is forced and is tokenized
-        anew as a whole. (0, []) where nothing is forced, or too much text would be tokenized anew.
-        Does not advance."""
+        """Return, for ``--jump-forward string``, how many of the last tokens to remove and the
+        tokens that replace them: the text is extended by the forced text and tokenized anew as a
+        whole. (0, []) if nothing is forced, or too much text would be tokenized anew. Does not
+        advance."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -72,5 +72,5 @@ class Matcher(Protocol):
         ...
 
     def fork(self) -> Matcher:
-        """An independent copy."""
+        """Return an independent copy."""
         ...

@@ -1,12 +1,12 @@
-"""Marks of media: an image or a video inside a context, as the model's vision tower reads it.
+"""Marks of media: images and videos (*media*) inside a context, encoded by the vision tower.
 
-A prompt holds a run of placeholder tokens for each; the hidden states that the tower makes of the
-pixels stand in for their embeddings. The key of such a token's KV in the cache is not its id, which
-is the same for all images, but a *mark* of the content: the same image at the same position is
-encoded and computed once (SGLang paper, section 6.2).
+A prompt has a run of placeholder tokens for each medium; hidden states of the vision tower replace
+their embeddings. All placeholders have the same token id, so the cache uses another key for their
+KV: a *mark* of the content. Thus the same image at the same position is encoded and computed once
+(SGLang paper, section 6.2).
 
-A mark has 29 bits, too few for a digest: of some ten thousand images at one position two would
-begin alike. So contents are numbered as they come (``Numbers``), and all marks of one are its
+A mark has 29 bits, too few for a digest: among some ten thousand images two would probably be
+equal. So contents are numbered as they arrive (``Numbers``), and all marks of a medium are its
 number.
 """
 
@@ -21,8 +21,8 @@ import msgspec
 from sglang.srt.core.ints import Ints, ints
 
 _start = attrgetter("start")
-MARK = -(1 << 31)  # the sign bit: below every token id
-NUMBERS = 1 << 29  # the bits above are for segments (``core/segments``)
+MARK = -(1 << 31)  # the sign bit: a mark is negative, a token id is not
+NUMBERS = 1 << 29  # the bits above are used by segments (``core/segments``)
 KEY_BYTES = 16
 
 
@@ -30,16 +30,16 @@ class MediaSpan(msgspec.Struct, frozen=True, omit_defaults=True):
     """One image or video of a context.
 
     Attributes:
-        start: index of its first placeholder among the context's tokens.
-        count: placeholders, one for each hidden state that the tower makes.
-        key: digest of the content and of how it was prepared, 16 bytes; equal ones have equal
-            counts.
+        start: index of the first placeholder among the context's tokens.
+        count: number of placeholders, one for each hidden state of the vision tower.
+        key: digest of the content and its preprocessing, 16 bytes; media with equal keys have
+            equal counts.
         kind: "image" or "video".
-        shape: of the pixels, uint8, as the model's processor makes them.
-        pixels: their bytes.
-        grid: patches along time, height and width of the whole, as the placeholders stand for them.
-        size: (width, height) of the picture it was made from.
-        tick: positions from one step of a video's time to the next (``core/places``).
+        shape: shape of the pixels, uint8, as made by the model's processor.
+        pixels: bytes of the pixels.
+        grid: number of placeholders along time, height and width.
+        size: (width, height) of the original picture.
+        tick: positions from one time step of a video to the next (``core/places``).
     """
 
     start: int
@@ -61,8 +61,8 @@ Medias = tuple[MediaSpan, ...]
 
 
 class Numbers:
-    """A number for each content, no two alike. The ``most`` used last are remembered; another has
-    a new number when it comes again, and meets nothing of its own in the cache."""
+    """A unique number for each content. The ``most`` recently used are kept; other content gets a
+    new number when it comes again, and finds no KV in the cache."""
 
     def __init__(self, most: int = 1 << 16) -> None:
         self._most = most
@@ -79,12 +79,12 @@ class Numbers:
         return number
 
     def forget(self, key: bytes) -> None:
-        """Give the content another number: its cached KV is matched no more."""
+        """Forget the content's number. With a new number its cached KV is not found any more."""
         self._known.pop(key, None)
 
 
 def marked(tokens: Ints, media: Sequence[MediaSpan], numbers: Numbers) -> Ints:
-    """The tokens up to the end of the last medium, marks in place of its placeholders."""
+    """Return the tokens up to the end of the last medium, with marks instead of placeholders."""
     out = tokens[: media[-1].end] if media else ints()
     for medium in media:
         end = min(medium.end, len(out))
@@ -93,7 +93,7 @@ def marked(tokens: Ints, media: Sequence[MediaSpan], numbers: Numbers) -> Ints:
 
 
 def within(media: Sequence[MediaSpan], start: int, end: int) -> Iterator[MediaSpan]:
-    """Media with placeholders among the tokens ``[start, end)``."""
+    """Yield the media with placeholders among the tokens ``[start, end)``."""
     for medium in media[max(0, bisect_right(media, start, key=_start) - 1) :]:
         if medium.start >= end:
             break
@@ -102,12 +102,12 @@ def within(media: Sequence[MediaSpan], start: int, end: int) -> Iterator[MediaSp
 
 
 def cut(media: Medias, length: int) -> Medias:
-    """Media that begin among the first ``length`` tokens."""
+    """Return the media that begin among the first ``length`` tokens."""
     return tuple(medium for medium in media if medium.start < length)
 
 
 def verify(media: Sequence[MediaSpan], length: int) -> None:
-    """Raise ValueError where a context of ``length`` tokens cannot have these."""
+    """Raise ValueError if a context of ``length`` tokens cannot have these media."""
     end = 0
     for medium in media:
         if medium.count < 1 or medium.start < end or medium.end > length:

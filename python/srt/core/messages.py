@@ -1,32 +1,32 @@
-"""The vocabulary between a program and the engine: verbs one way, events the other.
+"""Messages between a client and the engine: verbs to the engine, events back.
 
-In process they are handed over as they are; between processes they travel as msgspec MessagePack,
-a list of messages a frame. Contexts and requests are numbered by the client.
+In one process the objects are passed as they are. Between processes a frame is a list of messages
+as msgspec MessagePack. The client chooses the ids of contexts and requests.
 
     verb       effect
-    Open       a new context with these tokens, some of them encoded side by side
+    Open       make a context with these tokens, some of them encoded side by side
     ForkContext
-               a new context with the first ``length`` tokens of another
-    Append     tokens at the end
-    Truncate   cut to ``length``
-    Advance    a request: compute the context's work and then what the goal says
-    Park       an idle context will go on once a tool has answered: a claim on its KV
-    Close      the context is gone; a request on it ends as aborted; again: no effect
-    Control    flush the cache, ask for statistics, ping, pause and continue
+               make a context with the first ``length`` tokens of another
+    Append     add tokens at the end
+    Truncate   cut to ``length`` tokens
+    Advance    begin a request: compute KV for all tokens, then what the goal requests
+    Park       claim the KV of an idle context that will go on when a tool has answered
+    Close      close the context; a request on it ends as aborted; no effect if closed already
+    Control    flush the cache, return statistics, ping, pause or continue
     LoadAdapter, UnloadAdapter
-               an adapter that contexts may be opened with, from now on or no longer
+               make an adapter available for new contexts, or unavailable
 
     event      meaning
     PromptChunk
                log-probabilities of a run of the context's own tokens
     PromptProgress
-               how much of a request's prompt is computed, where that was wanted
-    Tokens     newly generated tokens of a request, log-probabilities with them
-    Done       the request's one terminal event; the context is idle again
-    Failed     the request's one terminal event; the context is idle again
+               how much of a request's prompt is computed, if ``report_prompt``
+    Tokens     newly generated tokens of a request, and their log-probabilities
+    Done       terminal event of a request that succeeded; the context is idle again
+    Failed     terminal event of a request that failed; the context is idle again
     Reply      answer to a Control, LoadAdapter or UnloadAdapter
 
-Programs that hold KV pages have verbs and events of their own (``core/space_messages``).
+Programs that hold KV pages (inferlets) have other verbs and events (``core/space_messages``).
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ TopPairs: TypeAlias = list[tuple[int, float]]
 
 
 class Fill(msgspec.Struct, frozen=True, tag="fill"):
-    """Compute the KV of all tokens and stop there."""
+    """Compute the KV of all tokens and sample nothing."""
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
     """Generate tokens until a limit, a stop or an end token.
 
     Attributes:
-        sampling: includes max_new_tokens, stops and the seed; ``n`` is the program's business.
-        top: top log-probabilities with each token; -1 for no log-probabilities.
-        score_from: also report log-probabilities of the context's tokens from this index; -1 not.
-        probe: ids whose log-probability is wanted at every reported position.
-        interval: tokens in one event, after the first.
-        masked: log-probabilities are those among the tokens that the constraint allows.
-        since: index of the context's token where the generation began that this request goes on
-            with, after a tool's result for example: random numbers, penalties, ``min_new_tokens``
-            and the constraint count from there. -1: it begins after the context.
+        sampling: sampling parameters with max_new_tokens, stops and the seed; ``n`` is ignored.
+        top: number of most likely tokens to report with each token; -1: no log-probabilities.
+        score_from: index from which to report log-probabilities of the context's tokens; -1: none.
+        probe: ids whose log-probability to report at every reported position.
+        interval: number of tokens in one event, after the first event.
+        masked: log-probabilities are normalised over the tokens that the constraint allows.
+        since: index of the context's token where the generation began that this request continues,
+            for example after a tool's result: random numbers, penalties, ``min_new_tokens`` and the
+            constraint count from there. -1: the generation begins after the context.
         generated: number of the context's last tokens that this generation has produced already,
             in an engine that was lost. They count against ``max_new_tokens``, and stops are
-            searched in their text too; where they end it already, the request ends at once.
-            ``since`` is then at or before the first of them.
+            searched in their text too; if that text already ends, the request ends at once.
+            ``since`` must then be at or before the first of these tokens.
     """
 
     sampling: SamplingParams
@@ -108,9 +108,9 @@ Goal: TypeAlias = Fill | Generate | Score | Distribution | Embed
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
-    """``namespace``: a salt; contexts with different ones share no KV, and neither do those with
-    different adapters. ``adapter``: its name; where none of that name is loaded, every request on
-    the context is refused."""
+    """Make a context. ``namespace``: a salt; contexts with different salts, or different adapters,
+    share no KV. ``adapter``: name of a loaded adapter, or ""; if no adapter of this name is loaded,
+    every request on the context is refused."""
 
     context: int
     tokens: bytes  # int32, native order
@@ -140,12 +140,12 @@ class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
     """Request one goal on an idle context.
 
     Attributes:
-        close: the context is closed with the terminal event.
-        arrived: moment from which on the request counts as waiting, in seconds on the machine's
-            monotonic clock: that of its program's first request, say, so that what resumes does not
-            queue as a newcomer. At most now; 0: now.
+        close: close the context with the terminal event.
+        arrived: time from which the request counts as waiting, in seconds on the machine's
+            monotonic clock, at most now; 0: now. For example the time of its program's first
+            request, so that a program that resumes does not queue as a newcomer.
         hint: facts about the application that the request is a call of.
-        report_prompt: each pass that computes a part of the prompt sends a PromptProgress.
+        report_prompt: send a PromptProgress for each pass that computes a part of the prompt.
     """
 
     context: int
@@ -161,13 +161,13 @@ class Advance(msgspec.Struct, frozen=True, tag="advance", omit_defaults=True):
 class Park(msgspec.Struct, frozen=True, tag="park", omit_defaults=True):
     """Note that an idle context will go on once a tool has answered (InferCept, section 3).
 
-    The claim is soft: it decides what memory gives up first, and blocks no request. It ends with
-    the context's next Advance or Close, or after ``deadline`` seconds; the context stays open.
+    The claim is soft: it changes which KV is evicted first, and blocks no request. The claim ends
+    with the context's next Advance or Close, or after ``deadline`` seconds; the context stays open.
 
     Attributes:
-        tool: name of the tool; calls of one tool are expected to take alike long.
-        owner: tenant whose tool it is; durations are learnt by owner and tool.
-        expected: seconds that the call will take, by the client; 0: it does not say.
+        tool: name of the tool; calls of one tool are expected to take similar times.
+        owner: tenant that the tool belongs to; durations are learnt by owner and tool.
+        expected: the client's estimate of the call's duration in seconds; 0: no estimate.
         deadline: seconds after which the claim ends.
     """
 
@@ -183,11 +183,11 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
 
 
 class Control(msgspec.Struct, frozen=True, tag="control", omit_defaults=True):
-    """``op`` is one of "stats", "flush", "ping", "tree", "pause", "retract" and "continue";
-    answered by a Reply with the same ``id``. Under "pause" no pass is planned until "continue";
-    "retract" pauses, and the running requests give their memory back and wait.
+    """Control the engine; the answer is a Reply with the same ``id``. ``op`` is one of "stats",
+    "flush", "ping", "tree", "pause", "retract" and "continue". After "pause" no pass is planned
+    until "continue"; "retract" pauses, and moves running requests back to the queue.
 
-    ``limit`` is how many entries of each list a "tree" may have.
+    ``limit``: most entries of each list in the answer to "tree".
     """
 
     id: int
@@ -196,8 +196,8 @@ class Control(msgspec.Struct, frozen=True, tag="control", omit_defaults=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", omit_defaults=True):
-    """Read the adapter in directory ``path``. Answered by a Reply when contexts can be opened with
-    it, or with why not. ``pinned``: it stays on the device."""
+    """Load the adapter in directory ``path``. The Reply comes when contexts can be opened with the
+    adapter, or says why it failed. ``pinned``: the adapter stays on the device."""
 
     id: int
     name: str
@@ -206,8 +206,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", omit_defaults
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
-    """No context can be opened with it any more. Answered by a Reply when the last one that was has
-    been closed, and the adapter and all KV of it are gone."""
+    """Unload an adapter: no further context can be opened with its name. The Reply comes when the
+    last context with the adapter is closed, and the adapter and all its KV are removed."""
 
     id: int
     name: str
@@ -217,8 +217,8 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded adapter.
 
     Attributes:
-        modules: those that it changes, by the last part of their names.
-        pinned: it stays on the device.
+        modules: last name parts of the model's modules that the adapter changes.
+        pinned: the adapter stays on the device.
     """
 
     name: str
@@ -247,10 +247,10 @@ Verb: TypeAlias = (
 class Tokens(msgspec.Struct, tag="tokens", omit_defaults=True):
     """Newly generated tokens.
 
-    ``held`` is how many trailing bytes of the generated text so far may turn out to belong to a
-    stop string: a stream does not show them yet. ``taken`` tokens before these are void: their
-    bytes are those that the new ones begin with (``--jump-forward string``). ``stats`` comes with
-    the first sampled token: the statistics so far, ``cached_tokens`` among them.
+    ``held``: number of trailing bytes of the generated text that may turn out to belong to a stop
+    string; a stream does not show them yet. ``taken``: number of tokens before these that are
+    replaced: the new tokens begin with their bytes (``--jump-forward string``). ``stats``: the
+    statistics so far (``cached_tokens`` ...), with the first sampled token only.
     """
 
     request: int
@@ -267,8 +267,8 @@ class PromptChunk(msgspec.Struct, tag="prompt", omit_defaults=True):
     """Log-probabilities of a run of the context's own tokens, from ``start`` on.
 
     Each chunk of the prompt sends its own run, in order. All runs come before the first Tokens and
-    before Done. The first entry is None where ``start`` is the context's ``tail``: nothing precedes
-    token 0.
+    before Done. The first entry is None if ``start`` is the context's ``tail`` (0 in a plain
+    context), since no token precedes it.
     """
 
     request: int
@@ -279,12 +279,12 @@ class PromptChunk(msgspec.Struct, tag="prompt", omit_defaults=True):
 
 
 class PromptProgress(msgspec.Struct, tag="prompt_progress"):
-    """The part of a request's prompt that is computed. None comes after the first sampled token.
+    """Number of prompt tokens that have KV. No such event comes after the first sampled token.
 
-    The number may fall: a request that was retracted computes again what the cache has lost.
+    The number may fall: a retracted request computes again the tokens whose KV was evicted.
 
     Attributes:
-        ready: tokens of the prompt from its beginning, those of the cache included.
+        ready: leading tokens of the prompt that have KV, cached ones included.
         cached: tokens that came from the cache (``RequestCounts.cached_tokens``).
     """
 
@@ -294,16 +294,16 @@ class PromptProgress(msgspec.Struct, tag="prompt_progress"):
 
 
 class Done(msgspec.Struct, tag="done", omit_defaults=True):
-    """The request has ended well.
+    """Terminal event of a request that has succeeded or was aborted.
 
     Attributes:
         reason: "stop", "length", "abort", "done" for a goal that samples nothing, or "error": the
             text so far is valid, and ``message`` says why no token could follow.
-        matched: the stop string, the pattern's text or the stop token id.
-        cut: bytes of generated text before the match; -1 where the text is not cut.
+        matched: the stop string, the text that a stop pattern matched, or the stop token id.
+        cut: number of bytes of generated text before the match; -1: the text is not cut.
         stats: final statistics.
-        top, probe: of a Distribution.
-        embedding: of an Embed, float32 in native order.
+        top, probe: result of a Distribution.
+        embedding: result of an Embed, float32 in native byte order.
     """
 
     request: int
@@ -318,8 +318,8 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
 
 
 class Failed(msgspec.Struct, tag="failed", omit_defaults=True):
-    """The request has ended badly. ``code``: "invalid", "busy", "overloaded", "lost" (the engine
-    is about to end) or "internal"."""
+    """Terminal event of a request that has failed. ``code``: "invalid", "busy", "overloaded",
+    "lost" (the engine is about to end) or "internal"."""
 
     request: int
     code: str
@@ -341,22 +341,22 @@ _events: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Eve
 
 
 def encode(messages: list[Any]) -> bytes:
-    """One frame. Any list of verbs or of events."""
+    """Return a list of verbs, or of events, as one frame."""
     return _encoder.encode(messages)
 
 
 def decode_verbs(frame: bytes) -> list[Verb]:
-    """Raises msgspec.DecodeError (ValidationError included) on a malformed frame."""
+    """Decode a frame. Raises msgspec.DecodeError or ValidationError if it is malformed."""
     return _decoded(_verbs, frame)
 
 
 def decode_events(frame: bytes) -> list[Event]:
-    """Raises msgspec.DecodeError (ValidationError included) on a malformed frame."""
+    """Decode a frame. Raises msgspec.DecodeError or ValidationError if it is malformed."""
     return _decoded(_events, frame)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
-    """msgspec lets two other errors through: of text that is no UTF-8, and of deep nesting."""
+    """Decode, and raise DecodeError also for invalid UTF-8 and deep nesting (msgspec does not)."""
     try:
         return decoder.decode(frame)
     except (UnicodeDecodeError, RecursionError) as error:

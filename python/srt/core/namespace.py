@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class Namespace(NamedTuple):
-    """Properties that a context's KV depends on besides its tokens, or is kept apart by.
+    """Key of the KV that contexts may share: contexts share KV only if both attributes are equal.
 
     Attributes:
-        salt: chosen by the client (``cache_salt``), after what the server puts before it.
-        adapter: number of the adapter that has computed the KV, 0 for none. The engine gives every
-            loading a number of its own: neither a salt nor an adapter loaded again under an old
-            name leads to another's KV.
+        salt: the client's ``cache_salt``, behind a prefix added by the server.
+        adapter: number of the adapter that has computed the KV; 0: none. Each loading of an adapter
+            has its own number, so an adapter loaded again under an old name does not match KV of
+            the earlier one.
     """
 
     salt: str = ""

@@ -1,19 +1,19 @@
-"""Nearest: which known name a misspelt one was to be, for "did you mean"."""
+"""Nearest: finds the known name that a misspelt name probably means, for "did you mean"."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-SLIP = 0.75  # similarity from which on two words are one, misspelt
-LONGEST = 256  # characters of a name that is compared
+SLIP = 0.75  # least similarity of a misspelt word and the intended word
+LONGEST = 256  # most characters of a name that is compared
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that differs from ``name`` by a slip in one word. None where there is none.
+    """Return the known name that differs from ``name`` by a typing error in one word, or None.
 
-    Words are separated by ``-`` or ``_``. A name with another word in it has another meaning, and
-    is not proposed.
+    Words are separated by ``-`` or ``_``. A known name with a word that is quite different has
+    another meaning and is not returned.
     """
     if len(name) > LONGEST:
         return None
@@ -31,7 +31,7 @@ def _words(name: str) -> list[str]:
 
 
 def _of_names(one: list[str], other: list[str]) -> float:
-    """Similarity of two names, in [0, 1]: that of the only word in which they differ."""
+    """Return the similarity in [0, 1] of the only word in which two names differ, else 0."""
     if len(one) != len(other):
         return 1.0 if "".join(one) == "".join(other) else 0.0
     differing = [pair for pair in zip(one, other) if pair[0] != pair[1]]
@@ -39,7 +39,7 @@ def _of_names(one: list[str], other: list[str]) -> float:
 
 
 def _of_words(one: str, other: str) -> float:
-    """Similarity of two words, in [0, 1]: 1 for the same letters in any order."""
+    """Return the similarity of two words, in [0, 1]: 1 for the same letters in any order."""
     if sorted(one) == sorted(other):
         return 1.0
     return difflib.SequenceMatcher(None, one, other).ratio()

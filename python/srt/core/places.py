@@ -1,10 +1,10 @@
 """Positions of tokens in three parts, time, height and width (M-RoPE; Qwen2-VL, section
 2.1), for models whose rotary embedding has sections.
 
-A text token's three parts are the same. A placeholder of an image stands where its patch does,
-counted from where the image begins, and the text after it goes on after the largest of its
-positions. So an image takes fewer positions than it has tokens; a video whose frames lie far apart
-may take more.
+A text token's three parts are equal. The parts of an image placeholder are the time, row and column
+of its patch, plus the position where the image begins. The text after the image continues after
+the largest of these numbers. So an image takes fewer positions than it has tokens; a video whose
+frames are far apart in time may take more.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sglang.srt.core.media_marks import MediaSpan
 
 
 def places(media: Sequence[MediaSpan], start: int, end: int) -> Ints:
-    """Positions of the tokens ``[start, end)``: all times, all heights, all widths,
-    [3 * (end - start)]; empty where no medium begins before ``end``, since each token's are its
-    index then."""
+    """Return the positions of tokens ``[start, end)``: all times, all heights, all widths,
+    [3 * (end - start)]. Empty if no medium begins before ``end``: then each token's three parts
+    are its index."""
     if not media or media[0].start >= end:
         return ints()
     parts = (ints(), ints(), ints())
@@ -40,7 +40,7 @@ def places(media: Sequence[MediaSpan], start: int, end: int) -> Ints:
 
 
 def reach(media: Sequence[MediaSpan], length: int) -> int:
-    """One more than the largest position of a context of ``length`` tokens with all of these."""
+    """Return the position after a context of ``length`` tokens that contains all ``media``."""
     return length + sum(_span(medium) - medium.count for medium in media)
 
 
@@ -50,18 +50,18 @@ def _text(parts: Sequence[Ints], start: int, end: int) -> None:
 
 
 def _span(medium: MediaSpan) -> int:
-    """Number of positions that a medium takes."""
+    """Return the number of positions that an image or video takes."""
     steps, rows, columns = medium.grid
     return max(_time(medium, steps - 1) + 1, rows, columns)
 
 
 def _time(medium: MediaSpan, step: int) -> int:
-    """Multiplied and cut in float32, as the reference implementation does."""
+    """Return ``step * tick``, multiplied and cut to an integer in float32 like the reference."""
     return int(array("f", (step * medium.tick,))[0])
 
 
 def _offsets(medium: MediaSpan) -> tuple[Ints, Ints, Ints]:
-    """Times, heights and widths of its placeholders, counted from 0."""
+    """Return times, heights and widths of a medium's placeholders, each counted from 0."""
     steps, rows, columns = medium.grid
     times = [_time(medium, step) for step in range(steps)]
     return (

@@ -1,8 +1,8 @@
 """Progress of the engine's loop: its turn, its stage and the request it works for.
 
-They are numbers in memory that another process may map (``engine/process``), so that a loop that
-does not come back still shows its stage. A worker in a thread of its own has a stage of
-its own, which counts while the loop waits for the forward pass.
+These numbers are in memory that another process may map (``engine/process``), so that the stage of
+a hanging loop can be read. A worker in a thread of its own notes a second stage, which is reported
+while the loop waits for the forward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Progress:
     """Shared memory with the loop's turn, stage and request.
 
     Args:
-        memory: ``SIZE`` bytes; by default of this process alone.
+        memory: ``SIZE`` bytes of shared memory; None: private memory.
     """
 
     __slots__ = ("_memory", "_turn")
@@ -35,21 +35,21 @@ class Progress:
         self._turn = 0
 
     def turn(self) -> None:
-        """The loop begins once more."""
+        """Note that the loop begins its next turn."""
         self._turn += 1
         _LOOP.pack_into(self._memory, 0, self._turn, WAITING, 0)
 
     def at(self, stage: int, request: int = 0) -> None:
-        """The loop begins a stage, for a request or (0) for all."""
+        """Note that the loop begins a stage, for one request, or for all requests (0)."""
         _STAGE.pack_into(self._memory, 8, stage, request)
 
     def worker_at(self, stage: int, request: int = 0) -> None:
-        """The worker begins a stage of a forward pass; WAITING: it is done with it."""
+        """Note that the worker begins a stage of a forward pass, or ends it (``WAITING``)."""
         _STAGE.pack_into(self._memory, _LOOP.size, stage, request)
 
     def read(self) -> tuple[int, int, int]:
-        """Turn, stage, request; in a forward pass the stage and request of the worker, if it has
-        one. Another process may be writing them: they may not fit together."""
+        """Return turn, stage and request; during a forward pass the worker's stage and request, if
+        it has noted any. Another process may be writing the numbers, so they may not match."""
         turn, stage, request, worker_stage, worker_request = _ALL.unpack_from(self._memory)
         if stage == PASS and worker_stage != WAITING:
             return turn, worker_stage, worker_request

@@ -1,9 +1,9 @@
 """Request: one goal on one context, from its Advance to its terminal event.
 
-spec         what the client requested; nothing changes it
-generation   the tokens so far and what the next one depends on beside the model
-outputs      what the forward passes have read at the prompt's tokens
-scheduling   what decides when it is served
+spec         the client's request; never changed
+generation   the tokens so far, and the state of the grammar and of the search for stops
+outputs      outputs at the prompt's tokens (log-probabilities, hidden states) so far
+scheduling   facts that decide when the request is served
 stats        counts and seconds for the client (``core/request_stats``)
 """
 
@@ -24,7 +24,7 @@ from sglang.srt.core.progress import NOWHERE, Progress
 from sglang.srt.core.request_stats import RequestStats
 
 NEVER = 1 << 60
-UNKNOWN_COST = 1e-3  # seconds, more than most masks take
+UNKNOWN_COST = 1e-3  # seconds assumed for a grammar's first step; most masks take less
 
 
 class StopMatch(Protocol):
@@ -54,14 +54,14 @@ class RequestSpec:
     Attributes:
         prompt: number of tokens in the context when the request arrived.
         close: whether the context is closed when the request ends.
-        received: moment of its arrival.
-        arrived: moment from which on it counts as waiting, at most ``received``.
-        report_prompt: whether events say how much of the prompt is computed.
-        limit: number of tokens it may generate, less those that a lost engine has generated.
-        carried: tokens before the end of the prompt that the generation began with, in an earlier
-            request (``Generate.since``).
-        sampling: the parameters that a worker needs of the goal's, without the constraint and the
-            stops, which may be large and are the engine's alone; None where nothing is sampled.
+        received: time of the request's arrival.
+        arrived: time from which the request counts as waiting, at most ``received``.
+        report_prompt: whether events report how much of the prompt is computed.
+        limit: most tokens to generate, less those that a lost engine has generated.
+        carried: number of last prompt tokens that belong to the generation, which began in an
+            earlier request (``Generate.since``).
+        sampling: the goal's sampling parameters without the constraint and the stops, which may be
+            large and which workers do not need; None: nothing is sampled.
     """
 
     goal: Goal
@@ -88,7 +88,7 @@ class RequestSpec:
 
     @property
     def score_from(self) -> int:
-        """Index of the first context token to score, -1 where none is wanted."""
+        """Index of the first context token to score; -1: none."""
         return score_from(self.goal)
 
     @property
@@ -98,14 +98,14 @@ class RequestSpec:
 
     @property
     def top(self) -> int:
-        """Number of most likely tokens that are wanted at each scored position."""
+        """Number of most likely tokens to report at each scored position."""
         if isinstance(self.goal, (Score, Generate)):
             return max(self.goal.top, 0)
         return 0
 
     @property
     def probe(self) -> tuple[int, ...]:
-        """Ids whose log-probability is wanted at each reported position."""
+        """Ids whose log-probability to report at each reported position."""
         if isinstance(self.goal, (Score, Generate, Distribution)):
             return self.goal.probe
         return ()
@@ -113,19 +113,19 @@ class RequestSpec:
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """Tokens that were generated, and what the next one depends on besides the model.
+    """Generated tokens, and the state that the next token depends on besides the model.
 
     It names neither request nor context.
 
     Attributes:
-        seed: of the random numbers. The number for a token is a function of the seed and of its
-            index, ``RequestSpec.carried`` included.
+        seed: seed of the random numbers. A token's number is a function of the seed and of the
+            token's index in the generation, ``RequestSpec.carried`` tokens included.
         tokens: all tokens so far, forced ones included.
-        matcher: the state of the grammar; None where the text is free.
-        watch: the search for stops; None where there are none.
-        length: bytes of text so far.
+        matcher: the state of the grammar; None: no constraint.
+        watch: the search for stop strings and patterns; None: there are none.
+        length: number of bytes of the text so far.
         emitted: number of tokens that events have carried; the rest is buffered.
-        samples: the samples of the buffered tokens, where log-probabilities are wanted.
+        samples: outputs at the buffered tokens; used only if log-probabilities were requested.
     """
 
     seed: int
@@ -139,15 +139,15 @@ class Generation:
 
 @dataclass(slots=True, eq=False)
 class PromptOutputs:
-    """Outputs that are wanted at the prompt's tokens, as far as passes have brought them.
+    """Outputs at the prompt's tokens, as far as passes have computed them.
 
     Attributes:
-        unscored: index of the next token whose log-probability no planned pass reads.
+        unscored: index of the first token whose log-probability no planned pass computes.
         reported: number of tokens whose log-probability an event has reported.
-        unsummed: index of the next token whose hidden state no planned pass adds to ``pooled``.
+        unsummed: index of the first token whose hidden state no planned pass adds to ``pooled``.
         summed: number of tokens in ``pooled``.
-        pooled: float64, the last token's hidden state; the sum of the first ``summed`` tokens', or
-            all of them one after the other, where those of all tokens are wanted.
+        pooled: float64: the last token's hidden state; or, if all tokens are pooled, the sum over
+            the first ``summed`` tokens, or their states one after the other.
     """
 
     unscored: int = NEVER
@@ -162,14 +162,14 @@ class Scheduling:
     """Facts that decide when a request is served.
 
     Attributes:
-        arrival: sort key of the order of arrival (``arrival_key``), given when the request enters
+        arrival: sort key of the order of arrival (``arrival_key``), set when the request enters
             the queue.
-        overtaken: later arrivals that were admitted before it.
-        drafted: whether a drafter may propose tokens for it (``engine/drafts``).
+        overtaken: number of later arrivals that were admitted before the request.
+        drafted: whether a drafter may propose tokens for the request (``engine/drafts``).
         cost: processor seconds of its grammar's last step.
-        postponed: passes that the next sample has waited for the budget of the grammars.
-        from_disk: tokens ``[start, end)`` of its prompt that were read from disk for it.
-        hint: facts about the application that it is a call of.
+        postponed: number of passes by which the grammars' budget has delayed the next sample.
+        from_disk: prompt tokens ``[start, end)`` that were read from disk for the request.
+        hint: facts about the application that the request is a call of.
     """
 
     arrival: int = 0
@@ -190,9 +190,9 @@ class Request:
     """State of a request inside the engine.
 
     Attributes:
-        pending: samples of passes in flight; their tokens are not known yet.
-        plain: how its tokens are sampled, where the same for all of them.
-        progress: of the loop that works for it.
+        pending: number of samples in passes in flight, whose tokens are not known yet.
+        plain: the ``Sample`` of all its tokens, if they have the same parameters (greedy).
+        progress: progress record of the loop that works for the request.
     """
 
     id: int
@@ -214,12 +214,12 @@ class Request:
 
     @property
     def growth(self) -> int:
-        """Number of tokens it may still generate."""
+        """Number of tokens that the request may still generate."""
         return self.spec.limit - len(self.generation.tokens)
 
     @property
     def sampled(self) -> bool:
-        """Whether any token was sampled, besides those that the grammar forced."""
+        """Whether any token was sampled; tokens forced by the grammar do not count."""
         return len(self.generation.tokens) > self.stats.forced_tokens
 
     @property
@@ -230,8 +230,8 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """Length of the longest prefix whose KV may come from the cache. The tokens after it are
-        computed, because their outputs are wanted. A Fill wants no output."""
+        """Length of the longest prefix whose KV may come from the cache. Tokens after this prefix
+        are computed because they need outputs. A Fill needs no outputs."""
         length, outputs = len(self.context.tokens), self.outputs
         if isinstance(self.spec.goal, Fill):
             return length
@@ -242,13 +242,13 @@ class Request:
         return length - 1
 
     def plan_outputs(self, end: int) -> None:
-        """Note that planned passes read what is wanted of the context's tokens up to ``end``."""
+        """Note that planned passes compute the requested outputs of tokens up to ``end``."""
         outputs = self.outputs
         outputs.unscored = max(outputs.unscored, min(end, self.spec.prompt - 1) + 1)
         outputs.unsummed = max(outputs.unsummed, end)
 
     def rewind(self) -> None:
-        """Forget what the passes in flight were to bring: they have failed."""
+        """Reset the state that depends on passes in flight, after these passes have failed."""
         self.pending = 0
         outputs = self.outputs
         outputs.unsummed = outputs.summed
@@ -258,12 +258,12 @@ class Request:
 
 
 def arrival_key(moment: float, number: int) -> int:
-    """Return a sort key: by the moment in seconds, then by the number of requests before."""
+    """Return a sort key: by ``moment`` in seconds, then by ``number``, a running count."""
     return (int(moment * 1e9) << 40) + number
 
 
 def score_from(goal: Goal) -> int:
-    """Index of the first context token that ``goal`` wants scored, -1 where it wants none."""
+    """Return the index of the first context token that ``goal`` scores; -1: none."""
     if isinstance(goal, Score):
         return goal.start
     return goal.score_from if isinstance(goal, Generate) else -1

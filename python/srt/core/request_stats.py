@@ -1,6 +1,6 @@
-"""RequestStats: what one request used, from the engine to every API as one object.
+"""RequestStats: resources that one request used, one object from the engine to every API.
 
-A statistic is declared here and counted where it happens; nothing on the way copies it by name.
+A statistic is declared here and counted where it occurs; no code between copies it by name.
 ``/generate`` shows each field of ``RequestCounts`` under its name. The other APIs have their own
 names for some of them.
 """
@@ -15,20 +15,19 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CacheMiss(msgspec.Struct, omit_defaults=True):
-    """Reason that the rest of a prompt was not in the cache, found when it was first admitted.
+    """Reason why the rest of a prompt was not cached, found when its request was first admitted.
 
     Attributes:
-        matched: prompt tokens that the cache held; the tokens after them were computed.
-        limit: prompt tokens that the cache could have given; the last token is computed for its
+        matched: number of prompt tokens that were cached; later tokens were computed.
+        limit: most prompt tokens that could have been cached; the last token is computed for its
             output.
-        cached_next: tokens that the cache holds after ``matched`` instead of the prompt's own,
-            along its most recently used path.
-        evicted: prompt tokens after ``matched`` that were cached before.
-        why: "evicted", "flushed" or "failed" (a pass failed, and its KV with it).
-        evicted_ago: seconds since then.
-        other: prompt tokens cached in the namespace that holds most of them, 0 unless that is more
-            than ``matched``.
-        adapter: the same among namespaces with this salt and another adapter, or none.
+        cached_next: tokens that the cache has after ``matched`` instead of the prompt's own, on the
+            nearest path.
+        evicted: number of prompt tokens after ``matched`` that were cached before.
+        why: reason of their loss: "evicted", "flushed" or "failed" (a forward pass failed).
+        evicted_ago: seconds since the loss.
+        other: most prompt tokens that another namespace has cached, if more than ``matched``.
+        adapter: the same for namespaces with this salt and another adapter, or none.
     """
 
     matched: int = 0
@@ -58,9 +57,9 @@ class RequestCounts(msgspec.Struct, omit_defaults=True):
         completion_tokens: tokens generated.
         cached_tokens: prompt tokens whose KV was in the cache. This is their only count: the
             planner sets it on first admission and raises it while the prompt is computed.
-        loaded_tokens: of these, the tokens whose KV was copied from host memory.
-        disk_tokens: of these, the tokens whose KV was read from disk for this request.
-        forward_passes: passes that the request took part in.
+        loaded_tokens: those of ``cached_tokens`` whose KV was copied from host memory.
+        disk_tokens: those of ``loaded_tokens`` whose KV was read from disk for this request.
+        forward_passes: number of passes with rows of the request.
         forced_tokens: generated tokens that the grammar allowed no alternative to.
         drafted_tokens: tokens proposed ahead of sampling.
         accepted_tokens: drafted tokens that were then sampled.
@@ -81,10 +80,10 @@ class RequestStats(RequestCounts, omit_defaults=True):
     """Counts and seconds of one request. Seconds count from its arrival.
 
     Attributes:
-        retractions: times that the request gave its memory back and waited again.
-        queue_seconds: until it was first admitted.
-        first_token_seconds: until its first token was sampled; 0 before that.
-        miss: why the cache held no more of the prompt; None before admission.
+        retractions: number of times that the request was moved back to the queue.
+        queue_seconds: seconds until the request was first admitted.
+        first_token_seconds: seconds until its first token was sampled; 0 before that.
+        miss: why no longer prefix was cached; None before admission.
     """
 
     retractions: Count = 0
@@ -93,7 +92,7 @@ class RequestStats(RequestCounts, omit_defaults=True):
     miss: CacheMiss | None = None
 
     def of_prompt(self) -> RequestStats:
-        """Return what does not change after the first sampled token; counts that grow are 0."""
+        """Return a copy with only the statistics that are final at the first sampled token."""
         found = RequestStats(first_token_seconds=self.first_token_seconds)
         for field in _OF_PROMPT:
             setattr(found, field, getattr(self, field))
@@ -102,8 +101,9 @@ class RequestStats(RequestCounts, omit_defaults=True):
     def followed_by(self, later: RequestStats, seconds: float) -> RequestStats:
         """Return the statistics of one completion that took two requests.
 
-        The first computed the prompt, so its facts count, and its first token where it had one; all
-        other numbers add up. ``seconds`` lie between the arrivals of the two.
+        Facts about the prompt are those of the first request (``self``), and so is the time of the
+        first token if it had one; other numbers are summed. ``seconds``: time between the arrivals
+        of the two requests.
         """
         total = msgspec.structs.replace(later)
         for field in _ADDED:

@@ -1,19 +1,19 @@
 """Segments: texts of a context that are encoded side by side (parallel encoding).
 
-In a plain context, which has no segments, every token sees all tokens before it. A segment changes
-that from its start on: its tokens see the first ``sees`` tokens of the context, then each other,
-and lie at the positions that follow from it.
+In a plain context, which has no segments, every token sees all tokens before it. Tokens of a
+segment see only the first ``sees`` tokens of the context and earlier tokens of the segment.
 
     tokens      P P P  a a  b b b  T T
     index       0 1 2  3 4  5 6 7  8 9
-    segments           (3, 3)              a: everything before it
-                            (5, 3)         b: as if a were not there
-                                   (8, 8)  T: everything
+    segments           (3, 3)              a sees everything before it
+                            (5, 3)         b sees everything but a
+                                   (8, 8)  T sees everything
     position    0 1 2  3 4  3 4 5  8 9
 
-What a token sees, in order, is its *view*; its position is its index in the view. A segment either
-opens, seeing everything before it, or is a sibling, seeing what the last one that opened saw. So
-the KV of token ``i`` is a function of ``key(tokens, segments)[: i + 1]`` and nothing else.
+The *view* of a token is the list of tokens that it sees; its position is its index in the view. A
+segment is either *opening*, if it sees everything before it, or a *sibling*, if it sees the same
+tokens as the last opening segment. So the KV of token ``i`` depends only on
+``key(tokens, segments)[: i + 1]``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sglang.srt.core.ints import Ints, ints
 # Bits of a key, above every token id.
 OPENS = 1 << 29
 SIBLING = 1 << 30
-# Entries in the views of all segments of one context: they may all be in one pass.
+# Most entries in the views of all segments of a context, since one pass may contain all segments.
 MAX_SEEN = 1 << 24
 
 
 class Segment(NamedTuple):
-    """Tokens from ``start`` to the next segment see ``[0, sees)`` and those from ``start`` on."""
+    """Tokens from ``start`` to the next segment; each sees ``[0, sees)`` and from ``start`` on."""
 
     start: int
     sees: int
@@ -45,10 +45,10 @@ _start = attrgetter("start")
 
 
 def key(tokens: Ints, segments: Segments) -> Ints:
-    """Key of cached KV: the tokens, the first of each segment marked.
+    """Return the key of cached KV: the tokens, with a mark on the first of each segment.
 
-    Without segments ``tokens`` itself. A prefix before the first segment is shared with plain
-    contexts.
+    Without segments the key is ``tokens`` itself. The prefix before the first segment has the same
+    key as in a plain context, so its KV is shared.
     """
     if not segments:
         return tokens
@@ -60,12 +60,12 @@ def key(tokens: Ints, segments: Segments) -> Ints:
 
 
 def unmarked(key: Ints) -> Ints:
-    """The tokens of a part of a key; -1 for those of images and videos (``core/media_marks``)."""
+    """Return the token ids of a part of a key; -1 for images and videos (``core/media_marks``)."""
     return ints(token & (OPENS - 1) if token >= 0 else -1 for token in key)
 
 
 def split(segments: Segments, start: int, end: int) -> Iterator[tuple[int, int, Segment]]:
-    """``[start, end)`` as runs of tokens of one segment each, in order."""
+    """Split ``[start, end)`` into runs (start, end, segment) of one segment each, in order."""
     after = bisect_right(segments, start, key=_start)
     while start < end:
         segment = segments[after - 1] if after else _BEGINNING
@@ -76,12 +76,12 @@ def split(segments: Segments, start: int, end: int) -> Iterator[tuple[int, int, 
 
 
 def cut(segments: Segments, length: int) -> Segments:
-    """Segments of the first ``length`` tokens, with one that would begin right after them."""
+    """Return the segments of the first ``length`` tokens, and one that begins right after them."""
     return segments[: bisect_right(segments, length, key=_start)]
 
 
 def verify(segments: Segments, length: int, page_size: int) -> None:
-    """Raise ValueError where a context of ``length`` tokens cannot have these segments."""
+    """Raise ValueError if a context of ``length`` tokens cannot have these segments."""
     if not segments:
         return
     if page_size != 1:
@@ -107,8 +107,8 @@ def verify(segments: Segments, length: int, page_size: int) -> None:
 
 
 def verify_score(segments: Segments, start: int) -> None:
-    """Raise ValueError where log-probabilities from token ``start`` on would need a token that does
-    not see all before it."""
+    """Raise ValueError if log-probabilities from token ``start`` on include a token that does not
+    see all tokens before it."""
     last = segments[-1].start if segments else 0
     if 0 <= start < last:
         raise ValueError(

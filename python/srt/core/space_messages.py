@@ -1,29 +1,29 @@
-"""Verbs and events of programs that hold KV pages (Pie, sections 4.2 and 5.2).
+"""Verbs and events of programs that hold KV pages: inferlets (Pie, sections 4.2 and 5.2).
 
-A program opens a *space*: pages of the KV cache that are its own, under numbers that it chooses
-itself (*handles*, at most ``MOST_HANDLES``). So no verb has to wait for the answer to another. A
-*slot* is one token's KV: ``handle * page_size + offset``. Arrays travel as bytes in native order:
-handles, slots, tokens and positions are int32, log-probabilities are float32.
+A program opens a *space*, which holds pages of the KV cache. The program names its pages by numbers
+that it chooses (*handles*, at most ``MOST_HANDLES``), so that no verb has to wait for the answer to
+another. A *slot* is one token's KV: ``handle * page_size + offset``. Arrays are sent as bytes in
+native order: handles, slots, tokens and positions are int32, log-probabilities are float32.
 
     verb        effect
-    OpenSpace   a space without pages
-    CloseSpace  everything of it is given back
+    OpenSpace   open a space without pages
+    CloseSpace  close a space and free its pages
     AllocPages, FreePages
-                pages under these handles; a handle is free again
-    CopyTokens  KV of single tokens, from slots to slots
+                take pages under these handles; free pages and their handles
+    CopyTokens  copy KV of single tokens, from slots to slots
     ExportPages, ImportPages, ReleaseExport, ListExports
-                pages under a name, read-only for all spaces of the namespace
-    PrefixPages pages of a text from the prefix cache, read-only; what is missing is computed
+                share pages under a name, read-only, with all spaces of the namespace
+    PrefixPages map pages of a text from the prefix cache, read-only; missing KV is computed
     ForwardTokens
-                tokens through the model: KV written, a token sampled, a distribution read
+                run tokens through the model: write KV, sample a token, read a distribution
 
     event       meaning
     SpaceReply  answer to a verb that has a request
     ForwardDone answer to a ForwardTokens
-    SpaceFailed a verb was refused, or KV was lost; the space goes on
-    SpaceEnded  the space is gone, by no verb of the program
+    SpaceFailed a verb was refused, or KV was lost; the space stays open
+    SpaceEnded  the engine has ended the space
 
-Verbs of a space take effect in their order. A forward may be computed before an earlier one where
+Verbs of a space take effect in their order. A forward may be computed before an earlier one if
 neither writes a slot that the other uses.
 """
 
@@ -36,19 +36,19 @@ from sglang.ir.sampling import SamplingParams
 from sglang.srt.core.batch import WHOLE as WHOLE
 
 MOST_HANDLES = 1 << 20
-UNANSWERED = -1  # number of a request that gets no answer unless it is refused
+UNANSWERED = -1  # ``request`` of a forward that is answered only if it is refused
 
 
 class OpenSpace(msgspec.Struct, frozen=True, tag="open_space", omit_defaults=True):
     """Open a space.
 
     Attributes:
-        space: its number, which the client chooses.
-        namespace: a salt, as ``Open``'s; exports and prefixes are shared within one.
-        adapter: name of a loaded adapter, which all forwards of the space use.
-        priority: of forwards that have none of their own; higher ones go first.
-        owner: tenant, whose spaces have a cap together.
-        most: cap of the space's pages; 0: the engine's.
+        space: id of the space, chosen by the client.
+        namespace: a salt as in ``Open``; spaces share exports and prefixes only within one.
+        adapter: name of a loaded adapter, which all forwards of the space use; "": none.
+        priority: priority of forwards without their own; higher ones go first.
+        owner: tenant; all spaces of a tenant have a common cap of pages.
+        most: most pages of the space; 0: the engine's default.
     """
 
     space: int
@@ -60,28 +60,28 @@ class OpenSpace(msgspec.Struct, frozen=True, tag="open_space", omit_defaults=Tru
 
 
 class CloseSpace(msgspec.Struct, frozen=True, tag="close_space"):
-    """Close a space. Pending forwards are dropped without an answer. A space that is not open:
-    no effect."""
+    """Close a space. Pending forwards are dropped without an answer. No effect if the space is not
+    open."""
 
     space: int
 
 
 class AllocPages(msgspec.Struct, frozen=True, tag="alloc_pages"):
-    """Take pages under these handles, none of which is in use."""
+    """Take a page for each of these handles (int32), none of which may be in use."""
 
     space: int
     handles: bytes
 
 
 class FreePages(msgspec.Struct, frozen=True, tag="free_pages"):
-    """Give pages back, imported and prefix pages too. Forwards that came before still use them."""
+    """Free handles and pages, also imported and prefix pages. Earlier forwards still use them."""
 
     space: int
     handles: bytes
 
 
 class CopyTokens(msgspec.Struct, frozen=True, tag="copy_tokens"):
-    """Copy the KV of ``sources[i]`` to ``targets[i]``, all read before any is written."""
+    """Copy KV from slot ``sources[i]`` to ``targets[i]``; all are read before any is written."""
 
     space: int
     sources: bytes
@@ -89,7 +89,7 @@ class CopyTokens(msgspec.Struct, frozen=True, tag="copy_tokens"):
 
 
 class ExportPages(msgspec.Struct, frozen=True, tag="export_pages"):
-    """Share pages under a name that no export of the namespace has. No space may write them
+    """Share pages under a name that no export of the namespace has. No space may write the pages
     until the export is released. An export outlives its space."""
 
     space: int
@@ -99,8 +99,8 @@ class ExportPages(msgspec.Struct, frozen=True, tag="export_pages"):
 
 
 class ImportPages(msgspec.Struct, frozen=True, tag="import_pages"):
-    """Map an export's pages, read-only, to the handles from ``first`` on.
-    Answer: ``SpaceReply.count`` pages."""
+    """Map an export's pages, read-only, to the handles from ``first`` on. The answer's
+    ``SpaceReply.count`` is the number of pages."""
 
     space: int
     request: int
@@ -109,7 +109,7 @@ class ImportPages(msgspec.Struct, frozen=True, tag="import_pages"):
 
 
 class ReleaseExport(msgspec.Struct, frozen=True, tag="release_export"):
-    """Forget a name. Spaces that have imported the pages keep them."""
+    """Remove an export's name. Spaces that have imported its pages keep them."""
 
     space: int
     request: int
@@ -117,7 +117,7 @@ class ReleaseExport(msgspec.Struct, frozen=True, tag="release_export"):
 
 
 class ListExports(msgspec.Struct, frozen=True, tag="list_exports", omit_defaults=True):
-    """Names of the namespace's exports that begin with ``prefix``: ``SpaceReply.names``."""
+    """Request the names of the namespace's exports with ``prefix`` (``SpaceReply.names``)."""
 
     space: int
     request: int
@@ -125,8 +125,8 @@ class ListExports(msgspec.Struct, frozen=True, tag="list_exports", omit_defaults
 
 
 class PrefixPages(msgspec.Struct, frozen=True, tag="prefix_pages"):
-    """Map the pages of a text, read-only, to the handles from ``first`` on: token ``i`` at position
-    ``i``, seeing all before it. Answer: ``SpaceReply.count`` whole pages."""
+    """Map the KV pages of a text, read-only, to the handles from ``first`` on: token ``i`` has
+    position ``i`` and sees all tokens before. ``SpaceReply.count``: number of whole pages."""
 
     space: int
     request: int
@@ -138,29 +138,28 @@ class ForwardTokens(msgspec.Struct, frozen=True, tag="forward", omit_defaults=Tr
     """Compute tokens (Pie, section 4.2: embed_txt, forward, get_next_dist in one).
 
     Attributes:
-        request: number of the answer, unlike those of the space's other forwards without one;
-            ``UNANSWERED``: there is none.
-        tokens: ids.
-        positions: of the rotary embedding; empty: those from ``len(visible)`` on.
-        visible: slots that the tokens see, besides those of the tokens before and their own.
-        written: a slot for each token; empty: the KV is kept nowhere.
-        mask: where the tokens see less than that: a row of bits for each token, low bit first,
-            ``ceil((len(visible) + len(tokens)) / 8)`` bytes. Bit ``j``: it sees entry ``j`` of
-            ``visible`` and then the pass's tokens. A token always sees itself and never a later
-            one.
-        sample: sample a token after the last one; None: none.
-        uniform: the only randomness of the sample, in [0, 1).
+        request: id of the answer, unique among unanswered forwards; ``UNANSWERED``: no answer.
+        tokens: token ids.
+        positions: positions of the rotary embedding; empty: ``len(visible)`` and following.
+        visible: slots that every token sees, besides the forward's tokens up to itself.
+        written: a slot for each token's KV; empty: the KV is not kept.
+        mask: restricts what the tokens see; empty: no restriction. A row of bits for each token,
+            ``ceil((len(visible) + len(tokens)) / 8)`` bytes, low bit first. Bit ``j``: the token
+            sees entry ``j`` of the list (``visible``, then the forward's tokens). A token always
+            sees itself and never a later one.
+        sample: parameters for sampling a token after the last token; None: no sample.
+        uniform: the random number of the sample, in [0, 1).
         history: tokens that the penalties of ``sample`` count.
         allowed: ids that may be sampled, bits of little-endian int32 words; empty: all.
-        top: -1: no log-probabilities; 0: the sampled token's; ``k``: the most likely tokens too;
-            ``WHOLE``: those of all ids, in the order of ids.
-        probe: ids whose log-probability is wanted.
-        targets: pairs (index, id), ascending by index: the log-probability of the id after the
-            token of that index is wanted; at least one for each token, in place of all else.
+        top: -1: no log-probabilities; 0: only the sampled token's; ``k`` > 0: also those of the
+            ``k`` most likely tokens; ``WHOLE``: those of all ids, in the order of ids.
+        probe: ids whose log-probability to report after the last token.
+        targets: pairs (index, id), ascending by index: report the log-probability of ``id`` after
+            token ``index``. Each token needs at least one; no other output may be requested then.
         read: (index, hidden slot): the token's embedding is the state in that slot.
         keep: hidden slots that receive the final states of the last ``len(keep)`` tokens.
-        priority: 0: the space's.
-        follows: an earlier forward of the space whose sampled token is ``tokens[0]``; -1: none.
+        priority: priority of the forward; 0: the space's.
+        follows: ``request`` of an earlier forward whose sampled token is ``tokens[0]``; -1: none.
     """
 
     space: int
@@ -199,7 +198,7 @@ SpaceVerb: TypeAlias = (
 
 
 class SpaceReply(msgspec.Struct, frozen=True, tag="space_reply", omit_defaults=True):
-    """Answer to an export's verb or PrefixPages. ``count``: pages. ``names``: of exports."""
+    """Answer to verbs about exports and to PrefixPages. ``count``: number of pages or names."""
 
     space: int
     request: int
@@ -212,10 +211,10 @@ class ForwardDone(msgspec.Struct, frozen=True, tag="forward_done", omit_defaults
 
     Attributes:
         token: the sampled token; -1: none was requested.
-        logprob: its log-probability, natural logarithm, before temperature, penalties and masks.
+        logprob: natural logarithm of its probability, before temperature, penalties and masks.
         ids: int32, the most likely tokens, most likely first; empty for ``WHOLE``.
-        logprobs: float32, one each; for ``WHOLE`` one for each id of the vocabulary.
-        probe: float32, one for each of ``ForwardTokens.probe``, or of its ``targets``.
+        logprobs: float32 log-probabilities of ``ids``; for ``WHOLE`` of the whole vocabulary.
+        probe: float32 log-probabilities for ``ForwardTokens.probe`` or ``targets``.
     """
 
     space: int
@@ -228,10 +227,10 @@ class ForwardDone(msgspec.Struct, frozen=True, tag="forward_done", omit_defaults
 
 
 class SpaceFailed(msgspec.Struct, frozen=True, tag="space_failed", omit_defaults=True):
-    """A verb was refused and had no effect, or KV was lost. The space goes on.
+    """A verb was refused and had no effect, or KV was lost. The space stays open.
 
     Attributes:
-        request: the verb's; -1: it has none.
+        request: request of the verb; -1: the verb has none.
         code: "invalid", "overloaded" (a cap of pages), "internal" or "lost".
         lost: int32, handles of pages whose KV is undefined now.
     """
@@ -244,8 +243,8 @@ class SpaceFailed(msgspec.Struct, frozen=True, tag="space_failed", omit_defaults
 
 
 class SpaceEnded(msgspec.Struct, frozen=True, tag="space_ended"):
-    """The space and its pages are gone, and its forwards get no answer. ``code``: "overloaded"
-    (older requests and programs needed its pages) or "lost" (the engine is about to end)."""
+    """The engine has ended or refused the space; its forwards get no answer. ``code``: "overloaded"
+    (older requests or programs need the pages), "lost" (the engine is about to end), "invalid"."""
 
     space: int
     code: str

@@ -1,4 +1,4 @@
-"""TreeWatcher: follows the edges of a radix tree (``memory/radix``), by numbers of its nodes."""
+"""TreeWatcher: observer of changes in a radix tree (``memory/radix``), by node numbers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from sglang.srt.core.namespace import Namespace
 
 
 class TreeWatcher(Protocol):
-    """Is called where the edges of a tree change; ``kv_events/recorder`` is one."""
+    """Callbacks for changes of a tree's edges, implemented by ``kv_events/recorder``."""
 
     def stored(self, node: int, parent: int, tokens: Ints, space: Namespace | None) -> None:
-        """An edge was added; ``space``: where ``parent`` is a root."""
+        """Note an added edge with ``tokens``. ``space``: the namespace if ``parent`` is a root."""
 
     def split(self, node: int, upper: int, length: int) -> None:
-        """The first ``length`` tokens of an edge became one of their own, ``upper``."""
+        """Note a split: the first ``length`` tokens of an edge are now the edge of ``upper``."""
 
     def cut(self, node: int, count: int) -> None:
-        """An edge lost its last ``count`` tokens, perhaps all."""
+        """Note that an edge has lost its last ``count`` tokens, perhaps all."""
 
     def flush(self) -> None:
-        """The engine's loop ends a turn."""
+        """Note that the engine's loop ends a turn: send collected changes."""

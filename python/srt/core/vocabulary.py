@@ -1,4 +1,4 @@
-"""Vocabulary: what a grammar must know of a tokenizer."""
+"""Vocabulary: the facts about a tokenizer that grammars need."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Vocabulary:
     """The tokens of one model.
 
     Attributes:
-        tokens: bytes by id; b"" where an id has none. A token may end inside a character.
+        tokens: bytes of each token by id; b"": none. A token may end inside a character.
         size: number of logits, at least ``len(tokens)``; a mask has ceil(size / 32) words.
         eos: ids that end a generation.
-        special: control tokens, which no text matches (end tokens among them).
-        encode: canonical token ids of each of several texts, as the tokenizer writes them inside a
-            longer text: nothing is put before or after, and control tokens in it are plain text.
-            The bytes of the ids need not be the text's where the tokenizer normalises: compare.
+        special: ids of control tokens, which no text matches (end tokens among them).
+        encode: returns the canonical token ids of each text, as inside a longer text: nothing is
+            added before or after, and names of control tokens are plain text. If the tokenizer
+            normalises, the bytes of the ids may differ from the text: compare them.
     """
 
     tokens: Sequence[bytes]

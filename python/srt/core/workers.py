@@ -1,6 +1,6 @@
-"""Worker: what the engine asks of one device rank. ``worker.model_worker`` has the real one.
+"""Worker: the engine's interface to one device rank, implemented by ``worker.model_worker``.
 
-A pass has two messages. The batch comes first, so that the device can start. The masks of its
+A pass has two inputs. The batch comes first, so that the device can start. The masks of its
 grammars come second, because they are made on the CPU while the device computes.
 """
 
@@ -19,7 +19,7 @@ Finish: TypeAlias = Callable[[], StepResult]
 class Mask(msgspec.Struct, frozen=True):
     """Token ids that a grammar allows: little-endian int32 words, low bit first, 1 = allowed.
 
-    ``error``: why there is no mask, "" where there is one; for example ``core.matcher.POSTPONED``.
+    ``error``: reason why there is no mask, for example ``core.matcher.POSTPONED``; else "".
     """
 
     words: bytes = b""
@@ -27,7 +27,7 @@ class Mask(msgspec.Struct, frozen=True):
 
 
 class Masks(Protocol):
-    """The masks of one pass, which its samples name by index (``Sample.mask``)."""
+    """The masks of one pass; ``Sample.mask`` is an index into them."""
 
     def make(self) -> Sequence[Mask]:
         """Make all masks of the pass. A worker calls this once, after the device has started. A
@@ -36,7 +36,7 @@ class Masks(Protocol):
 
 
 class NoMasks:
-    """The masks of a pass that needs none."""
+    """Empty ``Masks`` of a pass without constraints."""
 
     def make(self) -> Sequence[Mask]:
         return ()
@@ -46,27 +46,27 @@ NO_MASKS = NoMasks()
 
 
 class Worker(Protocol):
-    """Computes batches in the order they are given and changes none of them."""
+    """Computes batches in the order of ``launch``, and does not change the batches."""
 
     @property
     def disk(self) -> Disk | None:
-        """Storage below its host memory; None where there is none."""
+        """Disk storage for KV below host memory, or None."""
         ...
 
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
-        """Start a batch. The returned function waits for the outputs of every row and returns them.
+        """Start a batch. Return a function that waits for the outputs of all rows and returns them.
 
-        The next batch may be launched before that. Raises where the pass as a whole failed, here or
-        in the returned function; then no row of it counts.
+        The next batch may be launched before that call. If the whole pass fails, ``launch`` or the
+        returned function raises; then no row of the pass is valid.
         """
         ...
 
     def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
-        """Read an adapter and return facts about it. Rows of batches launched from now on may have
-        it. Another thread may call this beside a pass. Raises ValueError, MemoryError."""
+        """Load an adapter and return facts about it. Rows of later batches may use its number.
+        Another thread may call this during a pass. Raises ValueError, MemoryError."""
         ...
 
     def unload_adapter(self, number: int) -> None:
-        """Forget an adapter that no row of a batch has any more. Another thread may call this
-        beside a pass. No effect where the adapter is not loaded."""
+        """Unload an adapter that no row of a batch uses any more. Another thread may call this
+        during a pass. No effect if the adapter is not loaded."""
         ...

@@ -1,21 +1,20 @@
 """DiskTier: KV below host memory, in slots of a file that outlives the server.
 
-It is a radix tree like those above it, over a pool of slots; its page is a slot. Every path that
-host memory has completed is written, oldest first, one job at a time; when more comes than the disk
-takes, the oldest is dropped. What a request lacks is read back to host memory and is loaded from
-there. A copy counts once its job has ended.
+The tier is a radix tree like those of the device and host memory, over a pool of slots; a slot is
+its page. Every path that is complete in host memory is written, the oldest first, one job at a
+time; if paths come faster than the disk writes, the oldest are dropped. KV that a request lacks is
+read to host memory and loaded from there. A slot counts as written when its job has ended.
 
-Threads copy beside the passes. So a job's slots and host pages are locked, or in no tree, until it
-has ended, and a read begins when the passes that used its host pages before are collected.
+Threads copy while passes run. So the slots and host pages of a job are locked, or in no tree, until
+the job has ended. A read begins after the passes that used its host pages before were collected.
 
-The file outlives numbers that are the engine's alone. A namespace is known by a digest of its salt.
-KV of adapters is not kept, nor that from the first token of an image or video on: their numbers
-are other ones after a restart.
+The file outlives the engine, so it has no numbers that only this engine knows. A namespace is
+identified by a digest of its salt. KV of adapters is not kept, nor KV from the first token of an
+image or video on: adapters and media have other numbers after a restart.
 
-A read that fails costs the slot at which it failed, and a write the rest of its path: what was
-there is computed again. After
-``MOST_FAULTS`` writes in a row that failed nothing is written any more; after as many reads the
-tier is off.
+A failed read loses the slot at which it failed; a failed write loses the rest of its path. Such KV
+is computed again. After ``MOST_FAULTS`` failed writes in a row nothing is written any more; after
+as many failed reads the tier is off.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from sglang.srt.memory.radix import Choose, RadixTree
 from sglang.srt.memory.radix_node import RadixNode
 
 log = logging.getLogger("sglang.srt.engine")
-WRITE_SLOTS = 64  # most of a job
-READ_SLOTS = 256  # likewise
-MOST_READS = 2  # in flight
-MOST_FAULTS = 4  # in a row
-UNWRITTEN = 1 << 20  # tokens of paths that wait for being written
+WRITE_SLOTS = 64  # most slots of a write
+READ_SLOTS = 256  # most slots of a read
+MOST_READS = 2  # most reads in flight
+MOST_FAULTS = 4  # failures in a row after which the tier stops writing, or reading
+UNWRITTEN = 1 << 20  # most tokens of paths that wait to be written
 
 
 @dataclass(slots=True)
@@ -63,15 +62,15 @@ class DiskCounts:
 
 @dataclass(slots=True)
 class DiskFlight:
-    """A read or write of the disk that has not ended.
+    """A disk job, read or write, that has not ended.
 
     Attributes:
         tokens: tokens of the path, from its root to the end of the job.
         start: index in ``tokens`` where the job's first slot begins.
         slot_lock, page_lock: locked nodes of the disk's tree and of host memory's.
-        after: forward pass that must be collected before the job may begin.
+        after: id of the forward pass that must be collected before the job may begin.
         begun: whether the worker has received the job.
-        void: the cache was cleared since the job was made; its result is ignored.
+        void: whether the cache was cleared since the job was made; its result is then ignored.
     """
 
     job: DiskWrite | DiskRead
@@ -86,14 +85,14 @@ class DiskFlight:
 
 @dataclass(slots=True)
 class Unwritten:
-    """Paths that host memory has and that are to be written, oldest first."""
+    """Paths in host memory that wait to be written, oldest first."""
 
     paths: deque[tuple[Ints, Namespace]] = field(default_factory=deque)
     tokens: int = 0
 
     def add(self, tokens: Ints, namespace: Namespace) -> int:
-        """Add a path. Returns the tokens of those that are dropped for it."""
-        if self.paths:  # a path that grows is one path
+        """Add a path. Return the number of tokens of the paths dropped to limit the queue."""
+        if self.paths:  # a longer path replaces the one that it extends
             last, space = self.paths[-1]
             if space == namespace and tokens[: len(last)] == last:
                 self.paths.pop()
@@ -106,11 +105,11 @@ class Unwritten:
         return dropped
 
     def begins_with(self, tokens: Ints) -> bool:
-        """Whether the oldest path begins with ``tokens``."""
+        """Return whether the oldest path begins with ``tokens``."""
         return bool(self.paths) and self.paths[0][0][: len(tokens)] == tokens
 
     def pop(self) -> int:
-        """Drop the oldest path. Returns its tokens."""
+        """Drop the oldest path. Return its number of tokens."""
         tokens, _ = self.paths.popleft()
         self.tokens -= len(tokens)
         return len(tokens)
@@ -120,14 +119,14 @@ class DiskTier:
     """Copies of KV pages on disk.
 
     Args:
-        disk: has the bytes.
+        disk: the worker's storage, which has the bytes.
         host: the tier above.
 
     Attributes:
-        tree: prefix -> slots.
-        traffic: what it has done.
-        off: why it does nothing any more; "" while it does.
-        choose: which leaf goes first where some have claims; None where none has.
+        tree: map from prefixes to slots.
+        traffic: counters of reads, writes and faults.
+        off: error after which the tier was switched off; "": the tier is on.
+        choose: selects the leaf to evict if some leaves have claims; None if no leaf has.
     """
 
     def __init__(self, disk: Disk, host: HostTier, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -144,7 +143,7 @@ class DiskTier:
 
     @property
     def pending(self) -> int:
-        """Number of jobs that have not ended or begun."""
+        """Number of jobs that have not ended, jobs not begun included."""
         return len(self._flights)
 
     @property
@@ -154,26 +153,26 @@ class DiskTier:
 
     @property
     def writes(self) -> bool:
-        """Whether anything is written."""
+        """Whether the tier still writes: it is on, and not too many writes have failed in a row."""
         return not self.off and self._faults[DiskWrite] < MOST_FAULTS
 
     @property
     def forgetting(self) -> bool:
-        """Whether jobs in flight hold what was forgotten: it is still in this tree, and in host
-        memory's."""
+        """Whether jobs in flight lock KV that was cleared, so that it is still in this tree and in
+        the tree of host memory."""
         return any(flight.void for flight in self._flights.values())
 
     # -- out -------------------------------------------------------------------------------------
 
     def note(self, tokens: Ints, namespace: Namespace) -> None:
-        """Take note that host memory has all of this path, so that it is written."""
+        """Note that host memory has the KV of all of this path, and queue the path for writing."""
         tokens = kept(tokens, namespace, self.tree.page_size)
         if tokens and self.writes:
             self.traffic.dropped_tokens += self._unwritten.add(tokens, namespace)
 
     def _write(self) -> None:
-        """Begin the next write, unless one is in flight, or a job that holds forgotten slots: it
-        would be written after these."""
+        """Begin the next write, unless a write is in flight or a job locks cleared slots: the new
+        path would be put below these slots."""
         writes = any(isinstance(flight.job, DiskWrite) for flight in self._flights.values())
         if writes or self.forgetting:
             return
@@ -181,8 +180,8 @@ class DiskTier:
             self._unwritten.pop()
 
     def _write_path(self, tokens: Ints, namespace: Namespace) -> bool:
-        """Begin to write what the disk lacks of a path, some slots. Return False where it lacks
-        nothing that host memory has."""
+        """Begin to write slots of a path that the disk lacks, at most ``WRITE_SLOTS``. Return False
+        if there is nothing to write, or no slot is free."""
         size, space = self.tree.page_size, space_of(namespace)
         each = size // self.host.page_size
         pages = self.host.copies(tokens, len(tokens), namespace)
@@ -213,26 +212,26 @@ class DiskTier:
     # -- in --------------------------------------------------------------------------------------
 
     def match(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
-        """Return how many of ``tokens[:limit]`` have a copy, changing nothing."""
+        """Return how many of ``tokens[:limit]`` have KV on disk, changing nothing."""
         if self.forgetting:
             return 0
         tokens = kept(tokens[:limit], namespace, self.tree.page_size)
         return self.tree.match(tokens, len(tokens), space_of(namespace))[0] if tokens else 0
 
     def known(self, tokens: Ints, namespace: Namespace) -> tuple[Ints, Namespace]:
-        """Return the part of a path that may be here, and the namespace by which it is known."""
+        """Return the part of a path that the disk may keep, and the disk's namespace for it."""
         return kept(tokens, namespace, self.tree.page_size), space_of(namespace)
 
     def lacking(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
-        """Return how many tokens of the match ``read`` would have to copy to host memory."""
+        """Return how many tokens of the match on disk are not in host memory."""
         found = self.match(tokens, limit, namespace)
         return found - self._whole(tokens, found, namespace) if found else 0
 
     def read(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
-        """Begin to copy slots after what host memory has of ``tokens[:limit]`` to it.
+        """Make a job that reads slots of ``tokens[:limit]``, after the part in host memory, to it.
 
-        Returns the number of the job; 0 where none can begin now: too many are in flight, one of
-        them reads the same, or host memory is locked.
+        Return the number of the job; 0 if none can be made now: too many reads are in flight, one
+        of them reads the same slots, or all host pages are locked.
         """
         size, each = self.tree.page_size, self.tree.page_size // self.host.page_size
         found = self.match(tokens, limit, namespace)
@@ -264,14 +263,14 @@ class DiskTier:
         return job.number
 
     def _whole(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
-        """Tokens of the whole slots that host memory has of ``tokens[:limit]``."""
+        """Return how many of ``tokens[:limit]`` host memory has, rounded down to whole slots."""
         have = len(self.host.copies(tokens, limit, namespace)) * self.host.page_size
         return have - have % self.tree.page_size
 
     # -- jobs ------------------------------------------------------------------------------------
 
     def turn(self) -> list[DiskResult]:
-        """Take in the jobs that have ended, and begin others. Returns the results of reads."""
+        """Handle the jobs that have ended, and begin others. Return the results of reads."""
         ended = []
         for result in self.disk.results():
             ended += self._end(self._flights.pop(result.number), result)
@@ -288,18 +287,18 @@ class DiskTier:
         return ended
 
     def _end(self, flight: DiskFlight, result: DiskResult) -> list[DiskResult]:
-        """End a job. Returns the result of a read."""
+        """Handle the end of a job. Return [result] for a read, [] for a write."""
         job = flight.job
         if isinstance(job, DiskWrite):
             self._written(flight, job, result)
         else:
             self._was_read(flight, job, result)
-        if not flight.void:  # else what it read was forgotten meanwhile
+        if not flight.void:  # a void job's KV was cleared meanwhile
             self._count(job, result)
         return [result] if isinstance(job, DiskRead) else []
 
     def _written(self, flight: DiskFlight, job: DiskWrite, result: DiskResult) -> None:
-        """Publish the slots that were written and give the others back."""
+        """Publish the slots that were written in the tree, and free the others."""
         self.traffic.written_bytes += result.size
         good = 0 if flight.void else result.copied
         node, _, spare = self.tree.publish(
@@ -311,8 +310,8 @@ class DiskTier:
             self.traffic.dropped_tokens += self._unwritten.pop() - flight.start
 
     def _was_read(self, flight: DiskFlight, job: DiskRead, result: DiskResult) -> None:
-        """Publish the host pages that were filled and give the others back. Forget a slot that
-        could not be read, unless another job holds it: that one will find it too."""
+        """Publish the host pages that were filled in host memory's tree, and free the others. Drop
+        a slot that could not be read, unless another job locks it: that job will fail, too."""
         self.traffic.read_bytes += result.size
         each = len(job.pages) // len(job.slots)
         good = 0 if flight.void else result.copied * each
@@ -327,7 +326,7 @@ class DiskTier:
             forget(self.tree, flight.slot_lock, job.slots[result.copied :][:1])
 
     def _unlock(self, flight: DiskFlight, slots: RadixNode, pages: RadixNode) -> None:
-        """Give the locks of a job back, and what they kept from being forgotten."""
+        """Release the locks of a job. If it is void, drop the cleared KV that they have kept."""
         self.tree.unlock(slots)
         self.host.tree.unlock(pages)
         if flight.void:
@@ -335,7 +334,7 @@ class DiskTier:
             forget(self.host.tree, pages)
 
     def _count(self, job: DiskWrite | DiskRead, result: DiskResult) -> None:
-        """Count the faults; stop what fails again and again."""
+        """Count failures in a row; stop writing, or switch the tier off, after ``MOST_FAULTS``."""
         kind = type(job)
         if not result.error:
             self._faults[kind] = 0
@@ -365,7 +364,7 @@ class DiskTier:
     # -- the cache -------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forget everything, also what jobs in flight copy."""
+        """Drop everything, also KV that jobs in flight copy."""
         self._forget_all()
         self.disk.clear()
 
@@ -389,7 +388,7 @@ class DiskTier:
         }
 
     def check(self) -> None:
-        """Raise AssertionError where a slot is lost or a lock is left behind."""
+        """Raise AssertionError if a slot is lost or a lock was not released."""
         jobs = [flight.job for flight in self._flights.values()]
         writing = {slot for job in jobs if isinstance(job, DiskWrite) for slot in job.slots}
         reading = {page for job in jobs if isinstance(job, DiskRead) for page in job.pages}
@@ -403,7 +402,7 @@ class DiskTier:
 
 
 def kept(tokens: Ints, namespace: Namespace, size: int) -> Ints:
-    """The beginning of a path that may be on disk, whole slots of ``size`` tokens."""
+    """Return the part of a path that the disk may keep: whole slots of ``size`` tokens."""
     if namespace.adapter or not tokens:
         return ints()
     length = len(tokens)
@@ -413,17 +412,17 @@ def kept(tokens: Ints, namespace: Namespace, size: int) -> Ints:
 
 
 def space_of(namespace: Namespace) -> Namespace:
-    """The namespace by which the disk knows one: the digest of its salt."""
+    """Return the disk's namespace for one of the engine: the digest of its salt."""
     return Namespace(blake2b(namespace.salt.encode(), digest_size=DIGEST_BYTES).hexdigest())
 
 
 def digest_of(before: bytes, tokens: Ints) -> bytes:
-    """Digest of a path, from the digest of what is before the last slot and that slot's tokens."""
+    """Return the digest of a path, from the digest before its last slot and the slot's tokens."""
     return blake2b(tokens.tobytes(), digest_size=DIGEST_BYTES, key=before).digest()
 
 
 def keys_of(tokens: Ints, start: int, size: int, before: bytes) -> list[SlotKey]:
-    """Keys of the slots of ``tokens[start:]``. ``before``: digest of the path up to ``start``."""
+    """Return the keys of the slots of ``tokens[start:]``. ``before``: digest up to ``start``."""
     keys = []
     for at in range(start, len(tokens), size):
         part = tokens[at : at + size]
@@ -434,8 +433,8 @@ def keys_of(tokens: Ints, start: int, size: int, before: bytes) -> list[SlotKey]
 
 
 def forget(tree: RadixTree, node: RadixNode, pages: Ints | None = None) -> None:
-    """Drop what no lock holds of the path to ``node``, and all below: the edges, or those of
-    ``pages`` and what follows."""
+    """Drop the unlocked edges on the path to ``node`` and all nodes below them. ``pages``: drop
+    only from these pages on."""
     found, step = set[int](), node
     while step.parent is not None:
         if not step.locks:
@@ -445,9 +444,9 @@ def forget(tree: RadixTree, node: RadixNode, pages: Ints | None = None) -> None:
 
 
 def rebuild(tree: RadixTree, records: Sequence[SlotRecord]) -> dict[int, bytes]:
-    """Fill an empty tree from what an earlier server has written. Returns the digests by slot.
-
-    A slot counts where all slots before it are there. Of two with one key the later counts.
+    """Fill an empty tree with the slots that an earlier server has written. Return the digests by
+    slot. A slot is used only if all slots of its path before it exist. Of two slots with the same
+    key the one written later is used.
     """
     newest = {r.key.digest: r for r in sorted(records, key=lambda record: record.serial)}
     below: dict[bytes, list[SlotRecord]] = {}

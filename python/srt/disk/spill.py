@@ -1,7 +1,7 @@
-"""Spill: copies of what the device alone has, made while nothing is computed.
+"""Spill: copies KV that only the device has to host memory while the engine is idle.
 
-A device that has room evicts nothing, so host memory and the disk below it would not have what was
-computed last. While the engine is idle, passes without rows copy it, most recently used first.
+A device with free pages evicts nothing, so host memory and the disk would lack the KV computed
+last. While the engine is idle, passes without rows copy such KV, the most recently used first.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _used = attrgetter("used")
 
 
 class Spill:
-    """Leaves of a device's tree that are to be copied to host memory."""
+    """Leaves of the device's tree that must be copied to host memory."""
 
     def __init__(self, device: RadixTree, host: HostTier) -> None:
         self._device, self._host = device, host
         self._leaves: list[RadixNode] = []  # most recently used last
-        self._version = -1  # of the tree at the last look
-        self._seen = 0  # greatest ``used`` of leaves that need no copy any more
-        self._looked = 0  # the same at the last look
-        self._room = 0  # pages that may be copied until the next look
+        self._version = -1  # version of the device's tree at the last look
+        self._seen = 0  # leaves with ``used`` up to this need no copy any more
+        self._looked = 0  # greatest ``used`` of the leaves of the last look
+        self._room = 0  # number of pages that may be copied until the next look
 
     @property
     def owed(self) -> bool:
-        """Whether a pass is to copy something: nothing was computed since the last look."""
+        """Whether leaves must be copied and nothing was computed since the last look."""
         return bool(self._leaves) and self._device.version == self._version
 
     def look(self) -> None:
-        """Find what has no copy: what was used since the last look, and what is left of that. To be
-        called while nothing is computed."""
+        """Find the leaves without a whole copy in host memory among those used since the last look
+        that was completed. Call only while nothing is computed."""
         if self._device.version == self._version:
             return
         if not self._leaves:
@@ -46,8 +46,8 @@ class Spill:
         self._looked = max((n.used for n in found), default=self._seen)
 
     def save(self, most: int) -> int:
-        """Plan copies of at most ``most`` pages. The pass must have no rows: all that the tree has
-        was computed by passes before it. Returns the number of pages."""
+        """Plan copies of at most ``most`` pages. Return their number. The planned pass must have no
+        rows, so that earlier passes have computed all KV in the tree."""
         saved = 0
         if self._device.version != self._version:  # something was computed since
             return 0
@@ -72,7 +72,7 @@ class Spill:
         return saved
 
     def _lacks(self, node: RadixNode) -> bool:
-        """Whether host memory lacks a part of the path to a leaf that the disk may keep."""
+        """Return whether host memory lacks KV of the path to a leaf that the disk may keep."""
         namespace: Namespace = self._device.namespace(node)
         tokens = kept(self._device.path(node)[0], namespace, self._device.page_size)
         return self._host.match(tokens, len(tokens), namespace) < len(tokens)

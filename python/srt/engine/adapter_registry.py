@@ -1,10 +1,10 @@
-"""AdapterRegistry: names of adapters, and when one may go.
+"""AdapterRegistry: the adapters (LoRA) of an engine by name. States of an adapter:
 
-    loading    its weights are being read, in a thread beside the loop; no request can name it yet
-    loaded     contexts may be opened with it
-    leaving    its name is gone; it goes itself when the last context with it is closed
+    loading    a thread reads the weights; requests cannot use the name yet
+    loaded     contexts may be opened with the adapter
+    leaving    the name is removed; the adapter is unloaded when no open context uses it
 
-A name stands for another number each time it is loaded, so that earlier KV never matches.
+Each loading gets a new number, even under an old name, so that KV of an earlier one never matches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang.srt.engine.executor import Executor
 from sglang.srt.engine.info import FIRST_ADAPTER, EngineInfo
 from sglang.srt.memory.store import Store
 
-UNKNOWN = -1  # the number of every name that stands for no adapter
+UNKNOWN = -1  # number returned for a name without an adapter
 
 
 class _Loading(NamedTuple):
@@ -33,12 +33,12 @@ class _Leaving(NamedTuple):
 
 
 class AdapterRegistry:
-    """Adapters of one engine, by name. Requested changes are answered by ``settle``, in time."""
+    """Adapters of one engine, by name. ``settle`` returns the late replies to verbs."""
 
     def __init__(self, executor: Executor, info: EngineInfo, store: Store) -> None:
         self._executor, self._store, self._info = executor, store, info
         self._numbers: dict[str, int] = {}
-        self._loaded: dict[int, AdapterInfo] = {}  # the leaving ones too
+        self._loaded: dict[int, AdapterInfo] = {}  # by number, leaving adapters included
         for number, adapter in enumerate(info.adapters, FIRST_ADAPTER):
             self._numbers[adapter.name], self._loaded[number] = number, adapter
         self._next = FIRST_ADAPTER + len(info.adapters)
@@ -48,15 +48,15 @@ class AdapterRegistry:
 
     @property
     def pending(self) -> int:
-        """Verbs that ``settle`` has not answered."""
+        """Number of verbs without a reply, which ``settle`` will return."""
         return len(self._loading) + len(self._leaving)
 
     def number(self, name: str) -> int:
-        """Number of a name, ``UNKNOWN`` where nothing is loaded under it; 0 of none."""
+        """Return the number of the adapter ``name``; ``UNKNOWN`` if not loaded; 0 for ""."""
         return self._numbers.get(name, UNKNOWN) if name else 0
 
     def name(self, number: int) -> str:
-        """Name that a number was loaded under, "" where it is not loaded."""
+        """Return the name of the adapter with this number; "" if it is not loaded."""
         adapter = self._loaded.get(number)
         return "" if adapter is None else adapter.name
 
@@ -66,7 +66,7 @@ class AdapterRegistry:
         return {"adapters": len(self._loaded), "adapter_bytes": size}
 
     def load(self, verb: LoadAdapter) -> Reply | None:
-        """None where it has begun."""
+        """Begin to load an adapter. Return None, or the reply of a refusal."""
         if refusal := self._refusal(verb):
             return Reply(verb.id, False, refusal)
         if self._thread is None:
@@ -88,7 +88,7 @@ class AdapterRegistry:
         return ""
 
     def unload(self, verb: UnloadAdapter) -> Reply | None:
-        """None where it has begun: the name is gone at once."""
+        """Begin to unload an adapter; its name is removed now. Return None, or a refusal."""
         number = self._numbers.pop(verb.name, UNKNOWN)
         if number == UNKNOWN:
             return Reply(verb.id, False, f"no adapter {verb.name!r} is loaded")
@@ -96,7 +96,7 @@ class AdapterRegistry:
         return None
 
     def settle(self) -> list[Reply]:
-        """Replies for adapters loaded by now, and for those that no context uses any more."""
+        """Unload leaving adapters without users. Return replies for ended loads and for these."""
         done = [loading for loading in self._loading if loading.facts.done()]
         self._loading = [loading for loading in self._loading if loading not in done]
         replies = [self._settled(loading) for loading in done]

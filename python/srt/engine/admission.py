@@ -1,5 +1,5 @@
-"""Admission: the steps before the queue. A request is held against the engine's limits, and waits
-for its grammar, which is made in parallel to the loop.
+"""Admission: the steps before the queue. A request is checked against the engine's limits, and
+waits for its grammar, which is compiled in parallel to the loop.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 from sglang.srt.grammar.schema.whitespace import whitespace_pattern
 from sglang.srt.grammar.stop_watch import StopWatch
 
-# Tokens that grammars read again where generations go on, of one request and in one step: 10 ms.
+# Most tokens that grammars read again for one continued generation, and in one step; some 10 ms.
 MOST_REPLAYED = 4096
-# From the number of logits and the end tokens.
+# Arguments: number of logits, end token ids.
 MakeVocabulary: TypeAlias = Callable[[int, Sequence[int]], Vocabulary]
 
 
 def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
-    """Raise ValueError, naming value, limit and fix, where the engine cannot reach the goal."""
+    """Raise ValueError, naming value, limit and fix, if the engine cannot serve the goal."""
     tokens = context.tokens
     if not tokens:
         raise ValueError("the context is empty; give it at least one token")
     if context.namespace.adapter < 0:
-        raise ValueError("lora_path names an adapter that is not loaded; load it and ask again")
+        raise ValueError("lora_path names an adapter that is not loaded; load it and try again")
     growth = 0
     if not isinstance(goal, Fill | Embed):
         info.verify_purpose()
@@ -70,7 +70,7 @@ def verify(goal: Goal, context: Context, info: EngineInfo) -> None:
 
 
 def verify_tokens(context: Context, info: EngineInfo) -> None:
-    """Check the tokens that were appended since the last check. Raises ValueError."""
+    """Check the tokens appended since the last check. Raises ValueError for an unknown id."""
     new = context.tokens[context.checked :]
     if new:
         _verify_token(min(new), info)
@@ -79,8 +79,8 @@ def verify_tokens(context: Context, info: EngineInfo) -> None:
 
 
 def inherit(context: Context, info: EngineInfo) -> None:
-    """Check a context's tokens before it is forked, once for all its children. Wrong tokens fail a
-    request on them, not the fork."""
+    """Check a context's tokens before a fork, once for all children. Wrong tokens do not fail the
+    fork; they fail later requests on the contexts."""
     with suppress(ValueError):
         verify_tokens(context, info)
 
@@ -118,7 +118,7 @@ def _verify_pooling(goal: Embed, context: Context) -> None:
 def new_request(
     verb: Advance, context: Context, seed: int, received: float, progress: Progress
 ) -> Request:
-    """Make a request. Raises ValueError where its stop patterns are invalid or too large."""
+    """Make a request. Raises ValueError if its stop patterns are invalid or too large."""
     goal, generation = verb.goal, Generation(seed)
     if isinstance(goal, Generate) and (goal.sampling.stop or goal.sampling.stop_regex):
         generation.watch = StopWatch(goal.sampling.stop, goal.sampling.stop_regex)
@@ -130,7 +130,7 @@ def new_request(
 
 
 def refusal(request: int, error: Exception) -> Failed:
-    """Return the terminal event of a request that cannot be taken."""
+    """Return the terminal event of a request that ``error`` keeps from being accepted."""
     if isinstance(error, CompilerBusy):
         return Failed(request, "overloaded", str(error))
     if isinstance(error, (ValueError, OverflowError)):
@@ -141,14 +141,14 @@ def refusal(request: int, error: Exception) -> Failed:
 
 
 def seed_of(goal: Goal, seed: int, arrival: int) -> int:
-    """Return the request's own seed, or one made of the engine's and the order of arrival."""
+    """Return the request's own seed, or a hash of the engine's seed and the order of arrival."""
     if isinstance(goal, Generate) and goal.sampling.seed is not None:
         return goal.sampling.seed
     return hash((seed, arrival)) & (2**63 - 1)
 
 
 def constraint_of(goal: Goal) -> Constraint | None:
-    """Return the constraint on the generated text, if there is one."""
+    """Return the goal's constraint on the generated text, or None."""
     return goal.sampling.constraint if isinstance(goal, Generate) else None
 
 
@@ -161,7 +161,7 @@ class Grammars(Protocol):
 
 
 class Compiling:
-    """Requests by id, each with the future of its grammar."""
+    """Requests that wait for their grammar, by id, each with the future of the grammar."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
@@ -172,27 +172,27 @@ class Compiling:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counts of the compiler."""
+        """Counters of the grammar compiler, by name."""
         return self._grammars.counts if self._grammars is not None else {}
 
     def __contains__(self, request: int) -> bool:
         return request in self._pending
 
     def put(self, request: Request, constraint: Constraint) -> None:
-        """Request the grammar. Raises ValueError where the engine has no compiler."""
+        """Start to compile the request's grammar. Raises ValueError without a compiler."""
         if self._grammars is None:
             raise ValueError(f"{constraint.kind} cannot be enforced: this engine has no grammars")
         self._pending[request.id] = (request, self._grammars.submit(constraint))
 
     def drop(self, request: int) -> None:
-        """Stop waiting. Other requests that wait for the same grammar are not affected."""
+        """Remove a request. Other requests that wait for the same grammar are not affected."""
         dropped = self._pending.pop(request, None)
         if dropped is not None:
             dropped[1].cancel()
 
     def ready(self) -> list[tuple[Request, Exception | None]]:
-        """Return requests that now have their matcher, or else the exception in place of one. The
-        tokens that their grammars read again are ``MOST_REPLAYED`` together; others wait."""
+        """Remove and return requests whose grammar is done: (request, None) with its matcher set,
+        or (request, exception). Their grammars read ``MOST_REPLAYED`` tokens again at most."""
         done = [pending for pending in self._pending.values() if pending[1].done()]
         found: list[tuple[Request, Exception | None]] = []
         left = MOST_REPLAYED
@@ -210,8 +210,8 @@ class Compiling:
 
 
 def replayed(matcher: Matcher, request: Request) -> Matcher:
-    """Advance a new matcher over the tokens that the generation has after ``RequestSpec.since``.
-    Raises GrammarError where the grammar does not allow them."""
+    """Advance a new matcher over the tokens of a continued generation (``Generate.since``), and
+    return it. Raises GrammarError if the grammar does not allow them."""
     prompt = request.spec.prompt
     since = prompt - request.spec.carried
     for index, token in enumerate(request.context.tokens[since:prompt], since):
@@ -226,8 +226,8 @@ def replayed(matcher: Matcher, request: Request) -> Matcher:
 def make_compiler(
     config: Config, info: EngineInfo, vocabulary: MakeVocabulary | None
 ) -> GrammarCompiler | None:
-    """The compiler that a configuration asks for; None where there is no vocabulary. Raises
-    ValueError for a white space pattern that no JSON may have."""
+    """Return the grammar compiler of a configuration; None if ``vocabulary`` is None. Raises
+    ValueError for a white space pattern that would make the text invalid JSON."""
     pattern = info.json_whitespace_pattern
     try:
         whitespace_pattern(pattern)

@@ -22,20 +22,20 @@ from sglang.srt.core.space_messages import SpaceEnded, SpaceEvent
 from sglang.srt.engine.info import EngineInfo
 
 log = logging.getLogger("sglang.srt.engine")
-RETRY_SECONDS = 0.01  # until a message that was not taken is sent once more
+RETRY_SECONDS = 0.01  # delay before a message that the transport refused is sent again
 
 
 class EngineLost(RuntimeError):
-    """The engine has died; nothing sent to it will be answered."""
+    """The engine has ended and will answer no message."""
 
     def again(self) -> EngineLost:
-        """Return a copy to raise. An error object that several readers raise would keep all their
-        frames alive."""
+        """Return a copy to raise. If several readers raised the same object, it would keep the
+        stack frames of all of them alive."""
         return type(self)(*self.args)
 
 
 class SuspectRequest(EngineLost):
-    """The request was in so many engines that were lost that it may be the cause."""
+    """The request was running in several engines that were lost, so it may be the cause."""
 
 
 class Inbox:
@@ -55,7 +55,7 @@ class Inbox:
         self._wake()
 
     def fail(self, error: EngineLost) -> None:
-        """End the inbox with an error, which is raised after the events that have come."""
+        """End the inbox with an error. Readers get the events that have arrived, then the error."""
         self._lost = error
         self._wake()
 
@@ -68,7 +68,7 @@ class Inbox:
         return self
 
     async def __anext__(self) -> Event:
-        """Wait for the next event. Raises EngineLost where the engine died before the terminal
+        """Wait for the next event. Raises EngineLost if the engine ended before the terminal
         event."""
         if self.ended:
             raise StopAsyncIteration
@@ -79,8 +79,8 @@ class Inbox:
         return event
 
     async def take(self) -> list[Event]:
-        """Return all events that have come and were not read, at least one. The inbox must not have
-        ended. Raises the errors of ``__anext__``."""
+        """Wait for at least one event, then return all unread events. Must not be called after the
+        terminal event. Raises as ``__anext__`` does."""
         await self._some()
         events, self._events = self._events, []
         if isinstance(events[-1], (Done, Failed)):
@@ -88,7 +88,7 @@ class Inbox:
         return events
 
     async def _some(self) -> None:
-        """Wait until there is an event. Raises EngineLost."""
+        """Wait until there is an unread event. Raises EngineLost."""
         while not self._events:
             if self._lost is not None:
                 self.close()
@@ -125,7 +125,7 @@ class Client:
         self._spaces: dict[int, Callable[[SpaceEvent], None]] = {}
 
     def new_id(self) -> int:
-        """Return a new number for a context, a request, a control or a space."""
+        """Return an unused id for a context, a request, a control or a space."""
         return next(self._ids)
 
     @property
@@ -134,7 +134,7 @@ class Client:
         return len(self._inboxes)
 
     def send(self, *verbs: Verb) -> None:
-        """Send verbs in order. If the transport does not take them now, send them again later.
+        """Send verbs in order. If the transport refuses them now, keep them and retry later.
         Raises EngineLost."""
         if self.lost is not None:
             raise self.lost.again()
@@ -176,8 +176,7 @@ class Client:
         return await self.ask(lambda number: Control(number, op, limit))
 
     async def ask(self, verb: Callable[[int], Verb]) -> Reply:
-        """Send the verb that ``verb`` makes with a new number, and return the reply to it. Raises
-        EngineLost."""
+        """Send ``verb(id)`` with a new id, and return the Reply with that id. Raises EngineLost."""
         number = self.new_id()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[number] = future
@@ -211,8 +210,8 @@ class Client:
                     inbox.put(event)
 
     def fail(self, error: EngineLost) -> None:
-        """End everything that is pending with ``error``. The transport calls this when the engine
-        is gone."""
+        """End all pending inboxes, replies and spaces with ``error``. The transport calls this when
+        the engine has ended."""
         if self.lost is not None:
             return
         self.lost = error

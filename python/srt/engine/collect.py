@@ -1,4 +1,4 @@
-"""Collector: the events of one row's outputs."""
+"""Collector: turns a row's outputs (samples, log-probabilities) into the request's events."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from sglang.srt.engine.rows import forbidden
 from sglang.srt.memory.store import Store
 
 log = logging.getLogger("sglang.srt.engine")
-MAX_FORCED = 256  # tokens a pass: all other requests wait while they are found
-FORCED_AT_ONCE = 32  # tokens between two looks at the budget
+MAX_FORCED = 256  # forced tokens of a request a pass: all other requests wait meanwhile
+FORCED_AT_ONCE = 32  # forced tokens between two checks of the budget
 
 
 class Collector:
@@ -40,7 +40,7 @@ class Collector:
 
     Args:
         eos: ids that end a generation unless the request ignores them.
-        token_bytes: the text of each id; an id beyond the end has none.
+        token_bytes: the bytes of each token id; ids beyond the end have no text.
         jumps: how forced text is generated (``GrammarConfig.jumps``).
 
     Attributes:
@@ -64,9 +64,9 @@ class Collector:
         self.searched = 0
 
     def resumed(self, request: Request) -> Done | None:
-        """Take the text that a request had in a lost engine (``Generate.generated``); return its
-        terminal event where the text ends there already. Raises ValueError where the text costs
-        more to search than a step may."""
+        """Restore the text that a request generated in a lost engine (``Generate.generated``).
+        Return its terminal event if that text already ends (stop, length), else None. Raises
+        ValueError if searching the text for stops costs more than a step may."""
         goal, generation, watch = request.spec.goal, request.generation, request.generation.watch
         if not isinstance(goal, Generate) or not goal.generated:
             return None
@@ -87,7 +87,7 @@ class Collector:
             return self.done(request, "stop", last, len(text) - len(self._bytes[last]))
         if hit is not None:
             return self.done(request, "stop", hit.matched, hit.cut)
-        if request.spec.limit < 1 and goal.sampling.constraint is None:  # else: ``begin``
+        if request.spec.limit < 1 and goal.sampling.constraint is None:  # ``begin`` does the rest
             return self.done(request, "length")
         return None
 
@@ -105,9 +105,9 @@ class Collector:
         """Return the events of a computed row. A terminal event, if any, is the last.
 
         Args:
-            samples: the row's samples that count.
-            complete: whether the row ended all the work of its context.
-            budget: of what the grammars of the pass's requests may cost now.
+            samples: samples of accepted drafts, then one more (``Drafts.verify``).
+            complete: whether all tokens of the context now have KV.
+            budget: processor time for the grammars of the pass.
         """
         error, grammar = samples[-1].error, request.generation.matcher is not None
         if error and not samples[-1].postponed and not (grammar and error.startswith(NONE_ALLOWED)):
@@ -122,7 +122,7 @@ class Collector:
             ready = min(row.end, spec.prompt)
             events.append(PromptProgress(request.id, ready, request.stats.cached_tokens))
         if not complete:
-            return events  # more of the prompt is to be computed
+            return events  # a later pass computes more of the prompt
         if grammar and (samples[0].postponed or not budget.open):
             return events + self._postpone(request)
         goal = spec.goal
@@ -138,8 +138,8 @@ class Collector:
         return [*events, done]
 
     def begin(self, request: Request, budget: GrammarBudget) -> list[Event]:
-        """Return the events of a constrained request before its first pass: the forced beginning.
-        There are none where the prompt's log-probabilities are to be reported first."""
+        """Return the events of a constrained request before its first pass: its first forced
+        tokens. Return [] if the prompt's log-probabilities must be reported first."""
         goal, matcher = request.spec.goal, request.generation.matcher
         assert isinstance(goal, Generate)
         assert matcher is not None
@@ -155,11 +155,11 @@ class Collector:
     # -- terminal events -------------------------------------------------------------------------
 
     def ended(self, request: Request, reason: str) -> list[Event]:
-        """Return the last events of a request that ends from outside its rows."""
+        """Return the last events of a request that ends for another reason than its outputs."""
         return [*emit(request), self.done(request, reason)]
 
     def failed(self, request: Request, message: str, code: str = "internal") -> list[Event]:
-        """Return the last events of a request that cannot go on, by no fault of its own."""
+        """Return the last events of a request that the engine must fail."""
         return [*emit(request), self._failure(request, message, code)]
 
     def done(
@@ -182,7 +182,7 @@ class Collector:
         return Failed(request.id, code, message)
 
     def _dead_end(self, request: Request, message: str) -> Done:
-        """No token can follow; the text so far is valid."""
+        """Return the terminal event of a text that is valid and that no token may follow."""
         done = self.done(request, "error")
         done.message = message
         return done
@@ -190,7 +190,7 @@ class Collector:
     # -- samples ---------------------------------------------------------------------------------
 
     def _postpone(self, request: Request) -> list[Event]:
-        """The budget was spent before this request's turn: a later pass samples its token."""
+        """Let a later pass sample the request's token: the grammars' budget is spent."""
         self._store.truncate(request.context, request.known)
         self._store.redo(request.context)
         request.scheduling.postponed += 1
@@ -200,12 +200,12 @@ class Collector:
     def _generated(
         self, request: Request, goal: Generate, samples: Sequence[Drawn], budget: GrammarBudget
     ) -> list[Event]:
-        """Append the samples and what is forced after them. Tokens are buffered up to
-        ``goal.interval``; the first sample is emitted at once, with the statistics so far."""
+        """Append the samples and the forced tokens after them. Return events once ``goal.interval``
+        tokens are buffered. The first sample is emitted at once, with the statistics so far."""
         generation, stats = request.generation, request.stats
         request.scheduling.postponed = 0
         if generation.matcher is not None and generation.matcher.finished:
-            return [self.done(request, "stop")]  # only the prompt's log-probabilities were wanted
+            return [self.done(request, "stop")]  # the pass computed prompt log-probabilities only
         first = not request.sampled and not samples[0].error
         if first:
             stats.first_token_seconds = self._clock.now() - request.spec.received
@@ -220,8 +220,8 @@ class Collector:
     def _append(
         self, request: Request, goal: Generate, samples: Sequence[Drawn], budget: GrammarBudget
     ) -> list[Event]:
-        """Append the samples, then what the grammar forces. Return the events other than those of
-        the buffered tokens."""
+        """Append the samples, then the tokens that the grammar forces. Return the events that must
+        follow the buffered tokens: a terminal event, or a rewrite of tokens."""
         generation, drafts = request.generation, len(samples) - 1
         for index, sample in enumerate(samples):
             late = index > 0 and generation.matcher is not None and not budget.open
@@ -242,12 +242,12 @@ class Collector:
         self, request: Request, goal: Generate, token: int, again: int = 0
     ) -> Done | Failed | None:
         """Append a token whose first ``again`` bytes are in the text already. Return the terminal
-        event where the text ends with it."""
+        event if the text ends with this token, else None."""
         generation, tokens = request.generation, request.context.tokens
         known = request.spec.prompt + len(generation.tokens)
         if len(tokens) == known:
             tokens.append(token)
-        else:  # a draft that equals it, or its placeholder
+        else:  # an equal draft, or the token's placeholder
             tokens[known] = token
         generation.tokens.append(token)
         self._stats.generated_tokens += 1
@@ -289,33 +289,33 @@ class Collector:
     def _advance_grammar(
         self, request: Request, matcher: Matcher, token: int
     ) -> Done | Failed | None:
-        """Advance the grammar by a token; return the terminal event where it cannot."""
+        """Advance the grammar by a token. Return a terminal event if the grammar refuses it."""
         request.progress.at(GRAMMAR, request.id)
         try:
             if matcher.advance(token):
                 return None
-        except GrammarError as error:  # a limit of a step: the token was allowed
+        except GrammarError as error:  # a limit of one step was exceeded; the token was allowed
             return self._dead_end(request, str(error))
         return self._failure(request, f"token {token} was sampled against the grammar")
 
     def _jump(self, request: Request, goal: Generate, budget: GrammarBudget) -> list[Event]:
-        """Append the tokens that the grammar leaves no alternative to; their KV is the next pass's
-        work. Where log-probabilities are wanted they are drafts instead, whose outputs are read."""
+        """Append the tokens that the grammar forces; the next pass computes their KV. Requests with
+        log-probabilities get none: there forced tokens are drafts, whose outputs are read."""
         if goal.top >= 0 or goal.probe:
             return []
         request.progress.at(GRAMMAR, request.id)
         try:
             if self._jumps == "exact":
                 return self._force_all(request, goal, budget)
-            if self._jumps == "string" and budget.open:  # else after the next token
+            if self._jumps == "string" and budget.open:  # without budget: after the next token
                 return self._rewrite(request, goal)
         except GrammarError as error:
             return [self._dead_end(request, str(error))]
         return []
 
     def _force_all(self, request: Request, goal: Generate, budget: GrammarBudget) -> list[Event]:
-        """Append what is forced, a few tokens at a time while the budget lasts. The rest is forced
-        after the next pass, or sampled, with the same result."""
+        """Append forced tokens, a few at a time, while the budget lasts. Further forced tokens are
+        appended after the next pass, or sampled: the text is the same."""
         stats, matcher = request.stats, request.generation.matcher
         assert matcher is not None
         most = stats.forced_tokens + MAX_FORCED
@@ -328,8 +328,8 @@ class Collector:
         return []
 
     def _affordable(self, request: Request, forced: Sequence[int]) -> Sequence[int]:
-        """The beginning of ``forced`` that can be searched for stop patterns in this step. The rest
-        is sampled one token a pass, or forced in a later step: the text is the same."""
+        """Return the first tokens of ``forced``, as many as this step can search for stop patterns.
+        The rest is sampled one token a pass, or forced in a later step: the text is the same."""
         watch = request.generation.watch
         if watch is None or not watch.cost:
             return forced
@@ -343,8 +343,8 @@ class Collector:
     def _force(
         self, request: Request, goal: Generate, forced: Sequence[int], again: int = 0
     ) -> list[Event]:
-        """Append ``forced``, whose first ``again`` bytes are in the text already. Return the
-        terminal event where the text ends among them."""
+        """Append ``forced``, whose first ``again`` bytes are in the text already. Return [the
+        terminal event] if the text ends at one of these tokens, else []."""
         for token in forced:
             if token in forbidden(request, goal, self._ends):
                 break
@@ -356,17 +356,17 @@ class Collector:
         return []
 
     def _rewrite(self, request: Request, goal: Generate) -> list[Event]:
-        """Append what is forced as text, tokenize all the text anew, and go on from the first token
-        that differs (the jump of the SGLang paper, section 4). Tokens may change, text does not."""
+        """Append the forced text, tokenize the whole text anew, and replace tokens from the first
+        that differs (jump-forward, SGLang paper, section 4). The text before stays the same."""
         generation = request.generation
         assert generation.matcher is not None
         taken, tokens = generation.matcher.rewrite()
         ends = {*forbidden(request, goal, self._ends), *goal.sampling.stop_token_ids}
         growth = len(tokens) - taken
         if not tokens or growth > request.growth or taken > len(generation.tokens):
-            return []  # tokens of an earlier request stay (``Generate.since``)
+            return []  # nothing is forced, or tokens of an earlier request would change (``since``)
         if ends & set(tokens):
-            return []  # text that was generated must not be cut
+            return []  # an end token would cut text that was generated
         events = emit(request)
         generation.matcher.rollback(taken)
         kept = request.known - taken
@@ -385,7 +385,7 @@ class Collector:
 
 
 def emit(request: Request) -> list[Tokens]:
-    """Return an event with the buffered tokens, if there are any."""
+    """Return [an event with the buffered tokens], or [] if no token is buffered."""
     generation = request.generation
     start, end = generation.emitted, len(generation.tokens)
     if start == end:
@@ -407,11 +407,11 @@ def emit(request: Request) -> list[Tokens]:
 
 
 def _report(request: Request, out: RowOutput) -> PromptChunk:
-    """Return an event with the prompt's log-probabilities that one row computed. Each row has an
-    event of its own, so that no step has more of them to send than it computed.
+    """Return an event with the prompt's log-probabilities that one row computed. Each row has its
+    own event, so that a step sends only log-probabilities that it computed.
 
-    No token precedes the first one of the context's tail, token 0 in a plain context: a report that
-    begins there begins with None.
+    Token ``context.tail`` (0 in a plain context) has no log-probability, since no token precedes
+    it: a report that begins there begins with None.
     """
     spec, outputs = request.spec, request.outputs
     start = spec.score_from + outputs.reported
@@ -428,7 +428,7 @@ def _report(request: Request, out: RowOutput) -> PromptChunk:
 
 
 def _pool(request: Request, row: Row, out: RowOutput) -> None:
-    """Keep the last token's hidden state, or add to the sum of all."""
+    """Keep the row's hidden states: the last token's, the sum of all, or all one by one."""
     outputs = request.outputs
     before = outputs.pooled
     if not request.spec.reads_all:
@@ -444,7 +444,7 @@ def _pool(request: Request, row: Row, out: RowOutput) -> None:
 
 
 def _embedding(request: Request, goal: Embed) -> bytes:
-    """float32 of the pooled states, in native order."""
+    """Return the embedding: the pooled hidden states as float32 in native byte order."""
     vectors: Sequence[float] = request.outputs.pooled
     if goal.pooling == "mean":
         vectors = [value / max(request.outputs.summed, 1) for value in vectors]

@@ -1,10 +1,10 @@
-"""DiskWaits: the wait for a prefix that is on disk, the step of a request before the queue.
+"""DiskWaits: requests that wait, before they are queued, for the read of a prefix from disk.
 
-A request whose prompt the disk has more of than the device and host memory waits outside the queue
-until that is read to host memory, where the prefix is found when the request is admitted. No other
-request waits for it. It does not wait where computing is predicted to be faster, nor longer than
-``PATIENCE`` times as long as computing would take (at least ``LEAST_WAIT``): then it is queued, and
-computes what is not there yet.
+If the disk has a longer prefix of a prompt than the device and host memory, the request waits
+outside the queue until that prefix is in host memory, where admission finds it. Other requests do
+not wait. A request is queued at once if computing the prefix is predicted to be faster. It waits
+at most ``PATIENCE`` times the predicted time of computing (at least ``LEAST_WAIT``); then it is
+queued, and the tokens not read by then are computed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LEAST_WAIT = 1.0  # seconds
 
 @dataclass(slots=True)
 class DiskWait:
-    """A request that waits.
+    """A request that waits for the disk.
 
     Attributes:
-        since, deadline: moments.
-        have: prompt tokens that the device and host memory had.
-        job: number of the read in flight, 0 for none.
+        since, deadline: times on the engine's clock.
+        have: prompt tokens that the device and host memory had when the wait began.
+        job: number of the read in flight; 0: none.
     """
 
     request: Request
@@ -41,8 +41,8 @@ class DiskWait:
 
 @dataclass(slots=True)
 class WaitCounts:
-    """Requests that waited for the disk, their seconds, and those that waited in vain for a part:
-    the read failed or was late."""
+    """Counts since the start: requests that waited for the disk, the sum of their seconds, and
+    requests whose read failed or was late (``disk_late``)."""
 
     disk_waits: int = 0
     disk_wait_seconds: float = 0.0
@@ -50,11 +50,11 @@ class WaitCounts:
 
 
 class DiskWaits:
-    """Requests that wait for the disk, and the turns of its tier. Without a disk no request waits.
+    """Requests that wait for the disk, and the disk's tier. Without a disk no request waits.
 
     Args:
-        disk: None where there is none.
-        planner: has the queue, the memory and the costs.
+        disk: the worker's storage; None: no disk.
+        planner: its queue, store and costs are used.
     """
 
     def __init__(self, disk: Disk | None, planner: Planner, clock: Clock) -> None:
@@ -77,27 +77,27 @@ class DiskWaits:
 
     @property
     def pending(self) -> int:
-        """Number of requests that wait and of jobs in flight; ``turn`` looks after them."""
+        """Number of waiting requests and of jobs in flight, which ``turn`` must check."""
         return len(self._waiting) + (self.tier.pending if self.tier is not None else 0)
 
     @property
     def work(self) -> bool:
-        """Whether there is anything to plan a pass for: requests, or what the device alone has."""
+        """Whether a pass should be planned, for requests or to copy KV that only the device has."""
         planner, spill = self._planner, self._planner.spill
         return bool(planner.waiting or planner.running or (spill is not None and spill.owed))
 
     @property
     def counts(self) -> dict[str, float]:
-        """Counters and gauges by name, none where there is no disk."""
+        """Counters and gauges by name; empty without a disk."""
         return {} if self.tier is None else {**self.tier.counts, **asdict(self.counted)}
 
     def put(self, request: Request) -> None:
-        """Queue a request, or let it wait before if what it lacks comes sooner from disk."""
+        """Queue a request, or let it wait first if the disk is faster than computing."""
         if not self._waits(request):
             self._planner.put(request)
 
     def _waits(self, request: Request) -> bool:
-        """Let a request wait if what it lacks comes sooner from disk. Return whether it does."""
+        """Start to wait for a prefix if the disk is faster than computing. Return whether so."""
         if self.tier is None or self.tier.off:
             return False
         context, limit = request.context, request.match_limit
@@ -120,12 +120,12 @@ class DiskWaits:
         return True
 
     def drop(self, request: int) -> None:
-        """Let a request wait no longer. What is being read for it is kept."""
+        """Stop waiting for a request, if it waits. A read in flight for it goes on."""
         self._waiting.pop(request, None)
 
     def turn(self, computing: bool) -> None:
-        """Take in what was read and written, and begin more. Queue the requests that need not wait
-        any longer. While nothing is computed, look for what the device alone has."""
+        """Handle the disk jobs that have ended, and begin others. Queue the requests whose wait is
+        over. While the engine is idle, find KV that only the device has (``Spill.look``)."""
         planner = self._planner
         if self.tier is None or planner.spill is None:
             return
@@ -135,7 +135,7 @@ class DiskWaits:
             planner.spill.look()
 
     def _ready(self, tier: DiskTier) -> list[Request]:
-        """Take in what was read and written. Return the requests that have waited."""
+        """Handle the disk jobs that have ended. Remove and return requests whose wait is over."""
         results = {result.number: result for result in tier.turn()}
         for result in results.values():
             self.costs.was_read(result.copied * tier.tree.page_size, result.seconds)
@@ -152,8 +152,8 @@ class DiskWaits:
         return found
 
     def _more(self, wait: DiskWait) -> bool:
-        """Begin to read what a request still lacks. Return whether there is reason to wait: this
-        read, or others in flight behind which it may begin."""
+        """Begin to read the tokens that a request still lacks. Return whether to wait: this read
+        has begun, or may begin once other reads have ended."""
         assert self.tier is not None
         context, limit = wait.request.context, wait.request.match_limit
         if not self.tier.lacking(context.key, limit, context.namespace):
@@ -162,7 +162,7 @@ class DiskWaits:
         return bool(wait.job or self.tier.reading)
 
     def _end(self, wait: DiskWait, now: float) -> Request:
-        """Note what was read for a request, which then has waited."""
+        """Remove a request, count its wait and note the tokens that were read for it."""
         request = wait.request
         del self._waiting[request.id]
         match = self.store.match(request.context, request.match_limit)

@@ -1,13 +1,13 @@
 """Draft model: a smaller model on an executor of its own, whose samples are the drafts.
 
-It samples as the request does, with the same parameters, grammar and random numbers: where the two
-distributions are alike so are the samples, at any temperature.
+The draft model samples with the request's parameters, grammar and random numbers: where the two
+models' distributions are alike, so are the samples, at any temperature.
 
-Its KV lies in a store of its own. Each request has a copy there: the same request on a context of
-the draft model's, which is cut to the tokens that were really sampled and goes on from there. A
-copy's prompt may be in the radix tree already. Where memory is short, the contexts that have waited
-longest are released, and computed again when their turn comes. The engine never waits for memory
-here: a request without room gets no drafts.
+The draft model has a store of its own for its KV. Each request has a *copy* there: a request on a
+context of that store. Before it drafts, the context is cut to the tokens that the main model
+sampled. A copy's prompt may be in the store's radix tree already. If pages are short, the contexts
+used longest ago are released and computed again when needed. The engine never waits for memory
+of the draft model: a request without room gets no drafts.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger("sglang.srt.engine")
 
 
 class ModelDrafter:
-    """A ``Drafter``.
+    """The ``Drafter`` "draft".
 
     Args:
-        worker, info: the draft model's; its vocabulary is the model's own.
-        budget: tokens of prompts a pass; -1: unlimited.
-        share: False keeps no KV between requests.
+        worker, info: worker and facts of the draft model; it has the main model's vocabulary.
+        budget: most prompt tokens that a pass of the draft model computes; -1: unlimited.
+        share: whether KV is kept between requests.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ModelDrafter:
         self.store = Store(info.capacity // info.page_size, info.page_size, share)
         self.passes = 0
         self._steps = count(1)
-        self._copies: dict[int, Request] = {}  # by request id; the one used longest ago first
+        self._copies: dict[int, Request] = {}  # by request id; the least recently used first
         self._failed = False
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
@@ -77,7 +77,7 @@ class ModelDrafter:
     # -- copies ----------------------------------------------------------------------------------
 
     def _update(self, request: Request) -> None:
-        """Make the request's copy, or bring it up to date."""
+        """Make the request's copy, or set its tokens to those of the request."""
         tokens = request.context.tokens
         copy = self._copies.pop(request.id, None)
         if copy is None:
@@ -109,8 +109,8 @@ class ModelDrafter:
     def _sample(
         self, limits: dict[int, int], found: dict[int, list[int]], grammars: GrammarBudget
     ) -> None:
-        """Sample draft after draft into ``found``, for all requests that still want one. A request
-        whose mask ``grammars`` does not allow gets no further draft."""
+        """Sample drafts into ``found``, one a pass for each request in ``limits``, up to its limit.
+        A request whose mask exceeds the budget ``grammars`` gets no further draft."""
         while limits:
             rows: list[Row] = []
             sampling: list[tuple[Request, int]] = []  # copies, and the row that samples for each
@@ -124,7 +124,7 @@ class ModelDrafter:
                     continue
                 rows += new
                 budget -= sum(len(row.tokens) for row in new) - 1
-                if new[-1].sample is None:  # more of its prompt is to be computed first
+                if new[-1].sample is None:  # the budget did not cover the rest of its prompt
                     del limits[number]
                 else:
                     sampling.append((copy, len(rows) - 1))
@@ -139,7 +139,7 @@ class ModelDrafter:
                     del limits[copy.id]
 
     def _rows(self, copy: Request, budget: int, present: list[int], masks: PassMasks) -> list[Row]:
-        """Rows of the copy's work, as far as the budget goes; none where memory does not."""
+        """Return the rows of the copy's work, at most ``budget`` tokens; [] if pages are short."""
         context = copy.context
         if not context.active or context.work > 1:
             self.store.acquire(context, copy.match_limit)
@@ -151,7 +151,7 @@ class ModelDrafter:
         return rows
 
     def _grow(self, copy: Request, size: int, present: list[int]) -> bool:
-        """Get pages for ``size`` tokens, if need be of copies that have no part in the pass."""
+        """Take pages for ``size`` tokens, if need be from copies without a row. False: too few."""
         while not self.store.grow(copy.context, size):
             idle = (c for c in self._copies.values() if c.context.active and c.id not in present)
             victim = next(idle, None)
@@ -161,7 +161,7 @@ class ModelDrafter:
         return True
 
     def _take(self, copy: Request, out: RowOutput, drafts: list[int], limit: int) -> bool:
-        """Add the sample to the drafts. Return whether another one is wanted."""
+        """Add the sample to the drafts. Return whether to sample another draft."""
         goal, matcher = copy.spec.goal, copy.generation.matcher
         assert isinstance(goal, Generate)
         token = out.token
@@ -180,7 +180,7 @@ class ModelDrafter:
         return len(drafts) < limit
 
     def _drop(self) -> None:
-        """Forget all copies: the pass raised, and its KV was not written."""
+        """Drop all copies and their KV after a failed pass, whose KV was not written."""
         for copy in self._copies.values():
             if copy.context.active:
                 self.store.release(copy.context, keep=False)

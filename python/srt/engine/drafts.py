@@ -6,11 +6,11 @@ distribution and of ``uniform(seed, index)``, so the text is the one sampled tok
 or not. (Leviathan et al. 2023 accept a draft with probability p / q. A drafter that proposes one
 token has q = 1: its draft is accepted with probability p, with the very same random number.)
 
-    grammar   forced text whose tokens are not certain, of every constrained request
-    ngram     what followed the last tokens before (``lookup``)
-    draft     what a smaller model samples (``draft_model``)
+    grammar   forced text whose tokens are not certain, for every constrained request
+    ngram     the tokens that followed an earlier occurrence of the last tokens (``lookup``)
+    draft     tokens sampled by a smaller model (``draft_model``)
 
-The last two are speculation, which the request chooses or leaves to the server's default.
+The last two are speculation: the request chooses one, or uses the server's default.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from sglang.srt.engine.lookup import LookupDrafter
 from sglang.srt.engine.masks import GrammarBudget
 from sglang.srt.memory.store import Store
 
-COSTLY = 2e-3  # processor seconds of a grammar's step: a request with a longer one has no drafts
-GRAMMAR_DRAFTS = 16  # a pass and request
-LONGEST_PAUSE = 64  # tokens without a draft, after drafts that were all rejected
+COSTLY = 2e-3  # processor seconds of a grammar's step; a request above that gets no drafts
+GRAMMAR_DRAFTS = 16  # most drafts of a request from its grammar in a pass
+LONGEST_PAUSE = 64  # most tokens generated without drafts, after drafts that were all rejected
 
 
 class Drafter(Protocol):
-    """Proposes the next tokens of requests. Drafts change the speed of a text, never the text."""
+    """Proposes the next tokens of requests. Drafts change the speed, never the generated text."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """Return the drafts of each request, at most the number given with the request. The
-        requests' only work is their last token."""
+        """Return the drafts of each request. ``wanted``: pairs (request, most drafts). All tokens
+        of the requests but the last must have KV."""
         ...
 
     def forget(self, request: Request) -> None:
@@ -67,8 +67,8 @@ class GrammarDrafter:
 
 
 class Pace:
-    """Draft length of one request and source: all or none. The pause without drafts doubles each
-    time that every draft was rejected."""
+    """Draft length of one request and source: ``MAX_DRAFTS`` or 0. After rejected drafts there is
+    a pause, which doubles each time that every draft was rejected."""
 
     def __init__(self) -> None:
         self._misses = self._resume = 0
@@ -100,13 +100,13 @@ class AdaptivePace(Pace):
         super().note(count, accepted, generated)
         if accepted < count:
             self._size = accepted + 1
-        elif count == self._size:  # no other limit has made them fewer
+        elif count == self._size:  # no other limit reduced the number of drafts
             self._size = min(2 * count, MAX_DRAFTS)
 
 
 @dataclass(slots=True)
 class _Drafting:
-    """Drafting of one request: the source of the drafts in its row, and the pace of each source."""
+    """State of one request: source of the drafts in its row in flight, and pace of each source."""
 
     source: str = ""
     paces: dict[str, Pace] = field(default_factory=dict)
@@ -123,11 +123,11 @@ class Drafts:
     Args:
         jumps: how forced text is generated (``GrammarConfig.jumps``). Drafts of grammars are a part
             of "exact"; a text that "string" may rewrite has no drafts at all.
-        default: speculation of requests that leave it to the server: "none", "ngram" or "draft".
-        most: drafts a pass and request.
-        room: tokens that a pass computes for little more than one. Tokens to be sampled take it
-            first, speculation has the rest: beyond it, a rejected draft costs what a token costs.
-        model: the drafter "draft"; without it no request may choose it.
+        default: speculation of requests with "auto": "none", "ngram" or "draft".
+        most: most drafts of a request in a pass.
+        room: number of tokens that a pass computes in little more time than one token. Each running
+            request uses one; speculation may use the rest. Beyond it, drafts cost full price.
+        model: the drafter "draft"; None: "draft" is not available.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Drafts:
         self._drafting: dict[int, _Drafting] = {}  # by request id
 
     def sources(self, request: Request) -> list[str]:
-        """Return the sources that may propose tokens for a request, the first choice first."""
+        """Return the sources that may propose tokens for a request, in order of preference."""
         goal = request.spec.goal
         if not isinstance(goal, Generate):
             return []
@@ -162,8 +162,8 @@ class Drafts:
         return found
 
     def wanted(self, request: Request, running: int) -> bool:
-        """Whether the next pass, of ``running`` requests, may have drafts for this one. Then its
-        last token must be known before."""
+        """Return whether the next pass, of ``running`` requests, may have drafts for this request.
+        If so, the pass must wait for the request's sample in flight."""
         drafting = self._drafting.get(request.id)
         generated = len(request.generation.tokens) + request.pending
         return request.growth > 1 and any(
@@ -173,10 +173,10 @@ class Drafts:
         )
 
     def propose(self, requests: Sequence[Request], running: int) -> Mapping[int, list[int]]:
-        """Return drafts by request id. A sample follows the last draft of each.
+        """Return drafts by request id. The row also samples after the last draft.
 
         Args:
-            requests: requests whose only work is their last token.
+            requests: requests whose tokens all have KV but the last.
             running: number of requests in the pass.
         """
         found: dict[int, list[int]] = {}
@@ -186,7 +186,7 @@ class Drafts:
             wanted = self._wanted(source, [r for r in requests if r.id not in found])
             if not wanted or not (free or left):
                 continue
-            if source == "draft":  # to make them costs something too
+            if source == "draft":  # the draft model's time limits the number, too
                 share = left // len(wanted)
                 wanted = [(request, min(size, share)) for request, size in wanted if share]
             made = [
@@ -203,7 +203,7 @@ class Drafts:
         return found
 
     def _wanted(self, source: str, requests: Sequence[Request]) -> list[tuple[Request, int]]:
-        """Requests that may have drafts of a source, each with the draft length."""
+        """Return the requests that may have drafts of a source, each with the draft length."""
         most = GRAMMAR_DRAFTS if source == "grammar" else self._most
         out = []
         for request in requests:
@@ -216,8 +216,8 @@ class Drafts:
         return [(request, size) for request, size in out if size > 0]
 
     def verify(self, store: Store, request: Request, row: Row, out: RowOutput) -> list[Drawn]:
-        """Return the samples that count: all but the last equal their drafts, which stay in the
-        context. Accepted drafts are counted when they are collected, since the text may end before
+        """Return the valid samples: those equal to their drafts, then one more. Remove the rejected
+        drafts from the context. The collector counts accepted drafts, since the text may end before
         the last of them."""
         if not out.checks:  # there were no drafts, or the row failed as a whole
             return [out]

@@ -1,14 +1,14 @@
-"""EngineCore: verbs in, passes out, events back. Plan, compute, collect; while a pass is computed
-the next one is planned, where the executor takes more than one at a time.
+"""EngineCore: applies verbs, plans and collects forward passes, returns events. If the executor's
+depth is above 1, the next pass is planned while a pass is computed. States of a context:
 
-    idle       an open context without a request
-    waiting    its request is queued, no memory held
-    running    its request was admitted: pages held, rows planned
-    draining   its last pass is in flight, no memory held
-    (done)     one terminal event, Done or Failed; the context is idle again or closed
+    idle       open, without a request
+    waiting    the request is queued and holds no KV pages
+    running    the request was admitted: it holds pages and gets rows
+    draining   the request's last pass is in flight; it holds no pages
+    (done)     one terminal event, Done or Failed, was sent; the context is idle again or closed
 
-The engine owns the requests; the store owns the contexts and the memory; the scheduler decides from
-a view; the executor computes. Nothing here knows torch.
+The engine owns the requests; the store owns the contexts and KV pages; the scheduler decides from a
+``View``; the executor computes. Nothing in this file uses torch.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ OPS = ("stats", "flush", "ping", "tree", "pause", "retract", "continue")
 
 
 class EngineCore:
-    """One scheduler, one store, one executor.
+    """Engine loop state: one planner, one store, one executor.
 
     Args:
-        token_bytes: the bytes of every token id; stop strings are matched on them.
-        seed: of requests that give none.
-        grammars: compiles constraints; without it they are refused.
+        token_bytes: the bytes of every token id; stop strings are matched on these bytes.
+        seed: base of the seeds of requests that have none.
+        grammars: compiler of constraints; None: requests with a constraint are refused.
         jumps: how forced text is generated (``GrammarConfig.jumps``).
-        drafts: the drafters; by default grammars, and n-grams for requests that choose them.
-        progress: shared memory for the loop's stage.
-        clock: the source of all moments in statistics and in the cache.
+        drafts: the drafters; default: grammars, and n-grams for requests that choose them.
+        progress: memory in which the loop's stage is noted.
+        clock: source of all times in statistics and in the cache.
 
-    Raises ValueError for an executor without depth.
+    Raises ValueError if the executor's depth is below 1.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class EngineCore:
         self.planner.pipelined(max(executor.depth - 1, 1))
         self.disk = DiskWaits(executor.disk, self.planner, clock)
         self.paused = False  # no pass is planned; set by a Control
-        self.lost = ""  # why the device computes nothing any more; "" while it does
+        self.lost = ""  # the device's error after which no pass can be computed; "": none
         self.requests: dict[int, Request] = {}  # by context id
         self._in_flight: deque[PlannedPass] = deque()
         self._accepted = 0
@@ -134,8 +134,8 @@ class EngineCore:
     # -- verbs -----------------------------------------------------------------------------------
 
     def handle(self, verbs: Sequence[Verb]) -> list[Event]:
-        """Apply verbs in order. A verb that cannot be applied fails its request, or is counted.
-        Then queue the requests whose grammar is ready."""
+        """Apply verbs in order, then queue the requests whose grammar is ready. An Advance that
+        cannot be applied fails its request; other such verbs count as ``bad_verbs``."""
         events: list[Event] = []
         for verb in verbs:
             self.progress.at(MESSAGES, verb.request if isinstance(verb, Advance) else 0)
@@ -168,7 +168,7 @@ class EngineCore:
         elif isinstance(verb, Close):
             context = self.store.contexts.get(verb.context)
             if context is None:
-                return  # the request has closed it, and the client had not read that yet
+                return  # the request's end closed the context; the client had not read that yet
             request = self.requests.get(verb.context)
             if request is not None:
                 events += self._end(request, "abort")
@@ -205,7 +205,7 @@ class EngineCore:
         context = self.store.contexts[verb.context]
         held = (self.waiting, self.running, self.planner.draining, self._compiling, self.disk)
         if any(verb.request in requests for requests in held):
-            self.stats.bad_verbs += 1  # an event would end the request that has this number
+            self.stats.bad_verbs += 1  # a Failed event would end the other request of this number
             return
         queued = len(self.waiting) + len(self._compiling) + len(self.disk)
         if queued >= (limit := self.schedule.max_queued_requests):
@@ -235,9 +235,9 @@ class EngineCore:
             self.disk.put(request)
 
     def _compiled(self, events: list[Event]) -> None:
-        """Queue the requests whose grammar is ready, unless they end at once; fail those whose
-        grammar cannot be made. Not to be called while another thread may make masks: matchers of
-        one grammar share what they have found."""
+        """Queue the requests whose grammar is ready; end those that need no pass; fail those whose
+        grammar cannot be made. Not to be called while the worker's thread may make masks: matchers
+        of one grammar share caches."""
         budget = self.planner.new_budget()
         for request, error in self._compiling.ready():
             if error is not None:
@@ -272,11 +272,11 @@ class EngineCore:
 
     @property
     def compiling(self) -> int:
-        """Number of grammars, adapters and disk copies in flight, which ``handle`` looks after."""
+        """Number of grammars, adapters and disk copies in flight, which ``handle`` checks."""
         return len(self._compiling) + self.adapters.pending + self.disk.pending
 
     def step(self) -> list[Event]:
-        """Plan and start a pass; collect the oldest if no more may be in flight or none began."""
+        """Plan and submit a pass. Collect the oldest if the plan is empty or the depth reached."""
         events: list[Event] = []
         self._collector.searched = 0
         passes = self._in_flight
@@ -326,13 +326,13 @@ class EngineCore:
     def _collect(self, computed: PlannedPass, outputs: Sequence[RowOutput]) -> list[Event]:
         events: list[Event] = []
         rows, budget = computed.batch.rows, self.planner.new_budget()
-        # First: other rows may have read that KV, and the tree may hold that of ended requests.
+        # First: other rows may have read wrong KV, and the tree may hold KV of ended requests.
         for key, error in {key: out.error for out in outputs for key in out.unseen}.items():
             events += self._unseen(key, error)
         for request, first, last, complete in computed.parts.values():
             if self.requests.get(request.context.id) is not request:
                 continue  # the request has ended meanwhile
-            index = last  # the first row that failed counts, or else the last
+            index = last  # the first failed row, else the last row
             if first != last:
                 index = next((i for i in range(first, last) if outputs[i].error), last)
             row, out = rows[index], outputs[index]
@@ -347,15 +347,15 @@ class EngineCore:
                 with budget.charge(request):
                     news = self._guarded(request, collect)
             if generation.matcher is not None or generation.watch is not None:
-                self.progress.at(RESULTS)  # after a stage of the request's own
+                self.progress.at(RESULTS)  # grammars and stop searches set stages of their own
             events += news
             if news and isinstance(news[-1], Done | Failed):
                 self._forget(request)
         return events
 
     def _unseen(self, key: bytes, error: str) -> list[Event]:
-        """Fail all requests with a medium that could not be encoded, and drop its KV from the
-        cache: it is wrong."""
+        """Fail all requests with the image or video ``key``, which could not be encoded, and drop
+        its KV, which is wrong, from the cache."""
         events: list[Event] = []
         for request in list(self.requests.values()):
             if any(medium.key == key for medium in request.context.media):
@@ -371,7 +371,7 @@ class EngineCore:
         return self._collector.collect(request, row, out, samples, complete, budget)
 
     def _guarded(self, request: Request, collect: Callable[[], list[Event]]) -> list[Event]:
-        """Return what ``collect`` returns; a grammar that raises fails its own request only."""
+        """Return the result of ``collect``. If the grammar raises, fail only this request."""
         try:
             return collect()
         except Exception as error:
@@ -380,9 +380,9 @@ class EngineCore:
             return self._collector.failed(request, text)
 
     def _fail(self, failed: PlannedPass, error: Exception) -> list[Event]:
-        """Fail the requests of a pass that raised, restart all others, and empty the cache: the KV
-        of the pass was never written, though the tree may hold it. Later passes may have read that
-        KV, so their results are dropped."""
+        """Fail the requests of a pass that raised, requeue all others, and empty the cache: the
+        tree may hold pages whose KV the pass should have written. Later passes may have read these
+        pages, so their results are dropped."""
         dropped = list(failed.batch.dropped)
         while self._in_flight:
             dropped += self._in_flight.popleft().batch.dropped
@@ -413,11 +413,11 @@ class EngineCore:
         return events
 
     def _lose(self, failed: PlannedPass, error: Exception) -> list[Event]:
-        """Fail all requests, since no later pass can be computed: those of a pass that may be the
-        cause, and the others, which may be sent again."""
+        """Fail all requests after the loss of the device. Requests of the failed pass may be the
+        cause and fail as "internal"; the others fail as "lost" and may be sent again."""
         self._in_flight.clear()
         self.stats.failed_passes += 1
-        parts = () if isinstance(error, DeviceLost) else failed.parts.values()  # a rank has ended
+        parts = () if isinstance(error, DeviceLost) else failed.parts.values()  # (): a rank ended
         inside, events = {request.id for request, *_ in parts}, list[Event]()
         for request in list(self.requests.values()):
             if request.id in inside:
@@ -431,12 +431,12 @@ class EngineCore:
         return events
 
     def _end(self, request: Request, reason: str) -> list[Event]:
-        """End a request from outside its rows and return its last events."""
+        """End a request for another reason than its outputs; return its last events."""
         self._forget(request)
         return self._collector.ended(request, reason)
 
     def _forget(self, request: Request) -> None:
-        """Free what a request holds after its terminal event."""
+        """Remove a request after its terminal event, and free all that it holds."""
         context = request.context
         self.planner.drop(request)
         self._compiling.drop(request.id)
@@ -445,14 +445,14 @@ class EngineCore:
         self.store.truncate(context, request.known)  # without drafts and placeholders
         if context.active:
             self.store.release(context)
-        self.planner.parked.end(context.id)  # where it ended before it was admitted
+        self.planner.parked.end(context.id)  # a request may end before it was admitted
         if request.spec.close:
             self.store.close(context)
 
     # -- controls --------------------------------------------------------------------------------
 
     def stats_now(self) -> dict[str, float]:
-        """Return counters since the start and gauges of this moment."""
+        """Return counters since the start and current gauges, by name."""
         return {
             **self.stats.as_dict(),
             "running": len(self.running) + len(self.planner.draining),
@@ -470,7 +470,7 @@ class EngineCore:
         }
 
     def _control(self, verb: Control | LoadAdapter | UnloadAdapter) -> Reply | None:
-        """Return the answer; None to a verb about adapters that has begun (see ``settle``)."""
+        """Return the reply, or None if loading or unloading has begun (``settle`` replies)."""
         if isinstance(verb, LoadAdapter):
             return self.adapters.load(verb)
         if isinstance(verb, UnloadAdapter):
@@ -479,7 +479,7 @@ class EngineCore:
             return Reply(verb.id, data=self.stats_now())
         if verb.op == "flush":
             held = len(self.running) + len(self.planner.draining)
-            busy = held if self.paused else len(self.requests)  # waiting ones hold no memory
+            busy = held if self.paused else len(self.requests)  # waiting requests hold no pages
             if busy:
                 return Reply(verb.id, False, f"{busy} requests are in flight; flush when idle")
             return Reply(verb.id, data={"tokens": self.store.flush()})

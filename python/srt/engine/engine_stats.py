@@ -1,4 +1,4 @@
-"""EngineStats: counts of all that the engine has done since it started."""
+"""EngineStats: counters of the engine since it started."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class EngineStats:
 
     Attributes:
         computed_tokens: tokens that went through a forward pass.
-        cached_tokens: of ``prompt_tokens``, those that did not have to.
+        cached_tokens: tokens of ``prompt_tokens`` whose KV was cached.
         loaded_tokens: tokens whose KV was copied from host memory.
-        encoded_media: images and videos that the vision tower has read.
-        reread_media: those whose hidden states were kept when a pass wanted them.
+        encoded_media: images and videos that the vision tower has encoded.
+        reread_media: images and videos whose hidden states were kept from an earlier pass.
         compiled_kernels: kernels that passes had to compile. 0 unless the warm-up left one out.
-        postponed_rows: rows whose token a later pass sampled, because the grammars of the pass had
-            spent its budget.
-        plan_misses: planned rows that found no memory.
+        postponed_rows: rows whose token a later pass sampled, because the budget of the pass for
+            grammars was spent.
+        plan_misses: rows that the scheduler planned and for which there were too few pages.
     """
 
     received: int = 0

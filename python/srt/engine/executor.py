@@ -1,10 +1,10 @@
-"""Executor: the seam between planning and computing; the engine's only file that sees a worker.
+"""Executor: runs the worker for the engine, which submits batches and takes their results.
 
-    Inline      computes in the caller's thread, when its result is taken
+    Inline      computes a batch in the caller's thread, when ``result`` is called
     Threaded    computes in a thread of its own, one batch after the other, while the caller plans
-                the next: native code and torch release the interpreter's lock
+                the next batch: native code and torch release the interpreter's lock
 
-Batches are computed in the order they are submitted.
+Batches are computed in the order they were submitted. No other file of the engine uses a worker.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from sglang.srt.engine.info import FIRST_ADAPTER, EngineInfo
 
 
 class Executor(Protocol):
-    """Computes batches in the order they are given.
+    """Computes batches in the order they were submitted.
 
-    ``depth``: number of batches that may be in flight, submitted and without a taken result.
-        1: a batch is planned when the one before is collected. 2: one batch more is planned, whose
-        rows may go on from the tokens of the one before (``Row.follows``). More: a pipeline of
-        ``depth - 1`` stages. A request whose token is being sampled is not planned again, so no row
-        follows another, and masks are made before ``submit`` returns.
-    ``lost``: why it can compute nothing any more, "" while it can.
+    ``depth``: number of batches that may be in flight: submitted, result not taken.
+        1: a batch is planned after the previous one was collected. 2: a batch is planned while the
+        previous one is computed; its rows may have placeholders (``Row.follows``). More: a pipeline
+        of ``depth - 1`` stages. A request whose sample is in flight gets no row there, so no row
+        has a placeholder, and masks are made before ``submit`` returns.
+    ``lost``: the error after which the executor can compute nothing any more, "" before.
     """
 
     @property
@@ -44,17 +44,17 @@ class Executor(Protocol):
     def lost(self) -> str: ...
     @property
     def disk(self) -> Disk | None:
-        """The worker's (``Worker.disk``)."""
+        """The worker's disk storage (``Worker.disk``)."""
         ...
 
     def submit(self, batch: Batch, masks: Masks = NO_MASKS) -> None:
-        """Queue a batch and return at once. ``masks``: of its samples, made while it is
-        computed."""
+        """Queue a batch and return at once. ``masks``: masks of the batch's samples, made while
+        the device computes the batch."""
         ...
 
     def result(self) -> StepResult:
-        """Wait for the oldest batch in flight and return its outputs. Raises what computing it
-        raised."""
+        """Wait for the oldest batch in flight and return its outputs. Raises the error with which
+        the batch failed, if any."""
         ...
 
     def load_adapter(self, number: int, path: str, pinned: bool) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop computing. Returns when nothing is being computed."""
+        """Stop computing. Return after the batch that is being computed."""
         ...
 
 
@@ -76,7 +76,7 @@ class _Submitted(NamedTuple):
 
 
 class _Adapts:
-    """An executor's adapters and disk are its worker's."""
+    """Executor methods that call the worker: adapters and disk."""
 
     worker: Worker
     lost = ""
@@ -93,8 +93,8 @@ class _Adapts:
 
 
 class Inline(_Adapts):
-    """Computes a batch when its result is taken: nothing overlaps, whatever the depth. For
-    workers that use all processors, and for tests."""
+    """Computes a batch when ``result`` is called: planning and computing do not overlap, whatever
+    the depth. Used for workers that use all processors, and in tests."""
 
     def __init__(self, worker: Worker, depth: int = 1) -> None:
         self.worker, self.depth = worker, depth
@@ -111,10 +111,10 @@ class Inline(_Adapts):
 
 
 class Threaded(_Adapts):
-    """Computes in a thread. Two batches may be in flight: one is computed, one waits for it.
+    """Computes in a thread. Two batches may be in flight: one being computed, one queued.
 
     Attributes:
-        busy, idle: seconds spent computing, and waiting for a batch since the first one came.
+        busy, idle: seconds that the thread computed, and waited for a batch, since the first batch.
     """
 
     depth = 2
@@ -138,7 +138,7 @@ class Threaded(_Adapts):
 
     def close(self) -> None:
         with suppress(queue.Empty):
-            while True:  # results that are not taken
+            while True:  # drop batches that have not begun
                 self._batches.get_nowait()
         self._batches.put(None)
         self._thread.join()
@@ -162,9 +162,9 @@ class Threaded(_Adapts):
 
 
 def local_executor(config: Config, directory: Path | None = None) -> tuple[Executor, EngineInfo]:
-    """A worker in this process, or several ranks, its children. Loads the model. ``directory``: of
-    the ranks' sockets, one that its owner removes. Raises ValueError for a model that cannot be
-    served, MemoryError for a KV cache that does not fit; of ranks OSError, RuntimeError too."""
+    """Load the model here, or in one child process per rank. Return the executor and its facts.
+    ``directory``: for the ranks' sockets; the caller removes it. Raises ValueError (unsupported
+    model), MemoryError (the KV cache does not fit); for ranks also OSError, RuntimeError."""
     if config.parallel.ranks > 1:
         from sglang.srt.ranks.ranks_executor import Ranks
 
@@ -175,15 +175,15 @@ def local_executor(config: Config, directory: Path | None = None) -> tuple[Execu
 
 
 def overlaps(config: Config, device: str) -> bool:
-    """Whether planning during a pass may save time. It may not where the pass uses all processors:
-    planning delays one of them, and the others wait for it."""
+    """Return whether planning during a pass may save time. If the pass uses all processors, it may
+    not: planning delays one processor, and the others wait for it."""
     if config.schedule.disable_overlap_schedule:
         return False
     return device != "cpu" or 0 < config.model.threads < len(os.sched_getaffinity(0))
 
 
 def load_worker(config: Config) -> tuple[Worker, EngineInfo]:
-    """Make the worker of a configuration. Raises the errors of ``local_executor``."""
+    """Make the worker and its facts from a configuration. Raises as ``local_executor`` does."""
     from sglang.srt.worker.model_worker import ModelWorker
 
     worker = ModelWorker(config)
@@ -193,7 +193,7 @@ def load_worker(config: Config) -> tuple[Worker, EngineInfo]:
 def _info(
     config: Config, facts: Mapping[str, Any], load: Callable[..., Mapping[str, Any]]
 ) -> EngineInfo:
-    """The facts of a worker and those of its configuration, its first adapters loaded."""
+    """Load the configured adapters. Return the facts of the worker and of its configuration."""
     schedule = config.schedule
     known: dict[str, Any] = {
         key: tuple(v) if isinstance(v, list) else v for key, v in facts.items()

@@ -1,4 +1,4 @@
-"""EngineInfo: facts that a client needs of its engine."""
+"""EngineInfo: facts about an engine that its clients need."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         disk_capacity: tokens of KV that the disk may hold.
         context_length: longest sequence, prompt and generation together.
         eos: ids that end a generation.
-        weight_bytes: of the weights of all ranks, as they are loaded.
-        hidden_size: numbers of an embedding.
-        purpose: "generate"; "embed" or "classify" where the model generates nothing.
-        labels: of a classifier, by number; its scores are returned in place of an embedding.
+        weight_bytes: size of the loaded weights, all ranks together.
+        hidden_size: length of an embedding.
+        purpose: "generate"; "embed" or "classify" for a model without a language model head.
+        labels: names of a classifier's classes; its scores are returned in place of an embedding.
         kernels: on a CPU, the instruction set of the native kernels, or "torch".
-        attention: name of the implementation, "" with native kernels.
-        graph_rows: of the largest CUDA graph of decode passes; 0 where there are none.
-        fallbacks: kernels and graphs that failed at the start, and what is used in their place.
-        quantization: as ``ModelConfig``'s.
-        vision: the model reads images and videos.
-        windowed: some layers have a sliding window.
-        sections: positions of its tokens have three parts (``Row.places``).
-        lora: adapters may be loaded; adapters: those loaded at the start.
-        json_whitespace_pattern: white space allowed between two tokens of JSON, unless a request
-            has its own.
-        draft_model: proposes tokens for requests that choose it; "" where there is none.
+        attention: name of the attention implementation, "" with native kernels.
+        graph_rows: rows of the largest CUDA graph of decode passes; 0: no graphs.
+        fallbacks: kernels and graphs that failed at the start, each with its replacement.
+        quantization: as in ``ModelConfig``.
+        vision: whether the model reads images and videos.
+        windowed: whether some layers have a sliding window.
+        sections: whether positions of tokens have three parts (``Row.places``, M-RoPE).
+        lora: whether adapters may be loaded. adapters: adapters loaded at the start.
+        json_whitespace_pattern: pattern of the white space allowed between two tokens of JSON,
+            unless a request has its own.
+        draft_model: path of the draft model; "": none.
     """
 
     model_path: str
@@ -74,7 +74,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     json_whitespace_pattern: str = JSON_WHITESPACE
 
     def verify_media(self, media: Medias, segments: Segments) -> None:
-        """Raise ValueError where the model cannot read images and videos."""
+        """Raise ValueError if the model cannot read the prompt's images and videos."""
         if media and not self.vision:
             raise ValueError(
                 f"the prompt has {len(media)} images or videos and {self.model_path} "
@@ -93,17 +93,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.context_length - end, self.capacity - length)
 
     def verify_purpose(self) -> None:
-        """Raise ValueError where the model has no probabilities of tokens."""
+        """Raise ValueError if the model has no language model head."""
         if self.purpose == "generate":
             return
         use = "/classify" if self.labels else "/v1/embeddings"
         raise ValueError(
             f"{self.model_path} ({self.architecture}) has no language model head, so it cannot "
-            f"write or score text; use {use}, or serve a ...ForCausalLM model."
+            f"generate or score text; use {use}, or serve a ...ForCausalLM model."
         )
 
     def verify_speculation(self, requested: str) -> None:
-        """Raise ValueError where the engine does not have the drafter that a request chooses."""
+        """Raise ValueError if the engine lacks the drafter that a request chooses."""
         if requested == "draft" and not self.draft_model:
             raise ValueError(
                 "speculation is 'draft' and this server has no draft model; start it with "

@@ -22,7 +22,7 @@ from sglang.srt.kv_events.publisher import EventPublisher
 
 
 class _QueueChannel:
-    """Verbs by a thread-safe queue, events by the client's loop."""
+    """``Channel`` in one process: a thread-safe queue for verbs, the client's loop for events."""
 
     def __init__(self) -> None:
         self.verbs: queue.SimpleQueue[Sequence[Verb] | None] = queue.SimpleQueue()
@@ -31,7 +31,7 @@ class _QueueChannel:
         self.lost: EngineLost | None = None
 
     def receive(self, seconds: float, limit: int) -> list[Verb] | None:
-        """All of them, whatever ``limit`` is: they are decoded, and in memory, already."""
+        """Return all queued verbs, whatever ``limit``: they are decoded and in memory already."""
         out: list[Verb] = []
         wait: float | None = seconds
         while True:
@@ -57,7 +57,7 @@ class _QueueChannel:
         assert self.loop is not None
         try:
             self.loop.call_soon_threadsafe(function, value)
-        except RuntimeError:  # the loop is closed, and with it the client
+        except RuntimeError:  # the loop is closed, so the client cannot read any more
             self.client = None
 
 
@@ -66,10 +66,10 @@ class LocalEngine:
 
     Args:
         token_bytes: the bytes of every token id.
-        executor: another (executor, info) than the worker that ``config`` asks for.
-        vocabulary: makes what constraints are compiled with; without it they are refused.
+        executor: (executor, info) to use; None: made from ``config``.
+        vocabulary: makes the vocabulary for constraints; None: constraints are refused.
 
-    Raises what ``local_executor``, ``make_drafts`` and ``EventPublisher`` raise.
+    Raises the errors of ``local_executor``, ``make_drafts`` and ``EventPublisher``.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class LocalEngine:
         self._thread.start()
 
     def client_on(self, loop: asyncio.AbstractEventLoop) -> Client:
-        """The engine's one client; its methods are to be called on ``loop``."""
+        """Make the engine's only client; call its methods on ``loop``. May be called once."""
         if self._channel.client is not None:
             raise RuntimeError("this engine has a client already")
         client = Client(self.info, self._channel.verbs.put)

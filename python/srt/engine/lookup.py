@@ -1,12 +1,12 @@
 """Lookup: drafts from the context itself. The tokens that followed an earlier occurrence of the
-last tokens are the draft (prompt lookup: Saxena 2023). It needs no model, and it pays where a text
+last tokens are the draft (prompt lookup: Saxena 2023). This needs no model, and helps when a text
 repeats its prompt or itself: editing, quoting, code, JSON.
 
-Earlier occurrences are found as in LZ77. ``heads`` has, by the hash of two neighbouring tokens, the
-position where such a pair ended last; ``chain`` has, by position, where it ended before that. Of
-the latest ``TRIED`` positions the one with the longest common suffix is taken, and the draft is at
-most as long as that suffix: a long one is a copy that goes on, a short one is chance. The index
-takes eight bytes a token, for at most ``WINDOW`` tokens; each token costs the same.
+Earlier occurrences are found as in LZ77. ``heads`` maps the hash of two neighbouring tokens to the
+position where such a pair ended last; ``chain`` maps a position to the one where the same pair
+ended before. Of the latest ``TRIED`` positions, the one with the longest common suffix is used. The
+draft is at most as long as that suffix: a long suffix probably goes on, a short one may be chance.
+The index takes eight bytes a token, for at most ``WINDOW`` tokens; each token costs the same time.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from sglang.srt.engine.masks import GrammarBudget
 
 WINDOW = 1 << 15  # tokens, at most
 TRIED = 24  # earlier positions that are compared
-LEAST, LONGEST = 3, 16  # tokens of a common suffix: shorter ones do not count, nor does more
-ADDED = 4096  # tokens a pass that enter the indices: a long prompt does so in parts
+LEAST, LONGEST = 3, 16  # bounds of a common suffix in tokens: shorter ones are not used
+ADDED = 4096  # most tokens a pass that are indexed: a long prompt is indexed in parts
 
 
 class Lookup:
-    """Index over the tokens of one context. A context that was cut or rewritten does no harm.
-
-    Args:
-        length: number of tokens that the context may grow to.
+    """Index over the tokens of one context. Stale entries of a context that was cut or rewritten
+    only make drafts worse. ``length``: most tokens that the context may have.
     """
 
     def __init__(self, length: int) -> None:
@@ -36,7 +34,7 @@ class Lookup:
         self._mask = size - 1
         self._heads = array("i", [-1]) * size
         self._chain = array("i", [-1]) * size
-        self._next = 1  # the first pair that is not in the index ends here
+        self._next = 1  # position where the first pair that is not indexed ends
 
     def add(self, tokens: Ints, limit: int) -> int:
         """Index the new tokens except the last, at most ``limit`` of them; return how many."""
@@ -55,9 +53,9 @@ class Lookup:
         return end - start
 
     def find(self, tokens: Ints, limit: int) -> list[int]:
-        """Return the tokens that followed the last ones before, at most ``limit``. A run that
-        reaches the end goes on with itself. [] where the last tokens are new, or the index does not
-        have them all yet."""
+        """Return at most ``limit`` tokens that followed an earlier occurrence of the last tokens.
+        They are repeated if they reach the end of the context. [] if there is no such occurrence,
+        or the index does not have all tokens yet."""
         last = len(tokens) - 1
         if last < LEAST or self._next < last:
             return []
@@ -73,14 +71,15 @@ class Lookup:
         return found
 
     def _longest(self, tokens: Ints, last: int) -> tuple[int, int]:
-        """The earlier position with the longest suffix in common with ``last``, and its length."""
+        """Return the earlier position with the longest common suffix with position ``last``, and
+        that suffix's length."""
         mask, chain = self._mask, self._chain
         best, length = -1, 1
         at = self._heads[(tokens[last - 1] * 40503 ^ tokens[last]) & mask]
         for _ in range(TRIED):
             if at < length or at <= last - mask or at >= last:
                 break
-            if tokens[at - length] == tokens[last - length]:  # else it is no longer one
+            if tokens[at - length] == tokens[last - length]:  # else its suffix is no longer
                 most = min(LONGEST, at + 1)
                 same = 0
                 while same < most and tokens[at - same] == tokens[last - same]:
@@ -90,14 +89,14 @@ class Lookup:
                 if same == LONGEST:
                     break
             before = chain[at & mask]
-            if before >= at:  # a later token has its slot in the ring
+            if before >= at:  # a later position has overwritten the entry in the ring
                 break
             at = before
         return best, length
 
 
 class LookupDrafter:
-    """A ``Drafter`` with an index for each request."""
+    """The ``Drafter`` "ngram", with an index for each request."""
 
     def __init__(self) -> None:
         self._lookups: dict[int, Lookup] = {}
@@ -121,7 +120,7 @@ class LookupDrafter:
 
 
 def _affordable(request: Request, drafts: list[int], budget: GrammarBudget) -> list[int]:
-    """The drafts that the request's grammar allows; none where the budget is spent."""
+    """Return the drafts that the request's grammar allows; [] if the budget is spent."""
     if not budget.open:
         return []
     with budget.charge(request):
@@ -129,8 +128,8 @@ def _affordable(request: Request, drafts: list[int], budget: GrammarBudget) -> l
 
 
 def allowed(request: Request, drafts: list[int]) -> list[int]:
-    """The drafts up to the first that the request's grammar does not allow. The others would do no
-    harm: they are never sampled."""
+    """Return the drafts before the first that the request's grammar does not allow. Later drafts
+    would only waste time: they are never sampled."""
     assert request.generation.matcher is not None
     try:
         matcher = request.generation.matcher.fork()

@@ -1,4 +1,4 @@
-"""The engine's main loop: receive verbs, step, emit events, over any channel."""
+"""The engine's main loop: receive verbs, apply them, run a step, emit events, over any channel."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from sglang.srt.spaces.verb_cost import space_cost
 log = logging.getLogger("sglang.srt.engine")
 AUDIT_SECONDS = 10.0  # least time between two audits of an idle engine
 IDLE_SECONDS = 1.0
-MOST_PATTERNS = STEP_VERBS // 2  # cost of the largest stop patterns that are accepted
-STRINGS, PATTERNS = 128, 4096  # cost of the search for stops, a token of a text that goes on
-MOST_SEARCH = STEP_VERBS // 4  # for patterns in all of it, which is STEP_SEARCH operations at most
-_COUNT = re.compile(r"(?<=[{,])[0-9]{1,4}(?=[,}])")  # count of a repeat, or of its like
-SOON_SECONDS = 0.001  # between two looks whether a grammar is ready, or events can be sent
+MOST_PATTERNS = STEP_VERBS // 2  # most cost that the stop patterns of a request count with
+STRINGS, PATTERNS = 128, 4096  # cost of searching a continued text for stops, per token
+MOST_SEARCH = STEP_VERBS // 4  # most cost of searching a text for patterns (STEP_SEARCH)
+_COUNT = re.compile(r"(?<=[{,])[0-9]{1,4}(?=[,}])")  # a number in a repeat such as {2,5}
+SOON_SECONDS = 0.001  # wait between two checks whether a grammar is ready or events can be sent
 
 
 class Channel(Protocol):
     """Transport of verbs and events: a queue in this process, or a socket between two."""
 
     def receive(self, seconds: float, limit: int) -> list[Verb] | None:
-        """Return the next verbs: messages of ``limit`` bytes, the last of them whole; none where
-        ``limit`` is 0. Wait at most ``seconds`` for the first. None: the client is gone, and verbs
-        that were not received are lost."""
+        """Return the next verbs: whole messages, up to the one that reaches ``limit`` bytes; [] if
+        ``limit`` is 0. Wait at most ``seconds`` for the first. None: the client has ended; verbs
+        not received yet are lost."""
         ...
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Send events. Raises OSError where none of them was sent."""
+        """Send events. Raises OSError if none of the events was sent."""
         ...
 
 
 def serve(engine: EngineCore, channel: Channel) -> None:
-    """Run the engine until the client is gone. Raises DeviceLost where its device is lost, once
-    every request has had its terminal event."""
+    """Run the engine until the client has ended. Raises DeviceLost after a loss of the device,
+    once every request has had its terminal event."""
     clock = engine.clock
     audited, passes = clock.now(), 0
     events: list[Event] = []  # not sent yet
@@ -52,7 +52,7 @@ def serve(engine: EngineCore, channel: Channel) -> None:
     while True:
         progress.turn()
         idle = SOON_SECONDS if engine.compiling or events else IDLE_SECONDS
-        # Verbs left over are applied first: no more of them than a step receives are kept.
+        # Verbs left over are applied before more are received, so that memory for them is bounded.
         more = channel.receive(0.0 if engine.busy or verbs else idle, 0 if verbs else STEP_BYTES)
         if more is None:
             return
@@ -83,7 +83,7 @@ def serve(engine: EngineCore, channel: Channel) -> None:
 
 
 def affordable(verbs: Sequence[Verb], contexts: Mapping[int, Context]) -> int:
-    """Return the number of verbs, from the first, that fit one step: at least one."""
+    """Return how many of the verbs, from the first on, one step may apply: at least one."""
     total, costs = 0, VerbCosts(contexts)
     for count, verb in enumerate(verbs):
         total += costs.of(verb)
@@ -93,15 +93,15 @@ def affordable(verbs: Sequence[Verb], contexts: Mapping[int, Context]) -> int:
 
 
 class VerbCosts:
-    """Costs of the verbs of one step, in their order. The unit is a token that is copied.
+    """Costs of the verbs of one step, computed in their order. Unit: the cost of copying a token.
 
     Args:
-        contexts: those of the engine before the step.
+        contexts: the engine's contexts before the step, by id.
     """
 
     def __init__(self, contexts: Mapping[int, Context]) -> None:
         self._contexts = contexts
-        self._sizes: dict[int, int] = {}  # tokens of contexts that the verbs have made or extended
+        self._sizes: dict[int, int] = {}  # context id -> tokens, where changed by verbs
         self._stops: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
 
     def of(self, verb: Verb) -> int:
@@ -113,7 +113,7 @@ class VerbCosts:
             size = len(verb.tokens) // 4
             before = self._size(verb.context) if isinstance(verb, Append) else 0
             self._sizes[verb.context] = before + size
-            return 64 + 16 * size  # each is checked too
+            return 64 + 16 * size  # each token is also checked
         if isinstance(verb, Advance):
             return 512 + (self._goal(verb.goal) if isinstance(verb.goal, Generate) else 0)
         return space_cost(verb) if isinstance(verb, SpaceVerb) else 64
@@ -125,8 +125,8 @@ class VerbCosts:
         return 0 if context is None else len(context.tokens)
 
     def _goal(self, goal: Generate) -> int:
-        """Cost of the biases, of the stops unless a verb before it has the same, and of their
-        search in the text that there is already."""
+        """Return the cost of the biases, of the stops (unless an earlier verb has the same), and of
+        the search for stops in text that is generated already."""
         sampling = goal.sampling
         cost, stops = 16 * len(sampling.logit_bias), (sampling.stop, sampling.stop_regex)
         if goal.generated and any(stops):
@@ -140,8 +140,8 @@ class VerbCosts:
 
 
 def pattern_cost(patterns: Sequence[str]) -> int:
-    """Return the cost of the automaton of stop patterns. It grows with their characters, with
-    repeats written out: the product of all counts of a pattern is a bound of the copies."""
+    """Return the cost of compiling stop patterns to an automaton. Cost grows with the length of the
+    patterns with repeats written out; the product of a pattern's counts bounds the copies."""
     if not patterns:
         return 0
     characters = 0
@@ -153,7 +153,7 @@ def pattern_cost(patterns: Sequence[str]) -> int:
 
 
 def audit(engine: EngineCore) -> None:
-    """Check the store; log and count a fault, and go on serving."""
+    """Check the store's invariants. Log and count a violation, and go on serving."""
     try:
         engine.store.check()
     except AssertionError as error:

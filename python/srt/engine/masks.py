@@ -1,11 +1,10 @@
 """Masks of a pass: made by its requests' grammars while the device computes the batch.
 
-A *budget* limits the processor time that the grammars of one pass may take, all requests together.
-The work for one mask has limits of its own (``grammar/guidance/work_limits``). Many copies of a
-request multiply it. So once a pass's grammars have taken SECONDS, the requests whose turn has not
-come wait for the next pass: their last token is computed again. The sample is the same, since it
-depends on the context, the mask and a random number that belongs to the token. The budget decides
-when a request is served, never its text.
+A *budget* limits the processor time of all grammars in one pass. One mask has limits of its own
+(``grammar/guidance/work_limits``), but a pass may have many masks. Once the grammars have taken
+``SECONDS``, the remaining requests are postponed: the next pass computes their last token again and
+samples then. The sample is the same, since it depends only on the context, the mask and the
+token's own random number. So the budget decides when a request is served, never its text.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from sglang.srt.core.workers import Mask
 
 log = logging.getLogger("sglang.srt.engine")
 
-SECONDS = 0.012  # for the masks of a pass, and as much again for advancing its grammars
+SECONDS = 0.012  # budget for the masks of a pass; as much again for advancing its grammars
 
 
 class GrammarBudget:
     """Processor time that the grammars of one pass may take. Used by one thread at a time.
 
-    There is one for the masks of a pass, and one for advancing its grammars.
+    A pass has one budget for its masks, and one for advancing its grammars.
 
     Args:
-        limit: in the unit of ``clock``.
-        clock: processor time of the thread; tests count masks instead.
+        limit: the budget, in the unit of ``clock``.
+        clock: returns the thread's processor time in seconds; tests count masks instead.
     """
 
     def __init__(
@@ -40,11 +39,11 @@ class GrammarBudget:
     ) -> None:
         self._limit, self._clock = limit, clock
         self._spent = 0.0
-        self._since = -1.0  # where something is being charged
+        self._since = -1.0  # start of the block being charged; -1: none
 
     @property
     def open(self) -> bool:
-        """Whether time is left. It is before the first charge, so one request is always served."""
+        """Whether time is left. True before the first charge, so one request is always served."""
         running = self._clock() - self._since if self._since >= 0 else 0.0
         return self._spent + running < self._limit
 
@@ -65,8 +64,8 @@ UNLIMITED = GrammarBudget(float("inf"))
 
 
 def by_cost(rows: list[tuple[int, int]], running: dict[int, Request]) -> list[tuple[int, int]]:
-    """Return planned rows (request id, tokens) with the cheapest grammars first, so that a costly
-    one delays only others as costly. A request that has waited moves forward (``postponed``)."""
+    """Sort planned rows (request id, tokens), the cheapest grammar first, so that a costly grammar
+    delays only equally costly ones. A postponed request moves forward with each pass."""
     return sorted(rows, key=lambda row: _rank(running.get(row[0])))
 
 
@@ -79,10 +78,10 @@ def _rank(request: Request | None) -> float:
 
 
 class PassMasks:
-    """The ``Masks`` of one pass. Its requests share ``budget``.
+    """The ``Masks`` of one pass, whose requests share ``budget``.
 
-    The worker's thread makes them, in the order of the rows. The engine touches no matcher of the
-    pass before its result is there.
+    The worker's thread calls ``make``; masks are in the order of ``add``. The engine uses no
+    matcher of the pass before the pass is collected.
     """
 
     def __init__(self, budget: GrammarBudget = UNLIMITED) -> None:
@@ -92,8 +91,8 @@ class PassMasks:
         self._made: list[Mask] | None = None
 
     def add(self, request: Request, drafts: Sequence[int], without: tuple[int, ...] = ()) -> int:
-        """Ask for the masks before each of ``drafts`` and after the last. Return the index of the
-        first. ``without``: end tokens that the request ignores, where a grammar would allow
+        """Request a mask before each of ``drafts`` and one after the last. Return the index of the
+        first mask. ``without``: end tokens to exclude from the masks, since the request ignores
         them."""
         first = self._count
         self._wanted.append(DraftMasks(request, drafts, without, self._budget))
@@ -120,11 +119,11 @@ class DraftMasks:
         self._matcher, self._drafts, self._without = request.generation.matcher, drafts, without
         self._request, self._budget = request, budget
         self._made: list[bytes] = []
-        self._error = ""  # reason that no further mask can be made
+        self._error = ""  # reason that no further mask was made; "": none
 
     def make(self) -> list[Mask]:
-        """All masks; those behind the budget or behind an error have the reason in place of
-        words."""
+        """Return all masks. Masks that were not made, because of the budget or an error, have the
+        reason in ``error``."""
         if self._budget.open:
             self._request.progress.worker_at(GRAMMAR, self._request.id)
             self._request.scheduling.cost = 0.0

@@ -1,4 +1,4 @@
-"""PassBudgets: the load of the engine, and what a budget function grants the next pass."""
+"""PassBudgets: how many prompt tokens and decodes the next pass may compute, by engine load."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from sglang.srt.schedule.prefill_budget import (
 )
 from sglang.srt.schedule.stage_costs import WARM, PassWork, StageCost
 
-UNLIMITED = 1 << 30  # prompt tokens a pass, where ``chunked_prefill_size`` sets no limit
-PIPELINED = "balance"  # what ``auto`` is with several stages
+UNLIMITED = 1 << 30  # prompt tokens a pass if ``chunked_prefill_size`` sets no limit
+PIPELINED = "balance"  # the budget function for ``auto`` with several stages
 
 
 class PassBudgets:
     """Grants each pass its prompt tokens and its decodes.
 
     Attributes:
-        word: of the function in ``schedule.prefill_budget.BUDGETS``.
-        grant_of: the function.
+        word: name of the budget function in ``schedule.prefill_budget.BUDGETS``.
+        grant_of: the budget function.
         limits: parameters of token throttling.
         whole: the budget of a pass that is not throttled.
-        costs: of each stage, learnt from the results.
+        costs: cost of each pipeline stage, learnt from the results.
         held: ids of running requests that get no row in the planned pass.
-        hinted: whether a request has had a hint: passes are measured from then on.
-        times: of passes, where requests have hints; of a pipeline, through all its stages.
+        hinted: whether any request has had a hint; pass times are measured from then on.
+        times: measured times of passes; in a pipeline, the sum over all stages.
     """
 
     def __init__(self, schedule: ScheduleConfig, store: Store, stages: int) -> None:
@@ -55,8 +55,8 @@ class PassBudgets:
         self.hinted, self.times = False, PassTimes()
         self._latency_target_ms = schedule.latency_target_ms
         self._store, self._stages, self._filling = store, stages, True
-        self._turns: dict[int, int] = {}  # by request: the last pass that has a row of it
-        self._cached: dict[tuple[int, int], int] = {}  # tokens of waiting requests, when first seen
+        self._turns: dict[int, int] = {}  # request id -> last pass with a row of the request
+        self._cached: dict[tuple[int, int], int] = {}  # (request id, retractions) -> cached tokens
 
     def prefill(
         self, running: Mapping[int, Request], queue: WaitingQueue, withheld: int
@@ -69,8 +69,8 @@ class PassBudgets:
         return whole if capacity is None else capacity.within(whole)
 
     def grant(self, running: Mapping[int, Request], queue: WaitingQueue, withheld: int) -> Grant:
-        """Return what the next pass may compute, and set ``held``. ``withheld``: pages that parked
-        contexts keep."""
+        """Return the prompt tokens and decodes that the next pass may compute, and set ``held``.
+        ``withheld``: number of pages that parked contexts keep."""
         ready, decoding, tokens, prompts, pending = [], 0, 0, [], 0
         for number, request in running.items():
             length = len(request.context.tokens)
@@ -98,19 +98,19 @@ class PassBudgets:
         return granted
 
     def lift(self) -> PrefillBudget:
-        """Hold no request of the planned pass. Return its budget."""
+        """Let every running request have a row in the planned pass. Return its whole budget."""
         self.held = set()
         self._filling = False
         return self.whole
 
     @property
     def slowest(self) -> StageCost | None:
-        """Cost of the slowest stage; None before enough passes were measured."""
+        """Cost of the slowest stage; None until ``WARM`` passes were measured."""
         slowest = max(self.costs, key=lambda cost: cost.usual, default=None)
         return slowest if slowest is not None and slowest.passes >= WARM else None
 
     def capacity(self, running: Mapping[int, Request]) -> Capacity | None:
-        """Capacity for further requests; None where no request has a hint."""
+        """Return the capacity for further requests; None if no request has had a hint."""
         if not self.hinted or self.times.passes < WARM:
             return None
         rest = sum(request.context.work for request in running.values())
@@ -121,17 +121,17 @@ class PassBudgets:
 
     @property
     def _held(self) -> int:
-        """Tokens of KV that requests hold, shared ones once."""
+        """Tokens of KV that requests hold; a token shared by several requests counts once."""
         return (self._store.pool.size - self._store.available) * self._store.page_size
 
     def planned(self, number: int, requests: Iterable[int], running: Mapping[int, Request]) -> None:
-        """Note the requests of pass ``number``."""
+        """Note the ids of the requests with a row in pass ``number``."""
         self._turns.update(dict.fromkeys(requests, number))
         if len(self._turns) > 2 * len(running) + 64:
             self._turns = {n: turn for n, turn in self._turns.items() if n in running}
 
     def learn(self, batch: Batch, result: StepResult) -> None:
-        """Learn the costs of the stages from the result of a pass, where anything reads them."""
+        """Learn stage costs and pass times from the result of a pass, if anything uses them."""
         measured = result.stages or ((result.seconds,) if result.seconds else ())
         if not measured or not batch.rows:
             return
@@ -147,7 +147,7 @@ class PassBudgets:
             cost.add(work, 1e3 * seconds)
 
     def _waiting(self, queue: WaitingQueue, most: int) -> list[tuple[int, int]]:
-        """Prompts that wait, (cached tokens, others), until the others are ``most`` tokens."""
+        """Return waiting prompts, (cached tokens, tokens to compute), until ``most`` to compute."""
         found: list[tuple[int, int]] = []
         for request in islice(queue.requests.values(), WINDOW):
             if most <= 0:

@@ -1,4 +1,4 @@
-"""PlannedPass: a batch, and what only the engine knows of it."""
+"""PlannedPass: the worker's batch, and the engine's own notes about the pass."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sglang.srt.engine.masks import PassMasks
 
 
 class PassPart(NamedTuple):
-    """Rows ``first`` to ``last`` of a pass, which are one request's.
+    """Rows ``first`` to ``last`` of a pass, both included, which belong to one request.
 
-    ``complete``: they end the work of its context, so that the last position is sampled or read.
+    ``complete``: after them all tokens of its context have KV, and the last position has outputs.
     """
 
     request: Request
@@ -24,16 +24,16 @@ class PassPart(NamedTuple):
 
 @dataclass(slots=True)
 class PlannedPass:
-    """A pass: the worker's batch, and what only the engine knows of it.
+    """A pass: the worker's batch, and the engine's own notes about it.
 
     Attributes:
-        masks: of the batch's samples.
-        parts: by request id.
-        adapters: numbers of its requests' adapters.
-        loaded: requests that it copies pages to, or that wait for other requests' copies; by id,
-            whether they wait for more.
-        waits: whether the next pass depends on what this one samples, so that it cannot be planned
-            before the results. Never in a pipeline.
+        masks: masks of the batch's samples.
+        parts: rows of each request, by request id.
+        adapters: numbers of the requests' adapters.
+        loaded: by request id, for requests that the pass copies KV to or that wait for copies:
+            whether the request computes nothing until later passes have copied more.
+        waits: whether the next pass cannot be planned before this one is collected, since it
+            depends on the samples. Never in a pipeline.
     """
 
     batch: Batch
@@ -45,6 +45,6 @@ class PlannedPass:
 
     @property
     def needed(self) -> bool:
-        """Whether there is anything to compute or to copy."""
+        """Whether the pass computes or copies anything."""
         batch = self.batch
         return bool(batch.rows) or batch.moves is not None or batch.copies is not None

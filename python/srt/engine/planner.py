@@ -1,17 +1,17 @@
-"""Planner: holds the queue and the running requests, and makes the next pass of them.
+"""Planner: keeps the queue and the running requests, and plans the next forward pass.
 
-The scheduler decides from a view, the store assigns memory, and the worker gets rows. A plan takes
-memory and moves watermarks, so it must be executed.
+The scheduler decides from counts (``View``), the store assigns KV pages, the worker gets rows. A
+plan takes pages and advances ``Context.saved`` and ``ready``, so the pass must be computed.
 
-A pass may be planned while the one before is in flight and its samples are not known. A request
-that samples in flight continues from a placeholder (``Row.follows``). One that samples its last
-token drains: it frees its memory at once. Passes run in the order they are planned, so a later pass
-cannot disturb one in flight. A request may turn out to have ended when its next row is in flight
-too; the sample of that row is dropped.
+A pass may be planned while the previous pass is in flight and its samples are unknown. A request
+whose sample is in flight continues from a placeholder token (``Row.follows``). A request on its
+last token drains: its pages are freed at once. Passes run in the order they were planned, so a
+later pass cannot disturb a pass in flight. A request may turn out to have ended (a stop) when its
+next row is already in flight; the sample of that row is dropped.
 
-In a pipeline more than one pass is in flight. There a request whose sample is in flight has no work
-until the sample is collected (the hold rule), so no row follows another. A grammar and drafts hold
-only their own request. The chunks of one prompt still follow each other from pass to pass.
+In a pipeline several passes are in flight. A request whose sample is in flight then has no work
+until the sample is collected (the hold rule), so no row has a placeholder. A request with a grammar
+or drafts delays only itself. Chunks of one prompt may still be in consecutive passes.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Planner:
         queue: waiting requests.
         running: running requests by id.
         draining: requests by id whose last pass is in flight; they hold no memory.
-        filled: requests with every token cached, to be ended.
-        new_budget: makes the budget of a pass's grammars.
-        lookup: tokens of waiting requests that a step may look up in the cache.
+        filled: ``Fill`` requests whose tokens all have KV; the engine ends them.
+        new_budget: function that makes the processor time budget for a pass's grammars.
+        lookup: most tokens of waiting requests that one step looks up in the cache.
         costs: costs of passes and copies, learnt from the results.
-        stages: stages of the executor's pipeline; 1: none, and rows may follow the pass before.
+        stages: number of pipeline stages; with 1, rows may have placeholders (``Row.follows``).
         budgets: limits on the work of a pass.
-        parked: contexts that wait for a tool.
-        movable: most tokens whose KV a pass may copy to host memory, and most from it.
-        door: access to programs that hold pages; the engine sets it.
-        spill: KV to copy to host memory while nothing is computed; None: no such copies.
-        attained: tokens that each program was served.
+        parked: contexts that wait for the result of a tool.
+        movable: most tokens whose KV a pass may copy to host memory, and most from host memory.
+        door: spaces, the KV pages of inferlets; the engine sets this.
+        spill: KV to copy to host memory while the engine is idle; None: no such copies.
+        attained: number of tokens computed so far for each program.
     """
 
     def __init__(
@@ -91,22 +91,22 @@ class Planner:
         self.budgets = PassBudgets(schedule, store, 1)
         self.costs = costs = Costs()
         self.parked = Parked(schedule.park_policy, store, costs, clock, info.kv_bytes_per_token)
-        self._transfer: TransferBudget | None = None  # the planned pass has one
-        self._acted = False  # parked contexts were treated for the planned pass
+        self._transfer: TransferBudget | None = None  # budget of the pass being planned
+        self._acted = False  # the park policy has acted for the planned pass
         self.movable = STEP_MOVES
         self.spill: Spill | None = None
         self.attained = AttainedService()
         self.door: SpaceDoor | None = None
         self._admitted = 0  # tokens of the requests that this step has admitted
         self._numbers = 0  # log-probabilities of prompts that this step may still report
-        self._postponed = 0  # rows postponed until the last plan (``EngineStats.postponed_rows``)
+        self._postponed = 0  # ``EngineStats.postponed_rows`` at the end of the last plan
         self.queue = WaitingQueue(schedule.schedule_policy == "priority")
         self.running: dict[int, Request] = {}
         self.draining: dict[int, Request] = {}
         self.filled: list[Request] = []
         self._matches: dict[int, Match] = {}  # by id of a waiting request, at ``_matched_at``
         self._matched_at = -1  # version of the store
-        self._follows: dict[int, int] = {}  # by request id: the row that samples its last token
+        self._follows: dict[int, int] = {}  # request id -> row in flight that samples its token
 
     def pipelined(self, stages: int) -> None:
         """Plan for a pipeline of ``stages`` stages from now on."""
@@ -120,7 +120,7 @@ class Planner:
         return self.queue.requests
 
     def put(self, request: Request) -> None:
-        """Add a request to the queue, at the end unless it counts as waiting for longer."""
+        """Add a request to the queue, in the order of ``RequestSpec.arrived``."""
         request.scheduling.drafted = bool(self.drafts.sources(request))
         self.budgets.hinted |= request.scheduling.hint is not None
         self.queue.put(request)
@@ -133,8 +133,8 @@ class Planner:
         self.drafts.forget(request)
 
     def retract(self, requests: Sequence[Request]) -> None:
-        """Move running requests back to their queue positions. Their computed KV stays in the cache
-        while there is room. A placeholder is filled before its request is planned again."""
+        """Move running requests back to their old positions in the queue. Their KV stays in the
+        radix cache, evictable. A request with a placeholder waits until its sample is collected."""
         for request in requests:
             self.store.release(request.context)
             self.queue.put_back(self.running.pop(request.id))
@@ -144,7 +144,7 @@ class Planner:
         self._matches.clear()  # a context may have grown since it was matched
 
     def requeue(self, requests: Sequence[Request]) -> None:
-        """Move draining requests, whose last pass was dropped, back to their queue positions."""
+        """Move draining requests whose last pass failed back to their positions in the queue."""
         for request in requests:
             self.queue.put_back(self.draining.pop(request.id))
             request.stats.retractions += 1
@@ -153,12 +153,12 @@ class Planner:
     # -- the plan --------------------------------------------------------------------------------
 
     def plan(self, in_flight: PlannedPass | None = None) -> PlannedPass:
-        """Decide and prepare the next pass: take memory, move watermarks, make rows. The pass may
+        """Decide and prepare the next pass: take pages, advance contexts, make rows. The pass may
         have no rows.
 
         Args:
-            in_flight: the pass before, where it has not been collected; one that ``waits`` is not
-                allowed.
+            in_flight: the previous pass, if it has not been collected. Its ``waits`` must be
+                False.
         """
         self._follows.clear()
         self._transfer, self._acted = None, False
@@ -179,7 +179,7 @@ class Planner:
             decision = plan(view, self.schedule.schedule_policy, self.schedule.max_overtakes)
             idle = not (decision.rows or decision.retract or planned.parts or in_flight)
             if idle and (withheld or throttled):
-                # Nothing can go on unless parked contexts give way, and all that is throttled may.
+                # No work fits: use the pages of parked contexts, and lift the throttling.
                 withheld, throttled, budget = 0, False, self.budgets.lift()
                 continue
             if spaces is not None and spaces.give_way(view, decision, idle):
@@ -219,7 +219,7 @@ class Planner:
                 if follow:
                     request.context.tokens.append(0)
                     self._follows[number] = last
-            elif request.generation.matcher is None:  # else its last token may be postponed
+            elif request.generation.matcher is None:  # a grammar may postpone the last token
                 self.draining[number] = self.running.pop(number)
                 self.store.release(request.context)
 
@@ -239,14 +239,14 @@ class Planner:
         queued: Iterable[Request] = ()
         if slots > 0 and budget.open:
             queued = self.queue.first(self.lookup - self._admitted, bool(self._admitted))
-        if self.stages > 1:  # else many passes could overtake one whose sample is in flight
+        if self.stages > 1:  # many passes could overtake a request whose sample is in flight
             queued = takewhile(lambda r: not r.pending, queued)
         waiting = [
             Item(r.id, r.scheduling.arrival, len(r.context.tokens), r.growth, 0, r.spec.priority,
                  r.scheduling.overtaken, False, r.scheduling.hint,
                  self.attained.level(r.scheduling.hint))
             for r in queued
-            if not r.pending  # else its sample in flight must be collected first
+            if not r.pending  # a sample in flight must be collected first
         ]  # fmt: skip
         available = max(self.store.available - withheld, 0)
         return View(
@@ -257,7 +257,7 @@ class Planner:
         )  # fmt: skip
 
     def _match(self, number: int) -> Match:
-        """Return the cached prefix of a waiting request, looked up once a version of the store."""
+        """Return the cached prefix of a waiting request. Cached until ``Store.version`` changes."""
         version = self.store.version
         if self._matched_at != version:
             self._matched_at = version
@@ -270,8 +270,8 @@ class Planner:
     def _ordered(
         self, decided: list[tuple[int, int]], planned: PlannedPass
     ) -> list[tuple[int, int]]:
-        """The decided rows, those of cheap grammars first where a row was postponed since the last
-        plan; but adapters are taken in order of arrival."""
+        """Return the decided rows. If a row was postponed since the last plan, rows with cheap
+        grammars come first. The pass's adapters are still chosen in the scheduler's order."""
         if self.stats.postponed_rows == self._postponed:
             return decided
         for number, _ in decided:
@@ -294,8 +294,8 @@ class Planner:
     def _apply(
         self, decided: list[tuple[int, int]], planned: PlannedPass, budget: PrefillBudget
     ) -> tuple[PrefillBudget, int]:
-        """Make rows of what was decided. Return the budget that is left, and the decided tokens
-        that these rows need not compute."""
+        """Make rows of the scheduler's decision, pairs (request id, tokens). Return the budget
+        left, and the number of decided tokens that these rows do not compute."""
         saved = 0
         if self._transfer is None and self.store.host is not None:
             self._transfer = self.store.transfer = transfer_of(
@@ -309,7 +309,7 @@ class Planner:
             request = known = self.running.get(number)
             if request is None:
                 request = self._admit(self.waiting[number], count, planned)
-                count = count or 1  # all of it was cached, until a parked context's KV was evicted
+                count = count or 1  # 0 decided: the cached KV may have been evicted since (parked)
             context = request.context
             if known is not None and len(context.tokens) - context.saved > 1:
                 most = count + self._unowed(decided)
@@ -327,7 +327,7 @@ class Planner:
             if work == 0:
                 self.filled.append(request)
             waits = planned.loaded.get(number, False)
-            saved += count if waits else 0  # others may have what it was given
+            saved += count if waits else 0  # other requests may use its share of the budget
             if waits or count == 0:
                 continue
             if not (self._adapts(planned, context) and self.store.writes_alone(context)):
@@ -347,7 +347,7 @@ class Planner:
             if prompt:
                 request.plan_outputs(context.saved + count)
             self.store.advance(context, count, publish=prompt)
-            count -= len(drafts)  # drafts are no part of the plan
+            count -= len(drafts)  # drafts do not count against the budget
             if count > 1 or prompt:
                 budget = budget.after(context.saved - count, count)
         return budget, saved
@@ -360,25 +360,25 @@ class Planner:
         self.parked.act(self._transfer, others, chunk, sum(count for _, count in decided))
 
     def _host_tokens(self, number: int) -> int:
-        """Return the tokens of a decided request in host memory, after those on the device."""
+        """Return how many tokens of a request host memory has after those on the device."""
         request = self.running.get(number)
         if request is None:
             return self._match(number).host
         return self.store.on_host(request.context, request.match_limit)
 
     def _reported(self, request: Request, count: int) -> int:
-        """Return how many of the next ``count`` log-probabilities a step may report, at least 1."""
+        """Return ``count``, cut to the log-probabilities that this step may still report; >= 1."""
         spec, unscored = request.spec, request.outputs.unscored
         each = spec.top + len(spec.probe)
         if not each or unscored >= spec.prompt:
             return count
-        silent = max(unscored - 1 - request.context.saved, 0)  # nothing is read of these
+        silent = max(unscored - 1 - request.context.saved, 0)  # tokens without log-probabilities
         count = min(count, silent + max(self._numbers // each, 1))
         self._numbers -= max(count - silent, 0) * each
         return count
 
     def _adapts(self, planned: PlannedPass, context: Context) -> bool:
-        """Return whether the context's adapter fits the pass. The oldest requests come first."""
+        """Add the context's adapter to the pass. Return False if the pass has no room for it."""
         adapter = context.namespace.adapter
         if adapter and adapter not in planned.adapters:
             if len(planned.adapters) >= self.info.max_loras_per_batch:
@@ -404,11 +404,11 @@ class Planner:
             planned.waits = planned.waits or self._waits(request)
 
     def _waits(self, request: Request) -> bool:
-        """Return whether the request's next row depends on the token that it samples: masks and
-        drafts do. All requests wait then, or it would miss every other pass; not in a pipeline."""
+        """Return whether the next pass must wait for this request's sample: masks and drafts depend
+        on it. Without the wait the request would miss every other pass. False in a pipeline."""
         if self.stages > 1:
             return False
-        if request.generation.matcher is not None:  # also at its last token: it may be postponed
+        if request.generation.matcher is not None:  # the last token, too, may be postponed
             return True
         drafted = request.scheduling.drafted and request.growth > request.pending
         return drafted and self.drafts.wanted(request, len(self.running))
@@ -431,7 +431,7 @@ class Planner:
     def _room_for(
         self, drafts: list[int], request: Request, decided: Sequence[tuple[int, int]]
     ) -> list[int]:
-        """Append the drafts to the context and return them; none where memory is short."""
+        """Append the drafts to the context and return them; [] if memory is short."""
         if not drafts:
             return []
         if self.store.available < sum(self._owed(decided)) + len(drafts):  # pages against tokens
@@ -462,8 +462,8 @@ class Planner:
         return request
 
     def _load(self, request: Request, count: int, planned: PlannedPass, most: int = NEVER) -> int:
-        """Have the pass copy what host memory has of the request's next tokens, at most ``most``,
-        before it computes ``count`` tokens. Returns the number of tokens copied."""
+        """Plan copies of KV from host memory for the request's next tokens, at most ``most``. The
+        pass copies before it computes ``count`` tokens. Return the number of tokens to copy."""
         context, before = request.context, request.context.saved
         had = self.store.on_host(context, request.match_limit)
         if not had or self._transfer is None:
@@ -476,40 +476,40 @@ class Planner:
         self.stats.loaded_tokens += loaded
         if loaded or waits:
             planned.loaded[request.id] = waits
-        if not request.stats.retractions:  # else it may have computed them itself
+        if not request.stats.retractions:  # a retracted request may have computed them itself
             request.stats.loaded_tokens += min(loaded, max(request.spec.prompt - before, 0))
             request.stats.disk_tokens += request.scheduling.disk_tokens(before, before + loaded)
         return loaded
 
     def _load_idle(self, planned: PlannedPass) -> None:
-        """Copy the KV in host memory of prompts that the pass computes nothing of."""
+        """Plan copies from host memory for running requests without a row in the pass."""
         for number, request in self.running.items():
             if number not in planned.parts and request.context.work > 1:
                 self._found(request, self._load(request, 0, planned, self._unowed(())))
-                if not request.context.work:  # a Fill
+                if not request.context.work:  # only a Fill may have all its KV from the cache
                     self.filled.append(request)
 
     def _unowed(self, decided: Sequence[tuple[int, int]]) -> int:
-        """Return the number of tokens for which there are pages that no row of the plan needs."""
+        """Return the number of tokens that fit into the pages that no decided row needs."""
         owed = sum(pages(tokens, self.info.page_size) + 1 for tokens in self._owed(decided))
         return max(self.store.available - owed, 0) * self.info.page_size
 
     def _owed(self, decided: Sequence[tuple[int, int]]) -> Iterator[int]:
-        """Yield the tokens for which each decided row may need memory, cached ones included."""
+        """Yield how many tokens each decided row may need pages for, cached tokens included."""
         for number, count in decided:
             waiting = self.waiting.get(number)
             yield count if waiting is None else len(waiting.context.tokens)
 
     def _acquire(self, request: Request, count: int) -> int:
-        """Take the cached part of a running request's next ``count`` tokens. Return its length."""
+        """Lock the cached KV of a running request's next ``count`` tokens. Return their number."""
         limit = min(request.match_limit, request.context.saved + count)
         gained = self.store.acquire(request.context, limit)
         self._found(request, gained)
         return gained
 
     def _found(self, request: Request, gained: int) -> None:
-        """Count prompt tokens that the cache or host memory gave a request after its admission."""
+        """Count the prompt tokens among ``gained`` tokens that were cached after admission."""
         gained -= max(request.context.saved - request.spec.prompt, 0)
-        if gained > 0 and not request.stats.retractions:  # else it may have computed them itself
+        if gained > 0 and not request.stats.retractions:  # else it may have computed them
             request.stats.cached_tokens += gained
             self.stats.cached_tokens += gained

@@ -1,15 +1,15 @@
-"""The engine as a process of its own: the child's main, and the parent's handle on it.
+"""The engine in a child process: the child's main function, and the parent's handle of the child.
 
-The two meet in a directory that only this user may enter: ``config`` and ``vocab`` (MessagePack)
-for the child to read, ``wire`` (a ZMQ ipc socket) to talk, ``progress`` (memory that both map) to
-see the stage of its loop. The child starts with ``config`` alone and loads the model; ``vocab``
-comes meanwhile. The first frame from the child is a Reply numbered 0: EngineInfo, or the reason
-that there is none.
+Parent and child share a directory that only this user may enter. It has the files ``config`` and
+``vocab`` (MessagePack), which the child reads; ``wire``, a ZMQ ipc socket for messages; and
+``progress``, memory mapped by both, with the stage of the child's loop. The child starts with
+``config`` and loads the model; ``vocab`` is written meanwhile. The child's first frame is a Reply
+with id 0: its data is an EngineInfo, or its message says why the engine could not start.
 
-A child that dies or is stopped is lost: its parent notices within ``WATCH_SECONDS``, or two times
-that, and every pending request ends with EngineLost. A child whose loop has been in one step for
-``STALL_SECONDS``, forward passes not counted, has stalled: ``Client.stalled`` says where. A child
-ends when its parent does, at whatever stage (``system/processes``).
+A child that exits or is stopped (SIGSTOP) is lost: the parent notices within ``WATCH_SECONDS`` or
+twice that, and every pending request ends with EngineLost. A child whose loop has been in one step
+for ``STALL_SECONDS``, forward passes not counted, has stalled (``Client.stalled``). A child ends
+when its parent ends, at whatever stage (``system/processes``).
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ SOCKET = "wire"
 
 
 class Started:
-    """An engine process that loads its model. Needs no event loop; killed at the end of a block.
-
-    Raises OSError where no process can be started.
+    """An engine process that loads its model. It needs no event loop. As a context manager it is
+    killed at the end of the block. Raises OSError if no process can be started.
     """
 
     def __init__(self, config: Config) -> None:
@@ -72,7 +71,7 @@ class Started:
             raise
 
     def provide(self, token_bytes: Sequence[bytes]) -> None:
-        """Let the child have its vocabulary, whole or not at all. Raises OSError."""
+        """Write the vocabulary for the child, atomically. Raises OSError."""
         part = self.directory / "vocab.part"
         part.write_bytes(msgspec.msgpack.encode(list(token_bytes)))
         part.rename(self.directory / "vocab")
@@ -93,20 +92,20 @@ class Started:
 
 
 class Stall:
-    """Looks at the progress of a loop, again and again, ``interval`` seconds apart.
+    """Detector of a stalled loop. ``look`` is called every ``interval`` seconds.
 
-    Time is counted in looks: where this process was stopped or late too, nothing is held against
-    the other. A forward pass may be long, so it does not count; it is the watchdog's.
+    Time is counted in calls of ``look``, so a pause of this process itself does not count as a
+    stall of the other. Time in a forward pass does not count: the watchdog limits it.
     """
 
     def __init__(self, progress: Progress, interval: float, seconds: float) -> None:
         self._progress = progress
         self._interval, self._seconds = interval, seconds
         self._turn, self._stage, self._request = progress.read()
-        self._looks = 0  # in this turn, none of them in a forward pass
+        self._looks = 0  # looks in this turn that found another stage than a forward pass
 
     def look(self) -> bool:
-        """Whether one turn has been at work for ``seconds`` outside of its forward pass."""
+        """Return whether the current turn has lasted ``seconds``, its forward pass not counted."""
         turn, self._stage, self._request = self._progress.read()
         if turn != self._turn:
             self._turn, self._looks = turn, 0
@@ -116,7 +115,7 @@ class Stall:
 
     @property
     def request(self) -> int:
-        """The request that the loop worked for at the last look; 0: none in particular."""
+        """Id of the request that the loop worked for at the last look; 0: no single request."""
         return self._request
 
     @property
@@ -125,7 +124,7 @@ class Stall:
 
 
 class EngineProcess:
-    """The parent's handle on a started engine, made ready by ``ready``. Raises OSError."""
+    """The parent's handle of an engine process. Await ``ready`` before use. Raises OSError."""
 
     def __init__(self, started: Started, token_bytes: Sequence[bytes]) -> None:
         from sglang.srt.engine.wire import Wire
@@ -151,13 +150,13 @@ class EngineProcess:
         return self.client.info
 
     async def wait_lost(self) -> EngineLost:
-        """Returns when the engine is gone, by itself or by ``stop``."""
+        """Wait until the engine has ended, by itself or by ``stop``. Return the reason."""
         await self._lost.wait()
         assert self.client.lost is not None
         return self.client.lost
 
     async def stop(self, seconds: float = 2.0) -> None:
-        """Ask it to exit, and kill it after so long. Safe to call twice."""
+        """Request the engine's exit, and kill it after ``seconds``. May be called twice."""
         if self._watching is not None:
             self._watching.cancel()
         with contextlib.suppress(Exception):
@@ -170,13 +169,13 @@ class EngineProcess:
             self._fail("the engine was shut down")
 
     def set_unanswered(self, seconds: float) -> None:
-        """Note how long the engine has not answered; 0: it has answered."""
+        """Note for how many seconds the engine has not answered; 0: it has answered."""
         self._unanswered = seconds
         self._say()
 
     @property
     def stage_text(self) -> str:
-        """The stage of its loop, and the request."""
+        """The stage of the engine's loop, and the request it works for, as text for messages."""
         number, name = self._working_for
         if not number:
             return f"it is at {self._stall.stage}"
@@ -184,7 +183,7 @@ class EngineProcess:
         return f"it is at {self._stall.stage}, for request {number}{named}"
 
     def _say(self) -> None:
-        """Set ``client.stalled``. Log it once it is true, and once it is over."""
+        """Set ``client.stalled``. Log the beginning and the end of a stall once each."""
         before, stalled, stage = self.client.stalled, "", self.stage_text
         if self._unanswered:
             stalled = f"the engine has not answered for {self._unanswered:g} s; {stage}"
@@ -197,7 +196,7 @@ class EngineProcess:
             log.warning("the engine makes progress again")
 
     def lose(self, message: str) -> None:
-        """Kill the engine process because of ``message``: it lives but cannot be used."""
+        """Kill the engine and fail its requests because of ``message``: it cannot be used."""
         if self._child.poll() is None:
             self._child.kill()
         self._fail(message)
@@ -208,15 +207,15 @@ class EngineProcess:
         self._started.kill()
 
     async def ready(self) -> None:
-        """Wait until the child has loaded the model, which sets ``client`` and ``info``.
+        """Wait until the child has loaded the model, then set ``client``.
 
-        Raises EngineLost with the child's own message where it could not start.
+        Raises EngineLost, with the child's own message if it sent one, when it cannot start.
         """
         first, stopped = self._first, stopped_twice(self.pid)
         while not first.done():
             dead = self._child.poll() is not None
             await asyncio.wait([first], timeout=WATCH_SECONDS)
-            if not first.done() and dead:  # a last message would be here by now
+            if not first.done() and dead:  # a last message would have arrived by now
                 code = self._child.returncode
                 raise EngineLost(f"the engine exited with code {code} while starting")
             if stopped():
@@ -232,7 +231,7 @@ class EngineProcess:
         self._wire.send(encode(list(verbs)))
 
     def _take(self, frame: bytes) -> None:
-        """Events, once ``ready`` has had the first frame."""
+        """Take a frame: the first one is for ``ready``, later ones are events for the client."""
         if not self._first.done():
             self._first.set_result(frame)
             return
@@ -269,7 +268,7 @@ class EngineProcess:
 async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
     """Start the engine process and wait until it has loaded the model.
 
-    Raises EngineLost, with the reason, where it cannot start. Cancelling kills the child.
+    Raises EngineLost, with the reason, if the engine cannot start. Cancelling kills the child.
     """
     process = EngineProcess(Started(config), token_bytes)
     try:
@@ -281,7 +280,7 @@ async def spawn(config: Config, token_bytes: Sequence[bytes]) -> EngineProcess:
 
 
 def _child(config: Config, directory: Path) -> subprocess.Popen[bytes]:
-    """The child, with its configuration in ``directory``. Raises OSError."""
+    """Write the configuration to ``directory`` and start the child. Raises OSError."""
     # The engine serves no HTTP: the keys stay out of the file system.
     server = dataclasses.replace(config.server, api_key="")
     config = dataclasses.replace(config, server=server, edge=EdgeConfig())
@@ -303,21 +302,21 @@ def _vocabulary(config: Config, size: int, eos: Sequence[int]) -> Vocabulary:
 
 
 def map_progress(directory: Path) -> mmap:
-    """The memory of ``Progress`` that parent and child share."""
+    """Map the file ``progress``, which parent and child share (``Progress``)."""
     with (directory / "progress").open("r+b") as file:
         return mmap(file.fileno(), SIZE)
 
 
 def read_vocab(directory: Path) -> list[bytes]:
-    """The bytes of every token id, once the parent has written them."""
+    """Wait until the parent has written the vocabulary. Return the bytes of every token id."""
     while not (directory / "vocab").exists():
         time.sleep(POLL_SECONDS)
     return msgspec.msgpack.decode((directory / "vocab").read_bytes(), type=list[bytes])
 
 
 def main(directory: str, parent: int) -> int:
-    """The child. Exits with 0 when its parent stops it, with 1 where it cannot start, with
-    ``DEVICE_LOST`` where another process is needed to use the device."""
+    """Run the child. Return its exit code: 0 if the parent stopped it, 1 if it could not start,
+    ``DEVICE_LOST`` if only a new process can use the device."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -363,14 +362,14 @@ def main(directory: str, parent: int) -> int:
     if grammars is not None:
         grammars.warm()
     gc.collect()
-    gc.freeze()  # the collector need not look at what was loaded, again and again
+    gc.freeze()  # exempt loaded objects from later garbage collections
     code = run_to_end(engine, channel)
     if grammars is not None:
         grammars.close()
     if publisher is not None:
         publisher.close()
     channel.close()
-    shutil.rmtree(root, ignore_errors=True)  # the parent does, unless it was killed
+    shutil.rmtree(root, ignore_errors=True)  # in case the parent was killed
     return code
 
 
@@ -387,7 +386,7 @@ def run_to_end(engine: EngineCore, channel: Channel) -> int:
 
 
 def leave(root: Path) -> None:
-    """End the child at once, as its parent has ended without stopping it."""
+    """Remove ``root`` and exit at once, since the parent has ended without stopping the child."""
     shutil.rmtree(root, ignore_errors=True)
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Rows: what the next forward pass must compute for one request, and with what randomness."""
+"""Rows: makes a request's rows of the next forward pass, with the random numbers of its samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_PAGES = ints()
 
 
 def uniform(seed: int, index: int) -> float:
-    """The random number in [0, 1) for the ``index``-th token of a request with this seed.
+    """Return the random number in [0, 1) for generated token ``index`` of a request's ``seed``.
 
     SplitMix64 (Steele, Lea, Flood 2014) on a counter: a pure function, so a token does not depend
     on the batch, on retraction or on the device.
@@ -42,12 +42,11 @@ def make_rows(
     sections: bool = False,
     masks: PassMasks | None = None,
 ) -> list[Row]:
-    """Rows of the next ``count`` tokens of work, one a segment. Only the last may sample.
-
-    The last ``len(drafts)`` of the context's tokens are guesses, to be checked. With ``follows``
-    the last is a placeholder (``Row.follows``). ``sections``: positions have three parts. Rows are
-    to be made before the store advances. ``masks``: of the pass; a request with a grammar adds its
-    own to them.
+    """Return the rows of the context's next ``count`` tokens, one a segment; the last may sample.
+    Call this before ``Store.advance``. The last ``len(drafts)`` tokens of the context are drafts to
+    be verified. ``follows`` >= 0: the last token is a placeholder (``Row.follows``). ``sections``:
+    positions have three parts (M-RoPE). ``masks``: masks of the pass, to which a request with a
+    grammar adds its own.
     """
     context = request.context
     start, end = context.saved, context.saved + count
@@ -79,8 +78,8 @@ def make_rows(
 
 
 def _row(request: Request, start: int, end: int, segment: Segment) -> Row:
-    """Tokens ``[start, end)`` of one segment, whose page table is known. A page is one token where
-    there are segments, so the tokens that a segment does not see are a gap in the table."""
+    """Return the row of tokens ``[start, end)`` of one segment; the worker has the page table. With
+    segments a page is one token, so the tokens that the segment does not see are a gap in it."""
     context = request.context
     place = segment.sees + start - segment.start
     row = Row(context.id, place, context.tokens[start:end], _NO_PAGES, len(context.pages))
@@ -92,8 +91,8 @@ def _row(request: Request, start: int, end: int, segment: Segment) -> Row:
 
 
 def _pieces(context: Context, start: int, end: int) -> list[Piece]:
-    """The placeholders among the tokens ``[start, end)``. What a cut has left of a medium ends with
-    the marks: what was appended since is text, also where the medium would have gone on."""
+    """Return the media placeholders among the tokens ``[start, end)``. If a cut removed a part of
+    a medium, tokens appended later are text: the placeholders end with ``context.head``."""
     end = min(end, len(context.head))
     if end <= start:
         return []
@@ -109,7 +108,7 @@ def _pieces(context: Context, start: int, end: int) -> list[Piece]:
 
 
 def _request_outputs(row: Row, request: Request, start: int, end: int) -> None:
-    """Request the outputs that are wanted of the prompt's tokens ``[start, end)``."""
+    """Set the row's log-probability and pooling outputs for prompt tokens ``[start, end)``."""
     row.score = _score(request, start, end)
     if request.spec.reads_all and end > request.outputs.unsummed:
         row.pool = request.outputs.unsummed - start
@@ -117,7 +116,7 @@ def _request_outputs(row: Row, request: Request, start: int, end: int) -> None:
 
 
 def _score(request: Request, start: int, end: int) -> RowScore | None:
-    """Token ``i`` of the prompt is scored at position ``i - 1``."""
+    """Return the row's scores, or None. Prompt token ``i`` is scored at position ``i - 1``."""
     low, high = request.outputs.unscored, min(end, request.spec.prompt - 1)
     if low > high:
         return None
@@ -133,7 +132,7 @@ def _samples(
     drafts: Sequence[int],
     masks: PassMasks | None,
 ) -> list[Sample]:
-    """Samples before each of the drafts, and after the last."""
+    """Return a sample before each draft, and one after the last token."""
     generation, params, tokens = request.generation, request.spec.sampling, request.context.tokens
     assert params is not None
     count, pending, mask = len(drafts), request.pending, -1
@@ -167,7 +166,7 @@ def _samples(
 def forbidden(
     request: Request, goal: Generate, eos: tuple[int, ...], ahead: int = 0
 ) -> tuple[int, ...]:
-    """Ids that the next token but ``ahead`` may not be, since they would end too short a text."""
+    """Return the end and stop ids to forbid ``ahead`` tokens from now (``min_new_tokens``)."""
     params = goal.sampling
     if len(request.generation.tokens) + request.spec.carried + ahead >= params.min_new_tokens:
         return ()

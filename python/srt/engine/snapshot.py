@@ -30,7 +30,7 @@ def snapshot(
 
     Args:
         adapter: returns the name of an adapter by its number.
-        now: the time of the tree's clock.
+        now: current time of the engine's clock, in seconds.
     """
     limit = max(0, min(limit, MAX_ENTRIES))
     running = [*planner.running.values(), *planner.draining.values()]

@@ -1,4 +1,4 @@
-"""The engine's end of the wire: one ZMQ PAIR socket over ipc, a list of messages a frame."""
+"""The engine's end of the connection: a ZMQ PAIR socket over ipc. A frame is a list of messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sglang.srt.core.messages import Event, Verb, decode_verbs, encode
 from sglang.srt.engine.engine_stats import EngineStats
 
 log = logging.getLogger("sglang.srt.engine")
-EXIT = b""  # an empty frame asks the engine to exit
+EXIT = b""  # an empty frame requests the engine's exit
 MAX_FRAME = 1 << 30
-MAX_FRAMES = 4096  # taken from the socket in a step
+MAX_FRAMES = 4096  # most frames that a step takes from the socket
 
 
 def configure(socket: Any) -> Any:
-    """No lingering at close, no high-water mark: what bounds a stream is its reader."""
+    """Set short lingering at close and no high-water mark (readers bound streams). Return it."""
     socket.setsockopt(zmq.LINGER, 200)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
@@ -28,13 +28,13 @@ def configure(socket: Any) -> Any:
 
 
 class SocketChannel:
-    """Ends when its client stops it. No send waits for a receiver: the parent may be gone."""
+    """The engine's ``Channel`` over a socket. No send waits, since the parent may have ended."""
 
     def __init__(self, address: str) -> None:
         self._socket = configure(zmq.Context.instance().socket(zmq.PAIR))
         self._socket.bind(address)
-        self._frames: deque[zmq.Frame] = deque()  # not decoded yet
-        self.stats = EngineStats()  # replaced by the engine's once there is one
+        self._frames: deque[zmq.Frame] = deque()  # received, not decoded
+        self.stats = EngineStats()  # replaced by ``EngineCore.stats`` when the engine is made
 
     def connected(self) -> None:
         """Wait until the parent has connected."""
@@ -57,7 +57,7 @@ class SocketChannel:
         return out
 
     def _exits(self) -> bool:
-        """Take the frames at hand from the socket, undecoded; whether one of them asks to exit."""
+        """Take the frames that have arrived, undecoded. Return whether one requests an exit."""
         for _ in range(MAX_FRAMES):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
@@ -75,6 +75,6 @@ class SocketChannel:
             raise OSError(error.errno, str(error)) from error
 
     def close(self) -> None:
-        """Waits, as long as the linger lasts, for what was emitted to be out."""
+        """Wait until emitted frames are sent, for the linger time at most; close the socket."""
         self._socket.close()
         zmq.Context.instance().term()

@@ -11,16 +11,16 @@ from sglang.srt.engine.drafts import Drafts
 from sglang.srt.engine.executor import load_worker
 from sglang.srt.engine.info import EngineInfo
 
-GPU_SHARE = 0.4  # share of the memory left by the model and its KV cache, for the draft model's
+GPU_SHARE = 0.4  # draft model's share of the memory that the model and its KV cache leave free
 # Tokens of a pass up to which reading the weights takes longer than computing with them.
 ROOM, GPU_ROOM = 64, 256
 
 
 def make_drafts(config: Config, info: EngineInfo) -> tuple[Drafts, EngineInfo]:
-    """Load the draft model, if there is one; return the drafts and ``info`` with its name.
+    """Load the draft model, if one is configured. Return the drafters and ``info`` with its path.
 
-    Raises ValueError where the draft model cannot be served or has another vocabulary, MemoryError
-    where it does not fit.
+    Raises ValueError if the draft model is unsupported or has another vocabulary, MemoryError if
+    it does not fit.
     """
     settings, model = config.speculation, None
     if settings.speculative_draft_model_path:

@@ -1,5 +1,5 @@
-"""A client's end of the wire: frames to the engine, and the reading of its own by the event
-loop."""
+"""The client's end of the connection: a socket that sends frames to the engine, and whose frames
+are read by the asyncio event loop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ AT_ONCE = 64  # frames read before other tasks of the loop get a turn
 
 
 class Wire:
-    """``take`` is called with each frame, by the running event loop.
+    """A socket that calls ``take`` with each received frame, on the running event loop.
 
-    zmq's descriptor does not say that there is a frame: it gives notice, once, that something has
-    changed, and a call of the socket meanwhile, to send, may use the notice up. So all frames
-    are read at each notice, and it is looked for more after each send. ``socket``: one whose frames
-    have one part; by default a PAIR.
+    The file descriptor of a ZMQ socket is edge-triggered: it becomes readable once when the state
+    of the socket changes, and a send meanwhile may consume that event. So each event reads all
+    frames, and each send is followed by a read. ``socket``: a ZMQ socket whose frames have one
+    part; default: a PAIR.
     """
 
     def __init__(self, address: str, take: Callable[[bytes], None], socket: Any = None) -> None:
@@ -33,7 +33,7 @@ class Wire:
         self._look()
 
     def send(self, frame: bytes) -> None:
-        """Send a frame without waiting. Raises OSError where the socket does not take it."""
+        """Send a frame without waiting. Raises OSError if the socket refuses the frame."""
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -41,8 +41,8 @@ class Wire:
         self._look()
 
     def close(self, linger: int = 0) -> None:
-        """Close, and send for ``linger`` milliseconds what is in flight. A second call has no
-        effect."""
+        """Close the socket; frames not sent yet are sent for up to ``linger`` milliseconds. A
+        second call has no effect."""
         if self._socket.closed:
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed already
@@ -50,13 +50,13 @@ class Wire:
         self._socket.close(linger=linger)
 
     def _look(self) -> None:
-        """Read in the next turn of the loop."""
+        """Schedule a read for the next turn of the event loop."""
         if not self._due:
             self._due = True
             self._loop.call_soon(self._read)
 
     def drain(self) -> None:
-        """Take all frames that have come."""
+        """Take all frames that have arrived."""
         while self._some():
             pass
 
@@ -66,7 +66,7 @@ class Wire:
             self._look()
 
     def _some(self) -> bool:
-        """Take frames. Return whether there may be more."""
+        """Take at most ``AT_ONCE`` frames. Return whether there may be more."""
         for _ in range(AT_ONCE):
             if self._socket.closed:
                 return False

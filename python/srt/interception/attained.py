@@ -1,8 +1,8 @@
-"""AttainedService: the tokens that programs were served, for the order ``attained``.
+"""AttainedService: number of tokens computed for each program, for the order ``attained``.
 
-Programs that were served little go first, so that small ones do not wait behind large ones of
-unknown size (Agentix, NSDI'26: program-level attained service). Levels double: within one the
-longest cached prefix decides, so that programs do not take turns at every token.
+Programs with the fewest computed tokens go first, so that small programs do not wait for large ones
+of unknown size (Agentix, NSDI'26: program-level attained service). Levels double in size; within a
+level the longest cached prefix goes first, so that programs do not alternate at every token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from sglang.srt.core.call_hints import CallHint
 
 FIRST = 2048  # tokens of the first level
-PROGRAMS = 4096  # most programs that are remembered; the last served ones
+PROGRAMS = 4096  # most programs that are counted: the most recently served
 
 
 class AttainedService:
@@ -22,7 +22,7 @@ class AttainedService:
         self._tokens: OrderedDict[str, int] = OrderedDict()
 
     def serve(self, hint: CallHint | None, tokens: int) -> None:
-        """Count tokens that a pass computes for a request. One without a program has no account."""
+        """Count tokens that a pass computes for a request. Without a program nothing is counted."""
         if hint is not None and hint.program:
             self._tokens[hint.program] = self._tokens.pop(hint.program, 0) + tokens
             if len(self._tokens) > PROGRAMS:

@@ -1,21 +1,21 @@
-"""Durations: how long calls of tools take, learnt by owner and tool.
+"""Durations: predicts how long tool calls take, learnt by owner and tool.
 
-InferCept estimates that a call will last as long as it has lasted already (section 4.4). Where
-calls of the same tool have been seen, the estimate here is the *median* of what those that lasted
-longer than the elapsed time had left. The waste of a preserved context is linear in the remaining
-time, which speaks for the mean. But one call that never returned among sixty short ones would
-multiply a mean, and what is to be decided is whether the context will go on soon: the median says
-when it will with even chances.
+InferCept estimates that a call will last as long as it has lasted already (section 4.4). If calls
+of the same tool were seen, the estimate here is a *median*: of the remaining times of those calls
+that lasted longer than the elapsed time. The waste of a preserved context is linear in the
+remaining time, which suggests the mean. But one call that never returned among sixty short ones
+would multiply a mean, and the decision is whether the context will go on soon: at the median time
+the chances are even.
 
-Three sources are mixed, as a weighted geometric mean, so that a tenfold error up or down weighs
-alike:
+The estimate is a weighted geometric mean of three sources, so that errors by a factor of ten up and
+down have equal weight. Their weights:
 
-    calls that lasted longer   as many as they are
-    the client's hint          HINT / (1 + calls seen); 0 once it has been overrun
-    InferCept's estimate       1 / (1 + calls that lasted longer), times the share of those that
-                               did not: a single long call among many says little
+    calls that lasted longer   their number
+    the client's hint          HINT / (1 + calls seen); 0 once the call has lasted longer
+    InferCept's estimate       1 / (1 + calls that lasted longer), times the share of calls that did
+                               not: a single long call among many says little
 
-With none of them known, the estimate is the paper's.
+Without such calls and without a hint, the estimate is InferCept's.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 
-PAIRS = 1024  # pairs of owner and tool; the one least recently used is forgotten first
-CALLS = 64  # last calls that are kept of a pair
+PAIRS = 1024  # most pairs of owner and tool; the least recently used is dropped first
+CALLS = 64  # number of last calls that are kept of a pair
 HINT = 2.0  # weight of a hint before any call was seen
-SHORTEST, LONGEST = 1e-6, 1e9  # seconds that a call counts with
+SHORTEST, LONGEST = 1e-6, 1e9  # bounds, in seconds, to which durations are clamped
 
 
 class Durations:
     """Seconds of calls, by owner and tool.
 
     Args:
-        pairs: of owner and tool, of which calls are kept.
-        calls: of a pair that are kept: the last ones.
+        pairs: most pairs of owner and tool to keep.
+        calls: number of last calls to keep of each pair.
     """
 
     def __init__(self, pairs: int = PAIRS, calls: int = CALLS) -> None:
@@ -44,12 +44,12 @@ class Durations:
         self._pairs: OrderedDict[tuple[str, str], RecentCalls] = OrderedDict()
 
     def __len__(self) -> int:
-        """Pairs of owner and tool that are known."""
+        """Return the number of pairs of owner and tool that are kept."""
         return len(self._pairs)
 
     def add(self, owner: str, tool: str, seconds: float) -> None:
-        """Learn from a call that has ended. One that was given up counts with the time that it was
-        waited for. Negative and infinite times are ignored."""
+        """Learn from a call that has ended, or whose deadline has passed, after ``seconds``.
+        Negative and infinite times are ignored."""
         if not 0 <= seconds < math.inf:
             return
         pair = (owner, tool)
@@ -65,8 +65,8 @@ class Durations:
         """Return the seconds that a call will probably still take.
 
         Args:
-            elapsed: seconds that it has taken so far.
-            expected: seconds that it takes in all, by the client; 0: the client does not say.
+            elapsed: seconds that the call has taken so far.
+            expected: the client's estimate of the whole duration in seconds; 0: none.
         """
         elapsed = max(elapsed, 0.0)
         calls, pair = None, (owner, tool)
@@ -91,7 +91,7 @@ class RecentCalls:
     """The last durations of one tool, in seconds.
 
     Args:
-        most: that are kept.
+        most: number of durations to keep.
     """
 
     __slots__ = ("_last", "_sorted")
@@ -104,15 +104,15 @@ class RecentCalls:
         return len(self._last)
 
     def add(self, seconds: float) -> None:
-        """Keep a duration, and forget the oldest where there are too many."""
+        """Add a duration, and drop the oldest if there are more than ``most``."""
         if len(self._last) == self._last.maxlen:
             del self._sorted[bisect_left(self._sorted, self._last[0])]
         self._last.append(seconds)
         insort(self._sorted, seconds)
 
     def left(self, elapsed: float) -> tuple[float, int]:
-        """Return the median of what calls longer than ``elapsed`` had left then, and their number.
-        The median is above 0, or 0 where there are none."""
+        """Return the median of the remaining times at ``elapsed`` of calls longer than that, and
+        the number of these calls. The median is above 0; (0, 0) if there are no such calls."""
         first = bisect_right(self._sorted, elapsed)
         longer = len(self._sorted) - first
         if not longer:

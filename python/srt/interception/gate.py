@@ -1,25 +1,25 @@
-"""ProgramGate: which programs may have turns computed, so that their KV fits the memory.
+"""ProgramGate: limits which programs may have turns computed, so that their KV fits into memory.
 
-Where more programs are alive than memory holds, each turn evicts what another's next turn needs,
-and nearly all time goes into computing it again. The gate admits a program only while the *working
-set* stays within its room: the KV of the programs inside, what they share counted once, and of
-those in a call half as much with each ``half_life`` (clients do not say when they are done).
-Nothing is locked.
+If the KV of all active programs does not fit, each turn evicts KV that another program's next turn
+needs, and most time is spent on computing evicted KV again. The gate admits a program only while
+the *working set* fits into ``room``: the KV of the programs inside, shared KV counted once. KV of a
+program in a tool call counts half as much after each ``half_life``, since clients do not report
+when a program ends. The gate locks no KV. States of a program:
 
     outside    no turn is requested, or its turn waits in line
-    running    inside; its turn is with the engine
-    calling    inside; its last turn is answered and a tool works
+    running    inside; the engine computes its turn
+    calling    inside; its last turn is answered and a tool runs
 
-A turn of a program inside goes on at once. All others wait in line, first come, first served; with
-several tenants the one with the fewest programs inside is next. A program that has been inside for
-a quantum leaves at its next call if others wait, and its next turn waits in line. One whose weight
-has fallen below a token is forgotten.
+A turn of a program inside runs at once. Other turns wait in line, first come, first served; with
+several tenants, the tenant with the fewest programs inside is next. A program that has been inside
+for a *quantum* is put out at its next call if others wait, and its next turn waits in line. A
+program whose weighted KV has fallen below one token is forgotten.
 
-Bounds: let a *round* be a quantum and the longest turn. The programs inside at some moment have
-left a round later. So the first in line waits at most a round, and a turn with ``ahead`` turns
-before it in line at most ``ahead + 1`` rounds, whatever the sizes; with several tenants, that many
-rounds for each of them, counting the turns before it in its tenant's own line. Where nothing runs
-for ``PATIENCE``, or no program is inside, the first in line is admitted whatever its size.
+Bounds: let a *round* be a quantum plus the longest turn. All programs inside at some time have left
+one round later. So the first in line waits at most a round, and a turn with ``ahead`` turns before
+it at most ``ahead + 1`` rounds, whatever the sizes; with several tenants, that many rounds for each
+tenant, where ``ahead`` counts the tenant's own line. If no turn runs for ``PATIENCE``, or no
+program is inside, the first in line is admitted whatever its size.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from typing import TypeAlias
 
 from sglang.srt.interception.working_set import Context, WorkingSet
 
-Key: TypeAlias = Hashable  # a program's
-PATIENCE = 1.0  # seconds; most calls are back by then, and recomputing another's KV is dearer
-ANSWER = 256.0  # tokens expected of the first answer
-MEMORY = 0.95  # of the mean of the answers, at each answer
+Key: TypeAlias = Hashable  # key of a program
+PATIENCE = 1.0  # seconds; most calls take less, and computing evicted KV again costs more
+ANSWER = 256.0  # tokens assumed for the first answer
+MEMORY = 0.95  # weight of the old mean of answer lengths, at each answer
 
 
 @dataclass(eq=False, slots=True)
 class _LinedTurn:
-    """A turn in line. ``growth``: tokens that its answer may add."""
+    """A turn in line. ``growth``: expected tokens of its answer."""
 
     program: Key
     tenant: str
@@ -54,10 +54,10 @@ class _Inside:
     """A program inside.
 
     Attributes:
-        holder: its number in the working set.
-        growth: tokens that its running turn may add.
-        entered: moment when it came in.
-        called: moment of its last answer while it is in a call; None while its turn runs.
+        holder: number of the program in the working set.
+        growth: expected tokens of its running turn.
+        entered: time when the program was admitted.
+        called: time of its last answer, when its call began; None while its turn runs.
     """
 
     holder: int
@@ -69,7 +69,7 @@ class _Inside:
 
 @dataclass(slots=True)
 class GateCounts:
-    """Counts since the start. ``entered``: programs admitted. ``put_out``: after their quantum."""
+    """Counts since the start: programs admitted, and programs put out after their quantum."""
 
     entered: int = 0
     put_out: int = 0
@@ -77,14 +77,14 @@ class GateCounts:
 
 @dataclass(slots=True)
 class ProgramGate:
-    """Programs inside, and turns in line. Moments are seconds on one clock. A program has one turn
-    at a time.
+    """Programs inside, and turns in line. All times are seconds on one clock. A program has at most
+    one turn at a time.
 
     Attributes:
-        room: tokens that programs inside may have.
-        quantum: seconds that a program may stay while others wait.
-        half_life: seconds of a call in which a program's weight halves.
-        block: tokens of a block of a context.
+        room: most tokens of the working set.
+        quantum: seconds that a program may stay inside while others wait.
+        half_life: seconds of a call after which the weight of a program's KV has halved.
+        block: number of tokens of a block of a context (``working_set``).
     """
 
     room: float
@@ -97,9 +97,9 @@ class ProgramGate:
     _set: WorkingSet = field(default_factory=WorkingSet)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _running: int = 0
-    _idle: float = 0.0  # since when nothing runs
-    _swept: float = -math.inf  # when programs were last forgotten
-    _answer: float = ANSWER  # mean tokens of the answers
+    _idle: float = 0.0  # time since which no turn runs
+    _swept: float = -math.inf  # time of the last check for programs to forget
+    _answer: float = ANSWER  # mean number of tokens of the answers
 
     def __post_init__(self) -> None:
         if min(self.quantum, self.half_life) <= 0:
@@ -109,12 +109,12 @@ class ProgramGate:
 
     @property
     def waiting(self) -> int:
-        """Turns in line."""
+        """Number of turns in line."""
         return sum(map(len, self._lines.values()))
 
     @property
     def inside(self) -> int:
-        """Programs inside."""
+        """Number of programs inside."""
         return len(self._inside)
 
     def has_turn(self, program: Key) -> bool:
@@ -125,16 +125,16 @@ class ProgramGate:
         return any(turn.program == program for line in self._lines.values() for turn in line)
 
     def working_set(self, now: float) -> float:
-        """Return the tokens of the programs inside, by their weights."""
+        """Return the weighted number of tokens of the programs inside."""
         own = sum(self._size(each) * self._weight(each, now) for each in self._inside.values())
         return own + self.block * self._set.shared
 
     def request(
         self, program: Key, context: Context, most: float, now: float, tenant: str = ""
     ) -> bool:
-        """Request a turn on ``context``, which may add ``most`` tokens. Return whether the program
-        may go on now; else ``admit`` will return it. Raises ValueError where its turn runs or
-        waits."""
+        """Request a turn on ``context`` that adds at most ``most`` tokens. Return True if it may
+        run now; otherwise a later ``admit`` returns the program. Raises ValueError if a turn of the
+        program runs or waits."""
         if self.has_turn(program):
             raise ValueError(f"program {program!r} has a turn already; it may have one at a time")
         self._leave(now)
@@ -149,8 +149,8 @@ class ProgramGate:
         return True
 
     def answered(self, program: Key, context: Context, generated: float, now: float) -> None:
-        """Note that the turn of a program was answered with so many tokens, and its call
-        begins."""
+        """Note that a program's turn was answered with ``generated`` tokens, and its call begins.
+        ``context``: its context after the answer."""
         found = self._inside[program]
         self._set.hold(found.holder, context)
         self._answer = MEMORY * self._answer + (1 - MEMORY) * generated
@@ -158,8 +158,8 @@ class ProgramGate:
         self._stop(now)
 
     def broken(self, program: Key, now: float) -> None:
-        """Note that a program's turn has ended without an answer. One inside keeps its context as
-        if its call began; a turn in line is removed."""
+        """Note that a program's turn has ended without an answer. A program inside keeps its
+        context, as if a call began; a turn in line is removed."""
         found = self._inside.get(program)
         if found is None:
             self._remove(program)
@@ -168,7 +168,7 @@ class ProgramGate:
             self._stop(now)
 
     def ended(self, program: Key, now: float) -> None:
-        """Forget a program, wherever it is."""
+        """Forget a program, inside or in line."""
         found = self._inside.get(program)
         if found is None:
             self._remove(program)
@@ -178,13 +178,13 @@ class ProgramGate:
             self._stop(now)
 
     def lost(self, now: float) -> None:
-        """Note that all KV is lost: no program in a call has any."""
+        """Put out all programs in a call, after a loss of all KV."""
         for program in [key for key, each in self._inside.items() if each.called is not None]:
             self._put_out(program)
 
     def admit(self, now: float) -> list[Key]:
-        """Return the programs whose turns in line may go on now. To be called whenever a turn is
-        requested or answered, a program ends or time has passed."""
+        """Admit and return the programs whose turns in line may run now. Must be called when a turn
+        was requested or answered, a program has ended or time has passed."""
         if not self._lines:
             return []
         self._leave(now)
@@ -204,19 +204,19 @@ class ProgramGate:
     # -- the line ---------------------------------------------------------------------------------
 
     def _next(self, held: Counter[str]) -> _LinedTurn:
-        """The turn that is admitted next: of the tenant with the fewest programs inside, and of
-        several such the one whose last turn was admitted longest ago."""
+        """Return the first turn of the tenant with the fewest programs inside; of several such
+        tenants, the one whose last turn was admitted longest ago."""
         return self._lines[min(self._lines, key=held.__getitem__)][0]
 
     def _pop(self, turn: _LinedTurn) -> None:
-        """Remove a turn. Its tenant is the last of equal ones from now on."""
+        """Remove a turn from its line, and move its tenant behind all other tenants."""
         line = self._lines.pop(turn.tenant)
         line.remove(turn)
         if line:
             self._lines[turn.tenant] = line
 
     def _remove(self, program: Key) -> None:
-        """Remove a program's turn from the line, if it has one there."""
+        """Remove a program's turn from its line, if there is one."""
         for line in list(self._lines.values()):
             for turn in [turn for turn in line if turn.program == program]:
                 line.remove(turn)
@@ -224,8 +224,8 @@ class ProgramGate:
                     del self._lines[turn.tenant]
 
     def _cost(self, turn: _LinedTurn, now: float) -> float:
-        """Tokens by which the working set grows with a turn. What a program in a call has alone
-        counts in full once another has it too."""
+        """Return the tokens by which a turn would enlarge the working set. A block that only one
+        program in a call had counts in full once the turn shares it."""
         fresh, alone = self._set.met(turn.context)
         lifted = 0.0
         if alone:
@@ -243,15 +243,15 @@ class ProgramGate:
         self.counts.entered += 1
 
     def _stop(self, now: float) -> None:
-        """A turn runs no longer."""
+        """Note that a running turn has ended."""
         self._running, self._idle = self._running - 1, now
 
     def _put_out(self, program: Key) -> None:
         self._set.drop(self._inside.pop(program).holder)
 
     def _leave(self, now: float) -> None:
-        """Put out the programs in a call that have used their quantum, where others wait; forget
-        those that weigh nothing any more."""
+        """If turns wait, put out the programs in a call that have used their quantum. Forget
+        programs whose weighted KV is below one token."""
         if self._lines:
             over = [
                 key
@@ -280,7 +280,7 @@ class ProgramGate:
         return math.pow(0.5, (now - each.called) / self.half_life)
 
     def check(self) -> None:
-        """Raise AssertionError where the books do not balance."""
+        """Raise AssertionError if the gate's counts are inconsistent."""
         self._set.check()
         assert self._running == sum(each.called is None for each in self._inside.values())
         assert all(self._lines.values()), "a tenant with an empty line"

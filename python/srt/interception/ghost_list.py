@@ -1,31 +1,31 @@
-"""GhostList: which pages without a claim host memory takes, by what became of those before.
+"""GhostList: decides whether host memory takes pages without a claim, from the use of earlier ones.
 
-A page that the device gives up is worth a copy where such pages are used again while the tier has
-them. Where they leave it unread, their copies take the time of others. So the tier is closed to
-pages without a claim once nearly all of them leave it unread. Pages that it refuses are *ghosts*:
-an open tier would have them until it had taken as many pages as it holds. Where ghosts are
-requested again in this time, the tier is opened.
+Copying a page that the device evicts is useful if such pages are used again while host memory has
+them. If most are evicted unread, their copies only take time from others. So the tier is *closed*
+to pages without a claim once nearly all of them leave it unread. Pages that a closed tier refuses
+are *ghosts*: an open tier would have kept them until it had taken as many pages as it holds. If
+enough ghosts are requested within that time, the tier is opened again.
 
-Pages of contexts that wait for a tool are always taken: their claim says that they will be used.
+Pages of contexts that wait for a tool are always taken, since they will probably be used.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-CLOSES, OPENS = 0.02, 0.05  # shares of the pages that are used again
-RECORDS = 4096  # most refusals that are remembered
+CLOSES, OPENS = 0.02, 0.05  # shares of pages used again: below, the tier closes; above, it opens
+RECORDS = 4096  # most refusals that are recorded
 
 
 class GhostList:
-    """Counts of one tier. Its memory is bounded: ghosts are counted by the moment they left.
+    """Counts of one tier. Ghosts are recorded by the time of eviction, in bounded memory.
 
     Args:
-        size: pages of the tier.
+        size: number of pages of the tier.
 
     Attributes:
-        open: whether pages without a claim are taken.
-        refused: pages, since the start.
+        open: whether the tier takes pages without a claim.
+        refused: number of pages refused since the start.
     """
 
     def __init__(self, size: int) -> None:
@@ -34,13 +34,13 @@ class GhostList:
         self._ghosts: deque[tuple[float, int]] = deque()  # (moment, pages refused before it)
 
     def left(self, pages: int, read: bool) -> None:
-        """Note pages without a claim that have left the tier."""
+        """Note that pages without a claim have left the tier. ``read``: used while there."""
         if self.open:
             self._count(pages, pages if read else 0)
 
     def takes(self, pages: int, now: float) -> bool:
-        """Whether the tier takes pages without a claim that leave the device at ``now``, in
-        seconds. Those that it does not take become ghosts."""
+        """Return whether the tier takes pages without a claim that leave the device at time
+        ``now``, in seconds. Refused pages become ghosts."""
         if self.open:
             return True
         self._ghosts.append((now, self.refused))
@@ -51,17 +51,17 @@ class GhostList:
         return False
 
     def requested(self, pages: int, left: float) -> None:
-        """Note a request for pages that no tier has, and that left the device at moment
-        ``left``."""
+        """Note a request for pages that are in no tier and left the device at time ``left``. If
+        they are ghosts, count them as used again."""
         if self.open or pages <= 0:
             return
         while self._ghosts and self.refused - self._ghosts[0][1] > self.size:
-            self._ghosts.popleft()  # an open tier would not have these any more
+            self._ghosts.popleft()  # even an open tier would have evicted these by now
         if self._ghosts and left >= self._ghosts[0][0]:
             self._count(0, pages)
 
     def _count(self, gone: int, used: int) -> None:
-        """Count pages. Open or close the tier once there are as many as it holds."""
+        """Count pages. Decide to open or close once the count reaches the tier's size."""
         self._gone += gone
         self._used += used
         if self._gone < self.size:

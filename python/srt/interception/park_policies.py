@@ -1,26 +1,25 @@
-"""Parking: what becomes of the KV of contexts that wait for a tool (InferCept, sections 3 and 4).
+"""Park policies: treatment of the KV of contexts that wait for a tool (InferCept, sections 3, 4).
 
-A policy is plain functions over views, chosen by name (``POLICIES``). ``decide`` says what is done
-with the KV now, and ``value`` which of it goes first where memory is short.
+A policy is functions over views, chosen by name (``POLICIES``). ``decide`` chooses the KV to copy
+or evict now; ``value`` orders KV for eviction when memory is short. Policies, for such KV:
 
-    discard           it is given up at once
-    preserve          it stays, and nothing else may use its memory while others can go on
-    swap              it is copied to host memory at once, however long the copies take
-    heuristic         one of the three, by the expected duration (InferCept's baseline H)
-    min-waste         the paper's: copied to host memory within the budget of the passes, the most
-                      wasteful first; of the rest, what wastes less of staying and being discarded
-    ttl               it stays for a fixed time, and nothing else may use its memory while others
-                      can go on; then its claim ends
-    eager             it is copied to host memory at once within the budget of the passes, the
-                      oldest first, and stays as under ``priced``
-    priced            it stays as long as nothing needs its memory more; copied shortly before that
-    none              claims do not count: least recently used goes first
+    discard           evict it at once
+    preserve          keep it; other requests may use its memory only if nothing else can run
+    swap              copy it to host memory at once, however long the copies take
+    heuristic         one of these three, by the expected duration (InferCept's baseline H)
+    min-waste         the paper's policy: copy it to host memory within the budget of the passes,
+                      the most wasteful first; of the rest, keep or discard what wastes less
+    ttl               preserve it for a fixed time, then treat it like other KV
+    eager             copy it to host memory at once within the budget of the passes, the oldest
+                      first; keep it on the device as under ``priced``
+    priced            keep it until other KV has more value; copy it shortly before its eviction
+    none              ignore claims: evict the least recently used leaf first
 
-Under ``priced`` a page is worth the time that it saves, divided by the time until it does: what it
-costs to compute or load it again, the less of both, over the predicted seconds until its tool
-answers. A page without a claim is worth the same over its age, times the chance that such a page
-was used again. With equal chances and costs that is the least recently used order. Nothing is
-locked: a claim decides what goes first, and never whether a request may be admitted.
+Under ``priced`` the value of a page is the time that it saves, divided by the time until its use:
+the time to compute or to load it, whichever is less, over the predicted seconds until the tool
+answers. The value of a page without a claim is the time to compute it over its age, times the
+chance that such a page is used again. With equal chances and costs this is the least recently used
+order. Claims do not lock: under ``priced`` they never keep a request from being admitted.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from sglang.srt.schedule.costs import Costs
 
 SHORT, MEDIUM = 4.0, 7.0  # seconds: InferCept's thresholds of the heuristic policy
 SOON = 0.01  # seconds: least time until a page is used
-HORIZON = 1.0  # seconds: what will be evicted within them is copied under ``priced``
-RETENTION = 4.0  # seconds that ``ttl`` keeps KV: calls of programs are shorter, those of people not
+HORIZON = 1.0  # seconds: ``priced`` copies KV that will be evicted within this time
+RETENTION = 4.0  # seconds that ``ttl`` keeps KV: most calls of programs are shorter
 REFRESH = 0.1  # seconds between two decisions of a policy that does not decide at every pass
 
 
@@ -47,7 +46,7 @@ class ParkedItem(NamedTuple):
         id: id of the context.
         tokens: tokens of its KV on the device that no other context needs.
         lacking: tokens of its path without a copy in host memory, shared ones included.
-        elapsed, remaining: seconds that the call has taken, and that it will probably still take.
+        elapsed, remaining: seconds that the call has taken, and predicted seconds left.
     """
 
     id: int
@@ -98,7 +97,7 @@ class ParkingDecision:
     release: list[int] = field(default_factory=list)
 
 
-# Items are made where they are requested: with a thousand parked contexts that takes a while.
+# Items are made only when a policy needs them: for a thousand parked contexts that takes a while.
 Items = Callable[[], Sequence[ParkedItem]]
 Decide = Callable[[Items, ParkingView], ParkingDecision]
 Value = Callable[[ParkedItem, Costs], float]

@@ -1,11 +1,11 @@
-"""Parked: the contexts that wait for a tool, and what becomes of their KV (InferCept).
+"""Parked: the claims of contexts that wait for a tool, and the treatment of their KV (InferCept).
 
-    parked      the tool is running: a claim on the path of the context in the radix tree
-    returned    its next request waits to be admitted; the claim goes last
+    parked      the tool is running: the context has a claim on its path in the radix tree
+    returned    the context's next request waits to be admitted; its KV is evicted last
     (ended)     the request was admitted, the context was closed, or the deadline has passed
 
-A claim locks nothing. It takes the leaves of its path out of the least recently used order, and the
-policy (``park_policies``) says when they go. Contexts without a claim cost nothing here.
+A claim does not lock its path. It takes the path's leaves out of the least recently used order, and
+the policy (``park_policies``) decides when they are evicted.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from sglang.srt.memory.radix_node import RadixNode
 from sglang.srt.memory.store import Store, Transfer
 from sglang.srt.schedule.costs import Costs
 
-MANY = 500  # claims; of more the policy decides more rarely, so that it costs no more a second
-GROWTH = 0.1  # growth of the elapsed time at which a prediction is made anew
+MANY = 500  # claims above which the policy decides less often, to cost no more time a second
+GROWTH = 0.1  # relative growth of the elapsed time after which the prediction is renewed
 
 
 @dataclass(slots=True, eq=False)
@@ -44,14 +44,14 @@ class PathClaim:
     """One context's claim.
 
     Attributes:
-        node: last node of its path when it was parked.
-        began: moment of the call.
-        ends: the deadline.
-        tokens: those of its path when it was parked.
-        pages: pages that only this context needed when that was last looked at.
+        node: last node of the context's path when the claim began.
+        began: time when the claim and the tool call began.
+        ends: time of the deadline.
+        tokens: tokens of the path when the claim began.
+        pages: pages that only this context needs, at the last check.
         returned: whether the tool has answered.
-        lacking: tokens of its path that host memory lacked when that was last looked at.
-        remaining: predicted seconds left, as of moment ``predicted``.
+        lacking: tokens of the path without a copy in host memory, at the last check.
+        remaining: predicted seconds left at time ``predicted``.
     """
 
     context: Context
@@ -68,18 +68,18 @@ class PathClaim:
 
 
 class Parked:
-    """All claims.
+    """All claims on the device's radix tree.
 
     Args:
-        policy: a name of ``POLICIES``.
-        costs: of passes and copies.
-        token_bytes: of a token's KV.
+        policy: name in ``POLICIES``.
+        costs: learnt costs of passes and copies.
+        token_bytes: bytes of a token's KV.
 
     Attributes:
-        durations: of the calls so far, by owner and tool.
-        expired: claims that have reached their deadline, since the start.
-        yielded: leaves of claims that memory has taken, since the start.
-        seconds: of all calls that have ended.
+        durations: durations of earlier calls, by owner and tool.
+        expired: number of claims that have reached their deadline, since the start.
+        yielded: number of leaves with a claim that were evicted, since the start.
+        seconds: sum of the durations of all calls that have ended.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Parked:
         self._numbers = itertools.count()
         self._deadlines: list[tuple[float, int, PathClaim]] = []  # a heap; claims may have ended
         self._held = 0  # sum of the claims' ``pages``
-        self._order: list[PathClaim] = []  # the first to go at the end
+        self._order: list[PathClaim] = []  # the claim to evict first is last
         self._ordered_at = self._acted_at = -math.inf
         self._lower = LowerClaims(store, self._tier_value, costs, clock)
 
@@ -117,7 +117,7 @@ class Parked:
     # -- the life of a claim ---------------------------------------------------------------------
 
     def park(self, verb: Park, context: Context) -> None:
-        """Begin a claim of an idle context. Raises ValueError for seconds that are none."""
+        """Begin a claim of an idle context. Raises ValueError for negative or infinite seconds."""
         for name, value in (("expected", verb.expected), ("deadline", verb.deadline)):
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be a number of seconds from 0 on")
@@ -140,22 +140,22 @@ class Parked:
             self._lower.place(context)
 
     def _tier_value(self, number: int) -> float:
-        """Value of a token of a context's KV in a lower tier (``tier_claims``)."""
+        """Return the value of a token of a context's KV in a lower tier (``tier_claims``)."""
         claim = self._claims[number]
         if claim.returned:
             return math.inf
         return claimed_value(self._remaining(claim, self._clock.now()), self._costs)
 
     def returned(self, context: int) -> None:
-        """Note that a context goes on: its next request has come."""
+        """Note that the next request of a context has arrived, so the tool has answered."""
         claim = self._claims.get(context)
         if claim is not None and not claim.returned:
             self._learn(claim)
             claim.returned = True
 
     def admitted(self, context: Context) -> None:
-        """End the claim of a context that has locked what the device has of it. What neither that
-        nor host memory has is computed again: equation 4 of InferCept says what it wastes."""
+        """End the claim of a context that was admitted and has locked its KV on the device. KV that
+        neither the device nor host memory has is computed again; add its waste (equation 4)."""
         claim = self._claims.get(context.id)
         if claim is None:
             return
@@ -182,7 +182,7 @@ class Parked:
             self._store.choose = None
 
     def expire(self) -> None:
-        """End the claims whose deadline has passed. To be called at each plan."""
+        """End the claims whose deadline has passed. Must be called at each plan."""
         now = self._clock.now()
         if not self.policy.soft:  # equation 2
             held = self.withheld * self._store.page_size
@@ -204,20 +204,20 @@ class Parked:
 
     @property
     def withheld(self) -> int:
-        """Pages that nothing may use while anything can go on without them."""
+        """Number of pages that other requests may use only if nothing can run without them."""
         if self.policy.soft:
             return 0
         return sum(self._exclusive(c) for c in self._claims.values() if not c.returned)
 
     def act(self, transfer: Transfer | None, others: int, chunk: int, taken: int) -> None:
-        """Do with the KV of parked contexts what the policy decides for the planned pass, which has
-        no rows yet.
+        """Let the policy decide, and copy, evict or release the KV of parked contexts as decided.
+        The planned pass must have no rows yet.
 
         Args:
-            transfer: budget of the pass for copies, None without host memory.
-            others: tokens of the running contexts.
-            chunk: tokens that the pass has room for beside one of each running context.
-            taken: tokens that the pass takes.
+            transfer: budget of the pass for copies; None without host memory.
+            others: number of tokens of the running contexts.
+            chunk: tokens that the pass can compute besides one for each running context.
+            taken: tokens that the pass computes.
         """
         now, size = self._clock.now(), self._store.page_size
         self._others, self._chunk = others, chunk
@@ -243,11 +243,11 @@ class Parked:
 
     @property
     def _rarer(self) -> float:
-        """Factor of the time between two decisions."""
+        """Factor by which the time between two decisions is longer with many claims."""
         return max(len(self._claims) / MANY, 1.0)
 
     def _items(self) -> list[ParkedItem]:
-        """Contexts that have KV on the device, and whose tool has not answered."""
+        """Return the contexts with KV of their own on the device whose tool has not answered."""
         now = self._clock.now()
         items = [self._item(claim, now) for claim in self._claims.values() if not claim.returned]
         return [item for item in items if item.tokens]
@@ -262,7 +262,7 @@ class Parked:
         )  # fmt: skip
 
     def _remaining(self, claim: PathClaim, now: float) -> float:
-        """Predicted seconds until the tool answers."""
+        """Return the predicted seconds until the tool answers."""
         elapsed = now - claim.began
         if elapsed - (claim.predicted - claim.began) > GROWTH * elapsed:
             verb = claim.verb
@@ -273,14 +273,14 @@ class Parked:
         return max(claim.remaining - (now - claim.predicted), 0.0)
 
     def _copy(self, claim: PathClaim) -> None:
-        """Have the planned pass copy the claim's path to host memory."""
+        """Plan a copy of the claim's path to host memory."""
         leaf = self._leaf(claim)
         if leaf is not None:
             self._store.copy(leaf, unbounded=self.policy.synchronous)
             claim.lacking = self._store.lacking(leaf)
 
     def _give_up(self, claim: PathClaim) -> None:
-        """Free the pages that only this context needs."""
+        """Evict the pages that only this context needs."""
         tree = self._store.tree
         while (leaf := self._leaf(claim)) is not None and leaf.claims == 1:
             tree.cut(leaf, len(leaf.pages))
@@ -288,8 +288,8 @@ class Parked:
     # -- order of eviction ----------------------------------------------------------------------
 
     def _choose(self, oldest: RadixNode | None) -> RadixNode | None:
-        """The leaf that memory gives up next: the least recently used one without a claim, or that
-        of a claim (``memory.radix.Choose``)."""
+        """Return the leaf to evict next (``memory.radix.Choose``): ``oldest``, the least recently
+        used leaf without a claim, or a leaf with a claim."""
         if oldest is not None and not self.policy.soft:
             return oldest
         claim, leaf = self._first(must=oldest is None)
@@ -303,7 +303,7 @@ class Parked:
         return leaf
 
     def _gives_way(self, claim: PathClaim, oldest: RadixNode) -> bool:
-        """Whether the KV of a claim is worth less than that of a leaf without one."""
+        """Return whether the KV of a claim has a lower value than a leaf without a claim."""
         if claim.returned:
             return False
         now, costs = self._clock.now(), self._costs
@@ -311,7 +311,7 @@ class Parked:
         return value < unclaimed_value(now - oldest.at, self._store.tree.reuse, costs)
 
     def _first(self, must: bool) -> tuple[PathClaim | None, RadixNode | None]:
-        """The claim that goes first, with the leaf that it gives up."""
+        """Return the claim to evict first and its leaf. ``must``: if none, sort again and retry."""
         for again in (False, True):
             if again or self._clock.now() - self._ordered_at > REFRESH * self._rarer:
                 self._sort()
@@ -322,13 +322,13 @@ class Parked:
                 if leaf is not None:
                     return claim, leaf
                 self._order.pop()
-            if not must:  # no claim has a leaf, as far as is known
+            if not must:  # by the last sort, no claim has a leaf
                 break
         return None, None
 
     def _sort(self) -> None:
-        """Sort the claims, what is worth least last. Those that have returned are worth most, the
-        oldest of them above all."""
+        """Sort the claims by value, the lowest last. Claims that have returned have the highest
+        values, and among them the oldest context."""
         now, costs = self._clock.now(), self._costs
         self._ordered_at = now
         values = {
@@ -341,7 +341,7 @@ class Parked:
         self._order = sorted(values, key=values.__getitem__, reverse=True)
 
     def _leaf(self, claim: PathClaim) -> RadixNode | None:
-        """The evictable leaf at the end of a claim's path, None where there is none."""
+        """Return the evictable leaf at the end of a claim's path, or None."""
         node = claim.node
         while not node.pages:  # evicted
             if node.parent is None:
@@ -350,7 +350,7 @@ class Parked:
         return node if not node.locks and not node.children else None
 
     def _exclusive(self, claim: PathClaim) -> int:
-        """Pages that only this context needs: pages that others share cost a claim nothing."""
+        """Return the number of pages that only this context needs."""
         node, pages = self._leaf(claim), 0
         while node is not None and node.parent and node.claims == 1 and not node.locks:
             if len(node.children) > 1:
@@ -368,7 +368,7 @@ class Parked:
         return found
 
     def check(self) -> None:
-        """Raise AssertionError where a claim counts in the tree and not here, or the reverse."""
+        """Raise AssertionError if the claims here and those counted in the tree differ."""
         counts: dict[int, int] = {}
         self._lower.check()
         assert self._held == sum(claim.pages for claim in self._claims.values()), "pages of claims"
@@ -381,4 +381,4 @@ class Parked:
                     counts[step.number] = counts.get(step.number, 0) + 1
                 step = step.parent
         for node in self._store.tree.nodes():
-            assert node.claims == counts.get(node.number, 0), "a claim that is nobody's"
+            assert node.claims == counts.get(node.number, 0), "a claim without a context"

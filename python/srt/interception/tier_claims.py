@@ -1,11 +1,11 @@
 """TierClaims, LowerClaims: claims of contexts that wait for a tool, on the trees of lower tiers.
 
-A claim (``parked``) decides what the device gives up. What a lower tier has of the same path counts
-here: it leaves the least recently used order of that tier, and goes when it saves least. What a
-page saves there, computing less loading, is the same for all pages, so that the order is that of
-the predicted seconds until its use (``park_policies.unclaimed_value``).
+``parked`` has the claims on the device's tree. This module has the claims of the same contexts on
+their paths in lower tiers: such KV leaves the tier's least recently used order, and is evicted when
+its value is lowest. The time that a page saves (computing minus loading) is the same for all pages,
+so the order is that of the predicted time until the use (``park_policies.unclaimed_value``).
 
-A claim locks nothing. Only leaves go, so that pages that others share cost a claim nothing.
+A claim does not lock. Only leaves are evicted, so pages shared with other contexts stay.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from sglang.srt.memory.radix_node import RadixNode
 from sglang.srt.memory.store import Store
 from sglang.srt.schedule.costs import Costs
 
-PAUSE = 0.5  # seconds between two looks at all claims, where the tier evicts at all
+PAUSE = 0.5  # least seconds between two sorts of all claims, made when the tier evicts
 
-# By context: milliseconds saved by a token of its KV, per second until they are.
+# Argument: context id. Result: milliseconds that a token's KV saves, per second until its use.
 Value: TypeAlias = Callable[[int], float]
-# The part of a path that the tier may keep, and the namespace by which it knows it.
+# Result: the part of a path that the tier may keep, and the tier's namespace for it.
 Known: TypeAlias = Callable[[Ints, Namespace], tuple[Ints, Namespace]]
 
 
 class TierClaims:
-    """The claims on one tree.
+    """The claims on one tier's tree.
 
     Args:
-        tree: the tier's.
-        device: the tree whose ``reuse`` is the chance that a page without a claim is used again. In
-            the tier's own tree each copy that lengthens a path would count as a use.
-        value: of a token of a context's KV; ``inf``: its tool has answered.
-        known: None where the tier keeps every path.
+        tree: the tier's radix tree.
+        device: the device's tree; its ``reuse`` is the chance that a page without a claim is used
+            again. In the tier's tree each copy that lengthens a path would count as a use.
+        value: returns the value of a token of a context's KV; ``inf``: the tool has answered.
+        known: returns the part of a path that the tier may keep; None: the tier keeps all.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class TierClaims:
         self._value, self._costs, self._clock = value, costs, clock
         self._known = known
         self._nodes: dict[int, tuple[Context, RadixNode | None]] = {}  # by context id
-        self._order: list[tuple[float, int]] = []  # (value, context), the first to go at the end
+        self._order: list[tuple[float, int]] = []  # (value, context id), the lowest value last
         self._sorted_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def place(self, context: Context) -> None:
-        """Begin a claim of a context that has none here."""
+        """Begin a claim of a context that has none on this tier."""
         self._nodes[context.id] = context, self._moved(context, None)
         self._sorted_at = -math.inf
 
@@ -70,11 +70,11 @@ class TierClaims:
             self._tree.unclaim(node)
 
     def choose(self, oldest: RadixNode | None) -> RadixNode | None:
-        """The leaf that the tier gives up next (``memory.radix.Choose``)."""
+        """Return the leaf that the tier evicts next (``memory.radix.Choose``)."""
         now = self._clock.now()
         if now - self._sorted_at > PAUSE:
             self._sort(now)
-        if oldest is not None and oldest.claims:  # since this look
+        if oldest is not None and oldest.claims:  # the sort has moved a claim to it
             oldest = None
         found = self._first()
         if found is None and oldest is None:
@@ -89,7 +89,7 @@ class TierClaims:
         return leaf if value < unclaimed else oldest
 
     def _first(self) -> tuple[float, RadixNode] | None:
-        """The least value of a claim that has a leaf, with that leaf."""
+        """Return the lowest value of a claim that has a leaf, and the leaf; or None."""
         while self._order:
             value, number = self._order[-1]
             leaf = self._leaf(number)
@@ -99,15 +99,15 @@ class TierClaims:
         return None
 
     def _leaf(self, number: int) -> RadixNode | None:
-        """The evictable leaf at the end of a claim's path, None where there is none."""
+        """Return the evictable leaf at the end of a claim's path, or None."""
         node = self._nodes[number][1] if number in self._nodes else None
         while node is not None and not node.pages:  # evicted
             node = node.parent
         return node if node is not None and not node.locks and not node.children else None
 
     def _sort(self, now: float) -> None:
-        """Take into account what the tier has lost and gained of the paths since the last look, and
-        order the claims. Of those with one leaf the one worth most counts: others share it."""
+        """Move the claims to the present ends of their paths in the tier, and sort them by value.
+        Of several claims on one leaf, only the one with the highest value is in the order."""
         self._sorted_at, values = now, dict[RadixNode, tuple[float, int]]()
         for number, (context, node) in self._nodes.items():
             self._nodes[number] = context, self._moved(context, node)
@@ -118,7 +118,7 @@ class TierClaims:
         self._order = sorted(values.values(), reverse=True)
 
     def _moved(self, context: Context, node: RadixNode | None) -> RadixNode | None:
-        """The last node of the context's path that the tree has now. The claim moves to it."""
+        """Move the claim to the last node of the context's path in the tree. Return the node."""
         tokens, space = context.key, context.namespace
         if self._known is not None:
             tokens, space = self._known(tokens, space)
@@ -129,7 +129,7 @@ class TierClaims:
         return self._tree.claim(tokens, space)
 
     def check(self) -> None:
-        """Raise AssertionError where a claim counts in the tree and not here, or the reverse."""
+        """Raise AssertionError if the claims here and those counted in the tree differ."""
         counts: dict[int, int] = {}
         for _, node in self._nodes.values():
             while node is not None:
@@ -137,16 +137,16 @@ class TierClaims:
                     counts[node.number] = counts.get(node.number, 0) + 1
                 node = node.parent
         for node in self._tree.nodes():
-            assert node.claims == counts.get(node.number, 0), "a claim on a tier that is nobody's"
+            assert node.claims == counts.get(node.number, 0), "a claim on a tier without a context"
 
 
 class LowerClaims:
-    """The claims on host memory and on the disk. Without these, and without claims, it costs
-    nothing.
+    """The claims on host memory and on the disk. Without these tiers, or without claims, no work is
+    done.
 
     Args:
-        store: has the tiers.
-        value: as of ``TierClaims``.
+        store: the store with the tiers.
+        value: as in ``TierClaims``.
     """
 
     def __init__(self, store: Store, value: Value, costs: Costs, clock: Clock) -> None:
@@ -180,12 +180,12 @@ class LowerClaims:
         for tier in self._tiers:
             tier.drop(number)
         host = self._store.host
-        if host is not None and not self._tiers[0]:  # the least recently used goes first again
+        if host is not None and not self._tiers[0]:  # no claims: back to least recently used
             host.choose = host.ghosts = None
             if host.below is not None:
                 host.below.choose = None
 
     def check(self) -> None:
-        """Raise AssertionError where a claim counts in a tree and not here, or the reverse."""
+        """Raise AssertionError if the claims here and those counted in the trees differ."""
         for tier in self._tiers:
             tier.check()

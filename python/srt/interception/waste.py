@@ -1,4 +1,4 @@
-"""Waste: memory that a context in a call occupies without use, by what is done with its KV.
+"""Waste: memory that a context in a tool call occupies without use, by the treatment of its KV.
 
 Equations (2), (4) and (5) of InferCept (sections 3.2, 4.2 and 4.3). Results are in token
 milliseconds: times M, the bytes of a token's KV, they are the paper's memory times time.
@@ -6,12 +6,12 @@ milliseconds: times M, the bytes of a token's KV, they are the paper's memory ti
     paper       here
     C_i^j       ``context``: tokens of the context in the call
     C_other     ``other``: tokens of the contexts of all other running requests
-    T_INT       ``t_int``: milliseconds of the call; here those that it is expected to last from now
+    T_INT       ``t_int``: milliseconds of the call; here the expected milliseconds from now on
     T_fwd       ``t_fwd``: milliseconds of a forward pass, by its tokens
     n           ``n``: passes that a recomputation is spread over
 
-Tokens that other requests share cost nothing as long as those keep them. So ``context`` should
-count only the tokens that the context alone has.
+Tokens shared with other requests waste nothing as long as these requests keep them. So ``context``
+should count only the tokens that no other context shares.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def waste_chunk_discard(context: float, other: float, n: int, t_fwd: Millisecond
     by chunk, so that half of it is held on average.
 
     Args:
-        t_fwd: milliseconds that the tokens *add* to a pass, without the constant part of a pass
-            (``added``): the other requests need the passes anyway. The paper's n T_fwd(C / n) <=
+        t_fwd: returns the milliseconds that tokens *add* to a pass, without the constant part of a
+            pass (``added``): other requests need the passes anyway. The paper's n T_fwd(C / n) <=
             T_fwd(C) does not hold with a constant part.
 
-    Raises ValueError where ``n`` is below 1.
+    Raises ValueError if ``n`` is below 1.
     """
     if n < 1:
         raise ValueError(f"n is {n}; a recomputation takes at least 1 pass")
@@ -48,17 +48,17 @@ def waste_chunk_discard(context: float, other: float, n: int, t_fwd: Millisecond
 
 
 def waste(context: float, other: float, t_int: float, n: int, t_fwd: Milliseconds) -> float:
-    """Waste, equation (5): the smaller of (2) and (4), whose arguments these are."""
+    """Waste, equation (5): the smaller of (2) and (4). Arguments as in these."""
     return min(waste_preserve(context, t_int), waste_chunk_discard(context, other, n, t_fwd))
 
 
 def added(costs: Costs) -> Milliseconds:
-    """Return the milliseconds that tokens add to a pass, by their number: ``t_fwd`` of (4), (5)."""
+    """Return the function ``t_fwd`` of (4) and (5): milliseconds that tokens add to a pass."""
     slope = costs.forward.b
     return lambda tokens: slope * tokens
 
 
 def chunks(context: int, chunk: int) -> int:
-    """Return ``n`` of (4), where a pass has room for ``chunk`` more tokens: the saturation point S
-    minus the running requests' tokens (section 4.2). A full pass computes one token."""
+    """Return ``n`` of (4) if a pass has room for ``chunk`` more tokens: the saturation point S
+    minus the running requests' tokens (section 4.2). ``chunk`` counts as at least 1."""
     return max(-(-context // max(chunk, 1)), 1)

@@ -1,7 +1,7 @@
-"""WorkingSet: the KV of several contexts, what they share counted once.
+"""WorkingSet: size of the KV of several contexts, shared KV counted once.
 
-A context is the digests of its full blocks. A block's digest is that of all tokens up to its end:
-two contexts have a block in common exactly where they begin alike up to there.
+A context is a list of digests, one per full block. A block's digest covers all tokens up to its
+end, so two contexts have a block in common exactly if they are equal up to the block's end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def context_of(tokens: Ints, block: int, namespace: str = "") -> Context:
     """Return the digests of the full blocks of ``block`` tokens each.
 
     Args:
-        namespace: contexts of two namespaces share no KV.
+        namespace: contexts of different namespaces get different digests.
     """
     state = blake2b(namespace.encode("utf-8", "surrogatepass") + b"\0", digest_size=DIGEST_BYTES)
     data, found = memoryview(tokens).cast("B"), []
@@ -33,26 +33,26 @@ def context_of(tokens: Ints, block: int, namespace: str = "") -> Context:
 
 
 class WorkingSet:
-    """The contexts of holders, each known by a number. A holder is whatever keeps one context.
+    """The contexts of holders (programs). A holder has a number and one context.
 
     Attributes:
-        shared: blocks that several holders have.
+        shared: number of blocks that several holders have.
     """
 
     def __init__(self) -> None:
-        # By block: the number of its holders and the sum of their numbers, which is the holder's
-        # own where there is one.
+        # By block: the number of its holders, and the sum of the holders' numbers. With one holder
+        # the sum is its number.
         self._blocks: dict[bytes, tuple[int, int]] = {}
         self._contexts: dict[int, Context] = {}
         self._own: dict[int, int] = {}
         self.shared = 0
 
     def own(self, holder: int) -> int:
-        """Return the blocks that no other holder has."""
+        """Return the number of a holder's blocks that no other holder has."""
         return self._own[holder]
 
     def hold(self, holder: int, context: Context) -> None:
-        """Give a holder this context, in place of the one it has."""
+        """Set the context of a holder, replacing its earlier context."""
         before = self._contexts.get(holder, ())
         self._own.setdefault(holder, 0)
         self._contexts[holder] = context
@@ -70,8 +70,8 @@ class WorkingSet:
         del self._contexts[holder], self._own[holder]
 
     def met(self, context: Context) -> tuple[int, Counter[int]]:
-        """Compare a context with what is held. Return how many of its blocks no holder has, and for
-        each holder how many of its blocks that holder alone has."""
+        """Compare a context with those of the holders. Return how many of its blocks no holder has;
+        and by holder, how many of its blocks only this holder has."""
         fresh, alone = len(context), Counter[int]()
         for block in context:
             found = self._blocks.get(block)
@@ -103,7 +103,7 @@ class WorkingSet:
             self.shared -= 1
 
     def check(self) -> None:
-        """Raise AssertionError where the counts are not those of the contexts."""
+        """Raise AssertionError if the counts do not match the contexts."""
         holders = Counter(block for context in self._contexts.values() for block in context)
         assert {block: count for block, (count, _) in self._blocks.items()} == dict(holders)
         assert self.shared == sum(count > 1 for count in holders.values())

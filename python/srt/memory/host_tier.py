@@ -1,17 +1,17 @@
-"""HostTier: KV that the device had to give up, in host memory (SGLang paper, section 8).
+"""HostTier: KV that was evicted from the device, in host memory (SGLang paper, section 8).
 
-It is a radix tree like the device's over a pool of its own. A path in it is whole: the KV of a
-token is there only together with that of all tokens before it. Pages are copied by the worker, at
-the beginning of a pass: first those that leave the device, then those that come back, then the rows
-are computed. Passes run in the order they are planned. So a page of the device may be given to a
-row of the very pass that saves it, and what a pass saves may be loaded by the same pass.
+The host tier is a radix tree, like the device's, over a pool of host pages. The KV of a token is in
+the tree only together with the KV of all tokens before it. The worker copies pages at the beginning
+of a pass: first from the device to the host, then from the host to the device; then the rows are
+computed. Passes run in the order they were planned. So a device page may be given to a row of the
+same pass that saves the page, and a pass may load what it saves.
 
-A page that a planned pass writes or reads is locked until the plan is complete. What a pass writes
-is *unsure* until the pass is collected: a failed pass has copied nothing.
+Host pages that a planned pass writes or reads are locked until the plan is complete. Pages that a
+pass writes are *unsure* until the pass is collected: a failed pass has copied nothing.
 
-Below it may be a lower tier (``disk/disk_tier``), which takes note of every path once it is here.
-The threads of that tier copy beside the passes: it locks what they read, and takes what they write
-out of the pool (``lent``).
+A lower tier (``disk/disk_tier``) may be below the host tier; it is notified of every path that is
+complete in host memory. Its threads copy while passes run: host pages that they read are locked,
+and pages that they write are taken from the pool (``lent``).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from sglang.srt.memory.radix_node import RadixNode
 
 
 class LowerTier(Protocol):
-    """The tier below host memory (``disk/disk_tier``). ``choose`` as of ``HostTier``."""
+    """The tier below host memory (``disk/disk_tier``). ``choose``: as in ``HostTier``."""
 
     tree: RadixTree
     choose: Choose | None
 
     def known(self, tokens: Ints, namespace: Namespace) -> tuple[Ints, Namespace]:
-        """Return the part of a path that may be here, and the namespace by which it is known."""
+        """Return the part of a path that this tier may keep, and the tier's namespace for it."""
         ...
 
     def note(self, tokens: Ints, namespace: Namespace) -> None:
-        """Take note that host memory has all of this path."""
+        """Note that host memory has the KV of all of this path."""
         ...
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         ...
 
     def check(self) -> None:
@@ -57,12 +57,12 @@ class LowerTier(Protocol):
 
     @property
     def forgetting(self) -> bool:
-        """Whether host pages that were forgotten are still held."""
+        """Whether jobs in flight still lock host pages that were dropped."""
         ...
 
 
 class Ghosts(Protocol):
-    """Counts of pages without a claim, and the decision from them (``interception/ghost_list``)."""
+    """Decides which pages without a claim are copied to host (``interception/ghost_list``)."""
 
     def left(self, pages: int, read: bool) -> None: ...
     def takes(self, pages: int, now: float) -> bool: ...
@@ -70,7 +70,7 @@ class Ghosts(Protocol):
 
 
 class PassCopies(NamedTuple):
-    """Host pages that a forward pass writes, and the tree paths that are complete once it has."""
+    """Host pages that a forward pass writes, and the tree paths that these pages complete."""
 
     pages: Ints
     paths: list[tuple[Ints, Namespace]]
@@ -84,13 +84,12 @@ class HostTier:
         page_size: tokens a page, as on the device.
 
     Attributes:
-        tree: prefix -> host pages.
-        saved: pages that plans since the start have copied from the device, those of failed passes
-            included.
-        below: the lower tier; None where there is none.
-        choose: which leaf goes first where some have claims; None where none has.
-        ghosts: says which pages without a claim are taken; None where all are.
-        lent: pages that are in no tree, because the lower tier fills them.
+        tree: map from prefixes to host pages.
+        saved: pages planned to be copied from the device since the start, failed passes included.
+        below: the lower tier, or None.
+        choose: selects the leaf to evict if some leaves have claims; None if no leaf has.
+        ghosts: decides whether pages without a claim are copied to host memory; None: all are.
+        lent: host pages that are in no tree, because the lower tier is filling them.
     """
 
     def __init__(self, pages: int, page_size: int, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -100,10 +99,10 @@ class HostTier:
         self.below: LowerTier | None = None
         self.choose: Choose | None = None
         self.ghosts: Ghosts | None = None
-        self._read = set[int]()  # pages that were loaded, while there are ``ghosts``
+        self._read = set[int]()  # pages that were loaded to the device; kept if ``ghosts`` is set
         self.lent: set[int] = set()
         self._moves = PageMoves()
-        self._paths: list[tuple[Ints, Namespace]] = []  # paths that the plan completes
+        self._paths: list[tuple[Ints, Namespace]] = []  # paths that the planned pass completes
         self._locked: list[RadixNode] = []
         self._flying: dict[int, PassCopies] = {}  # by the id of a pass that is not collected
 
@@ -114,11 +113,11 @@ class HostTier:
 
         Args:
             tokens: keys of the path, from the root on.
-            pages: their pages on the device, computed by passes before the planned one: a copy
-                precedes the rows of its pass.
-            most: pages that may be copied.
+            pages: device pages of the path. Earlier passes must have computed them, since a pass
+                copies before it computes its rows.
+            most: most pages to copy.
 
-        Returns the number of pages.
+        Return the number of pages to copy.
         """
         node, held = self.tree.lock(tokens, len(tokens), namespace)
         first = len(held)
@@ -140,21 +139,21 @@ class HostTier:
         return max(count, 0)
 
     def takes(self, leaf: RadixNode) -> bool:
-        """Whether a leaf that the device gives up is to be copied."""
+        """Return whether to copy a leaf that is evicted from the device."""
         ghosts = self.ghosts
         if ghosts is None or leaf.claims:
             return True
         return ghosts.takes(len(leaf.pages), self.tree.clock.now())
 
     def missed(self, miss: CacheMiss, tokens: Ints, limit: int, namespace: Namespace) -> None:
-        """Note what a request finds in no tier of what the device once had."""
+        """Note how many tokens of a request were once on the device and are now in no tier."""
         if self.ghosts is not None:
             had = max(self.match(tokens, limit, namespace) - miss.matched, 0)
             left = self.tree.clock.now() - miss.evicted_ago
             self.ghosts.requested((miss.evicted - had) // self.page_size, left)
 
     def evict(self, count: int) -> None:
-        """Free at least ``count`` pages, if so many are not locked."""
+        """Free at least ``count`` host pages, if so many are unlocked."""
         leaves: list[tuple[RadixNode, int, bool]] = []
 
         def leaving(leaf: RadixNode) -> None:
@@ -175,14 +174,14 @@ class HostTier:
         return held[first : first + most]
 
     def load(self, held: Ints, pages: Ints) -> None:
-        """Plan copies of host pages, which are locked, to the device."""
+        """Plan copies from locked host pages ``held`` to device pages ``pages``."""
         if self.ghosts is not None:
             self._read.update(held)
         self._moves.loads += held
         self._moves.loaded += pages
 
     def planned(self, number: int) -> PageMoves | None:
-        """End a plan. Return the copies of pass ``number``, None where there are none."""
+        """End the plan of pass ``number``. Return its copies, or None if there are none."""
         for node in self._locked:
             self.tree.unlock(node)
         self._locked.clear()
@@ -195,14 +194,14 @@ class HostTier:
         return moves
 
     def collected(self, number: int) -> None:
-        """Note that a pass has been computed, and its copies made."""
+        """Note that pass ``number`` was computed and its copies were made."""
         copies = self._flying.pop(number, None)
         if copies is not None and self.below is not None:
             for tokens, namespace in copies.paths:
                 self.below.note(tokens, namespace)
 
     def failed(self) -> None:
-        """Forget what passes that are not collected were to write. None is in flight any more."""
+        """Drop the pages that failed passes should have written. No pass may be in flight."""
         unsure = self._unsure
         self._flying.clear()
         if unsure:
@@ -212,15 +211,15 @@ class HostTier:
 
     @property
     def last_pass(self) -> int:
-        """Id of the last pass in flight that copies host pages; 0: there is none."""
+        """Id of the last pass in flight that copies host pages; 0: none."""
         return max(self._flying, default=0)
 
     def passed(self, number: int) -> bool:
-        """Whether no pass up to ``number`` reads or writes host pages any more."""
+        """Return whether all passes up to ``number`` that copy host pages were collected."""
         return all(flying > number for flying in self._flying)
 
     def copies(self, tokens: Ints, limit: int, namespace: Namespace) -> Ints:
-        """Return the host pages with the KV of ``tokens[:limit]``, as far as it has arrived."""
+        """Return the host pages of ``tokens[:limit]``, up to the first *unsure* page."""
         found, unsure = ints(), self._unsure
         for node, length in self.tree.walk(tokens, limit, namespace):
             found += node.pages[: length // self.page_size]
@@ -234,24 +233,24 @@ class HostTier:
     # -- the cache -------------------------------------------------------------------------------
 
     def match(self, tokens: Ints, limit: int, namespace: Namespace) -> int:
-        """Return how many of ``tokens[:limit]`` have a copy, changing nothing."""
+        """Return how many of ``tokens[:limit]`` have KV in host memory, changing nothing."""
         if self.below is not None and self.below.forgetting:
             return 0
         return self.tree.match(tokens, limit, namespace)[0]
 
     def clear(self) -> int:
-        """Forget everything, in the lower tier too. Returns the number of pages."""
+        """Drop everything, in the lower tier too. Return the number of host pages."""
         if self.below is not None:
             self.below.clear()
         return self.tree.clear()
 
     def drop_adapter(self, number: int) -> None:
-        """Forget all KV of an adapter."""
+        """Drop all KV of an adapter."""
         for space in [space for space in self.tree.namespaces if space.adapter == number]:
             self.tree.drop(space)
 
     def check(self) -> None:
-        """Raise AssertionError where a page is lost or a lock is left behind."""
+        """Raise AssertionError if a page is lost or a lock was not released."""
         assert not self._locked, "a plan was not ended"
         self.tree.pool.check([*self.tree.check(), *self.lent])
         if self.below is not None:

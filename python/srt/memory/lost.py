@@ -1,5 +1,5 @@
-"""Lost: a bounded record of the edges that the radix tree has evicted. Only explanations of misses
-read it."""
+"""Lost: a bounded record of the edges evicted from the radix tree, used only to explain cache
+misses."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class LostEdge:
 
 
 def checksum(tokens: Ints, before: int = 0) -> int:
-    """Return the CRC-32 of tokens that follow others with the sum ``before``. The sum of a sequence
-    is the same for all partitions into edges."""
+    """Return the CRC-32 of tokens that follow a sequence with CRC-32 ``before``. The result does
+    not depend on how the sequence is split into edges."""
     return zlib.crc32(tokens, before)
 
 
 class Lost:
-    """The edges cut last, by their start.
+    """The most recently cut edges, by their start.
 
-    Two prefixes of one length may have one checksum: an answer is wrong once in 2^32.
+    Two prefixes of equal length may have equal checksums: an answer is wrong once in 2^32.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -48,7 +48,7 @@ class Lost:
         self._tokens = 0
 
     def note(self, start: Start, node: int, tokens: Ints, why: str) -> None:
-        """Note that ``node``'s edge ``tokens`` is about to lose its end, or all of it."""
+        """Record that the end, or all, of ``tokens``, the edge of ``node``, is about to be cut."""
         edge = self._edges.get((start, node))
         if edge is not None:  # a part of the same edge was cut before
             edge.why, edge.at = why, self._clock.now()
@@ -68,10 +68,10 @@ class Lost:
     def follow(
         self, namespace: Namespace, tokens: Ints, limit: int, depth: int, mark: int
     ) -> tuple[int, LostEdge | None]:
-        """Follow the edges from ``depth`` on as far as they had ``tokens[:limit]``. Of several
-        edges with one start the longest is followed.
+        """Follow recorded edges along ``tokens[depth:limit]``. Of several edges with one start, the
+        one that matches most tokens is followed. ``mark``: checksum of ``tokens[:depth]``.
 
-        Returns (index of the first token that no edge had, the edge cut last at the first start).
+        Return (index of the first token that no edge had, edge cut last at ``depth``, or None).
         """
         last: LostEdge | None = None
         while depth < limit:

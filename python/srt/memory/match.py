@@ -1,4 +1,4 @@
-"""Match: what the cache holds of a context."""
+"""Match: the cached prefix of a context."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ class Match(NamedTuple):
     """Cached prefix of a context.
 
     Attributes:
-        tokens: those on the device.
-        pins: pages that a lock would pin.
-        path: numbers of the nodes.
-        host: tokens after them that host memory has.
+        tokens: number of tokens with KV on the device.
+        pins: number of pages that a lock would make unevictable.
+        path: numbers of the radix nodes from the root on.
+        host: number of tokens after these with KV in host memory.
     """
 
     tokens: int

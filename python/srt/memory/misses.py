@@ -1,4 +1,4 @@
-"""Misses: reasons that the rest of a prompt was not in the cache. The tree is not changed."""
+"""Misses: explains why the rest of a prompt was not in the cache, without changing the tree."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sglang.srt.core.segments import unmarked
 from sglang.srt.memory.radix import RadixTree
 from sglang.srt.memory.radix_node import RadixNode
 
-SHOWN = 16  # tokens that the cache holds instead
-MAX_NAMESPACES = 64  # searched
-MAX_CHILDREN = 16  # compared, the youngest ones
+SHOWN = 16  # most tokens shown after the page that differs from the prompt
+MAX_NAMESPACES = 64  # most other namespaces searched
+MAX_CHILDREN = 16  # most children compared: the newest
 
 
 def miss_of(tree: RadixTree, tokens: Ints, limit: int, namespace: Namespace) -> CacheMiss:
-    """Explain how much of ``tokens[:limit]`` the tree holds. To be called before the tree is
-    changed for ``tokens``."""
+    """Explain why the tree has no longer prefix of ``tokens[:limit]``. Call this before the tree
+    is changed for ``tokens``."""
     path = list(tree.walk(tokens, limit, namespace))
     matched = sum(length for _, length in path)
     found = CacheMiss(matched, limit)
@@ -38,7 +38,7 @@ def miss_of(tree: RadixTree, tokens: Ints, limit: int, namespace: Namespace) -> 
 
 
 def _more(matched: int, lengths: Iterable[int]) -> int:
-    """The largest length, 0 where that is no more than ``matched``."""
+    """Return the largest of ``lengths`` if it is above ``matched``, else 0."""
     most = max(lengths, default=0)
     return most if most > matched else 0
 
@@ -50,7 +50,7 @@ def _find_evicted(
     path: list[tuple[RadixNode, int]],
     found: CacheMiss,
 ) -> None:
-    """Find the tokens that were evicted after any node of the path."""
+    """Set ``found.evicted``, ``why`` and ``evicted_ago`` from edges evicted along the path."""
     starts = [(node.depth, node.mark) for node, _ in path if node.parent is not None] or [(0, 0)]
     if path and path[-1][1] == len(path[-1][0].tokens):
         node = path[-1][0]
@@ -63,8 +63,8 @@ def _find_evicted(
 
 
 def _instead(node: RadixNode, length: int, wanted: Ints) -> Ints:
-    """The tokens that the cache holds instead of ``wanted``: along the child with the longest
-    common prefix; of several such children along the most recently used."""
+    """Return the tokens that the cache has after the match instead of ``wanted``: those of the
+    child with the longest common prefix, or of several such the most recently used."""
     count = len(wanted) + SHOWN
     if length < len(node.tokens):
         return node.tokens[length : length + count]

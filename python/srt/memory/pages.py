@@ -1,4 +1,4 @@
-"""PagePool: which pages of the KV cache are free. A page is a number; a worker has its bytes."""
+"""PagePool: the free pages of the KV cache. A page is a number here; the worker has the bytes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sglang.srt.core.ints import Ints, ints
 
 
 class PagePool:
-    """A free list. Every page is at any moment free, in the radix tree, one context's own, or
-    programs' (``srt.spaces``)."""
+    """A free list of pages. Each page is either free, in the radix tree, owned by one context, or
+    held by inferlets (``srt.spaces``)."""
 
     def __init__(self, size: int) -> None:
-        """``size``: pages in all. Raises ValueError below 1."""
+        """Make a pool of ``size`` free pages. Raises ValueError if ``size`` is below 1."""
         if size < 1:
             raise ValueError(f"a page pool needs at least 1 page, not {size}")
         self.size = size
@@ -24,7 +24,7 @@ class PagePool:
         return len(self._free)
 
     def take(self, count: int) -> Ints:
-        """``count`` pages. Raises MemoryError, taking none, where fewer are free."""
+        """Take ``count`` pages. Raises MemoryError, taking none, if fewer are free."""
         if count > len(self._free):
             raise MemoryError(f"{count} pages wanted, {len(self._free)} free of {self.size}")
         if count <= 0:
@@ -34,17 +34,17 @@ class PagePool:
         return taken
 
     def claim(self, pages: Collection[int]) -> None:
-        """Take these pages, all of which are free. Linear in the pool."""
+        """Take these pages, all of which must be free. Time is linear in the pool's size."""
         wanted = set(pages)
         self._free = ints(page for page in self._free if page not in wanted)
 
     def give(self, pages: Ints) -> None:
-        """Return pages taken before."""
+        """Return pages to the pool."""
         self._free.extend(pages)
 
     def check(self, owned: Iterable[int]) -> None:
-        """Raise AssertionError unless every page is either free or in ``owned``, and once. Linear
-        in the pool."""
+        """Raise AssertionError unless each page is exactly once in the free list or in ``owned``.
+        Time is linear in the pool's size."""
         found = sorted([*self._free, *owned])
         if found != list(range(self.size)):
             lost = sorted(set(range(self.size)).difference(found))

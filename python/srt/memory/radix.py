@@ -1,16 +1,16 @@
 """RadixTree: the KV cache as a tree over token prefixes, with LRU eviction of leaves.
 
-SGLang paper, section 3. An edge is a run of tokens and the pages that hold their KV; its length is
-a multiple of the page size. A node on the path of an active context is locked: ``locks`` counts the
-contexts at it or below it, and a locked node is never evicted. A lock is a handle on a node; a
-split leaves the node object at the lower end, so that handles stay true.
+SGLang paper, section 3. An edge is a run of tokens with the pages of their KV; its length is a
+multiple of the page size. Nodes on the path of an active context are locked: ``locks`` counts the
+contexts at the node or below it, and a locked node is never evicted. A context holds the node
+object as its lock; a split keeps the object at the lower end, so that locks stay valid.
 
     free pages       the pool
     evictable        pages of unlocked nodes
     protected        pages of locked nodes
 
 ``claims`` counts the contexts at a node or below it that wait for a tool (``interception/parked``).
-A claim locks nothing: the caller of ``evict`` chooses when its leaf goes.
+A claim does not lock: the caller of ``evict`` chooses when a leaf with a claim is evicted.
 
 Contexts share KV only below the same root. Each namespace has one root.
 """
@@ -30,20 +30,19 @@ from sglang.srt.memory.lost import Lost
 from sglang.srt.memory.pages import PagePool
 from sglang.srt.memory.radix_node import Key, RadixNode
 
-MEMORY = 256  # leaves that ``RadixTree.reuse`` remembers, about
+MEMORY = 256  # number of recent leaves that ``RadixTree.reuse`` is measured over, about
 Save: TypeAlias = "Callable[[RadixNode], None]"
-# From the least recently used leaf without a claim, None where there is none, the leaf to evict.
+# Argument: the least recently used leaf without a claim, or None. Result: the leaf to evict.
 Choose: TypeAlias = "Callable[[RadixNode | None], RadixNode | None]"
 
 
 class RadixTree:
-    """Prefix -> pages. Owns the pages in it; takes none from the pool, but gives evicted ones back.
+    """Map from prefixes to KV pages. The tree owns its pages: callers take pages from the pool and
+    publish them; eviction returns them to the pool.
 
-    ``version`` grows whenever a match may change, be it only in its pins or its path; ``evictable``
-    and ``protected`` are exact.
-
-    The heap of candidates for eviction may have ``heap_share`` entries a page of the tree, and
-    ``heap_spare`` more, before the outdated ones are removed.
+    ``version`` grows whenever a match may change (tokens, pins or path). ``evictable`` and
+    ``protected`` are exact numbers of pages. Outdated entries of the heap of eviction candidates
+    are removed once it has ``heap_share`` entries a page of the tree and ``heap_spare`` more.
     """
 
     heap_spare, heap_share = 64, 4
@@ -56,7 +55,7 @@ class RadixTree:
         self.protected = 0
         self.version = 0
         self.evicted = 0  # pages, since the start
-        self._left = self._used_again = 0.0  # leaves without a claim (``reuse``)
+        self._left = self._used_again = 0.0  # leaves without a claim: unlocked, used again
         self.lost = Lost(clock)
         self.watcher: TreeWatcher | None = None
         self._roots: dict[Namespace, RadixNode] = {}
@@ -65,16 +64,16 @@ class RadixTree:
         self._uses = itertools.count(1)
         self._heap: list[
             tuple[int, int, RadixNode]
-        ] = []  # candidates for eviction; entries may be old
+        ] = []  # candidates for eviction; entries may be outdated
 
     # -- reading ---------------------------------------------------------------------------------
 
     def match(
         self, tokens: Ints, limit: int, namespace: Namespace
     ) -> tuple[int, int, tuple[int, ...]]:
-        """Look how far ``tokens[:limit]`` is cached, changing nothing.
+        """Find the longest cached prefix of ``tokens[:limit]``, changing nothing.
 
-        Returns (tokens matched, pages of it that are evictable now, numbers of the nodes passed).
+        Return (tokens matched, their pages that are evictable now, numbers of the nodes passed).
         """
         node = self._roots.get(namespace)
         done, pins = 0, 0
@@ -94,7 +93,7 @@ class RadixTree:
     # -- locking ---------------------------------------------------------------------------------
 
     def lock(self, tokens: Ints, limit: int, namespace: Namespace) -> tuple[RadixNode, Ints]:
-        """Lock the longest cached prefix of ``tokens[:limit]``. Returns its node and its pages."""
+        """Lock the longest cached prefix of ``tokens[:limit]``. Return its last node and pages."""
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = RadixNode(next(self._numbers), None, ints(), ints())
@@ -150,11 +149,11 @@ class RadixTree:
         self._drop_root_if_empty(node)
 
     def continues(self, node: RadixNode, tokens: Ints, start: int) -> bool:
-        """Return whether the tree has at least one page of ``tokens[start:]`` below ``node``."""
+        """Return whether the tree has a page of ``tokens[start:]`` below ``node``."""
         return self._child(node, tokens, start, len(tokens))[1] > 0
 
     def exclusive(self, node: RadixNode) -> int:
-        """Pages that one ``unlock(node)`` would make evictable."""
+        """Return the number of pages that ``unlock(node)`` would make evictable."""
         pages = 0
         step: RadixNode | None = node
         while step is not None and step.locks == 1:
@@ -166,24 +165,24 @@ class RadixTree:
 
     @property
     def reuse(self) -> float:
-        """Share of the leaves without a claim that are used again, of the last ones."""
+        """Share of the recent leaves without a claim that were used again after their unlock."""
         return min((self._used_again + 1) / (self._left + 2), 1.0)
 
     def claim(self, tokens: Ints, namespace: Namespace) -> RadixNode | None:
-        """Put a claim on the cached prefix of ``tokens``. Returns its last node, None where nothing
+        """Put a claim on the cached prefix of ``tokens``. Return its last node, or None if nothing
         is cached."""
         last = None
         for node, length in self.walk(tokens, len(tokens), namespace):
             last = node if length else last
         if last is not None:
             if not last.locks and not last.claims:
-                self._left = max(self._left - 1, 0.0)  # now it has a claim
+                self._left = max(self._left - 1, 0.0)  # the leaf has a claim from now on
             self._count_claim(last, 1)
         return last
 
     def claim_below(self, node: RadixNode, tokens: Ints) -> RadixNode:
-        """Move a claim from ``node``, on the path of ``tokens``, down to the end of what the tree
-        has of them. Return the node that it is on now."""
+        """Move a claim from ``node``, on the path of ``tokens``, down to the end of the cached
+        prefix of ``tokens``. Return the node with the claim."""
         while True:
             end = node.depth + len(node.tokens)
             child, length = self._child(node, tokens, end, len(tokens))
@@ -193,7 +192,7 @@ class RadixTree:
             node = child
 
     def unclaim(self, node: RadixNode) -> None:
-        """Remove a claim that ``claim`` has put."""
+        """Remove the claim from ``node``, which ``claim`` or ``claim_below`` returned."""
         self._count_claim(node, -1)
 
     def _count_claim(self, node: RadixNode, change: int) -> None:
@@ -212,9 +211,9 @@ class RadixTree:
         """Add ``pages``, the KV of the tokens from ``start`` on, below ``node``.
 
         The caller must hold a lock on ``node``, which ends at ``start``; the lock moves to the new
-        end. The tree keeps the pages that it has already and returns the caller's for them.
+        end. If the tree has KV of some of these tokens, it keeps its own pages.
 
-        Returns (node now locked, the tree's pages for the range, the caller's pages not taken).
+        Return (node now locked, the tree's pages for the range, the caller's pages not taken).
         """
         end = start + len(pages) * self.page_size
         node, kept = self.deepen(node, tokens, start, end)
@@ -239,10 +238,10 @@ class RadixTree:
     ) -> int:  # fmt: skip
         """Free at least ``count`` pages if so many are evictable, least recently used leaves first.
 
-        A leaf longer than needed loses its tail only; ``why`` is remembered in ``lost``. Returns
-        the pages freed. ``save`` is called with each leaf before it is cut; it must not change this
-        tree. ``choose`` picks among the oldest leaf and those with a claim; without it claims do
-        not count.
+        A leaf longer than needed loses only its tail. ``why`` is recorded in ``lost``. Return the
+        number of pages freed. ``save`` is called with each leaf before the cut; it must not change
+        this tree. ``choose`` selects the oldest leaf without a claim or a leaf with a claim; None:
+        claims are ignored.
         """
         freed = 0
         while freed < count:
@@ -257,7 +256,7 @@ class RadixTree:
         return freed
 
     def cut(self, node: RadixNode, count: int, why: str = "evicted") -> int:
-        """Free the last ``count`` pages of an unlocked leaf, or all that it has. Returns their
+        """Free the last ``count`` pages of an unlocked leaf, at most all of them. Return their
         number."""
         count = min(len(node.pages), count)
         self.pool.give(node.pages[-count:])
@@ -270,7 +269,7 @@ class RadixTree:
         self.evicted += count
         self.version += 1
         if node.pages:
-            return count  # the heap's entry of it stays true
+            return count  # the leaf's entry in the heap stays valid
         parent = node.parent
         assert parent is not None
         del parent.children[key]
@@ -279,31 +278,31 @@ class RadixTree:
         return count
 
     def _oldest(self, claimed: bool) -> RadixNode | None:
-        """Return the least recently used leaf. ``claimed``: leaves with a claim count too."""
+        """Return the least recently used leaf or None. ``claimed``: with a claim or without."""
         oldest = self._top(claimed)
         if oldest is None and claimed and self.evictable:
-            for node in self.nodes():  # leaves with a claim have lost their entries
+            for node in self.nodes():  # ``_top`` has removed the entries of leaves with a claim
                 self._offer(node)
             oldest = self._top(claimed)
         return oldest
 
     def _top(self, claimed: bool) -> RadixNode | None:
-        """The first leaf of the heap, from which entries that are old are removed."""
+        """Return the first valid leaf of the heap, after removing outdated entries; or None."""
         while self._heap:
             used, _, node = self._heap[0]
             old = node.locks or node.children or node.used != used or not node.pages
             if not old and (claimed or not node.claims):
                 return node
-            heapq.heappop(self._heap)  # old: used, extended, split or evicted since
+            heapq.heappop(self._heap)  # outdated: used, extended, split or evicted since
         return None
 
     def clear(self, why: str = "flushed") -> int:
-        """Evict all that is evictable. Returns the pages freed."""
+        """Evict all evictable pages. Return their number."""
         return self.evict(self.evictable, why)
 
     def drop(self, namespace: Namespace) -> int:
-        """Return all pages of a namespace to the pool. None of it may be locked. ``lost`` gets no
-        record of them. Returns the number of pages."""
+        """Free all pages of a namespace, none of which may be locked; ``lost`` does not record
+        them. Return their number."""
         root = self._roots.pop(namespace)
         assert not root.locks, "a namespace in use cannot be dropped"
         del self._namespaces[root.number]
@@ -316,13 +315,13 @@ class RadixTree:
             freed += len(node.pages)
             if self.watcher is not None:
                 self.watcher.cut(node.number, len(node.tokens))
-            node.pages, node.tokens = ints(), ints()  # as one that was evicted
+            node.pages, node.tokens = ints(), ints()  # like an evicted node
         self.evictable -= freed
         return freed
 
     def prune(self, pages: Collection[int]) -> None:
-        """Cut every edge before the first of ``pages``, and drop what is below. None of it may be
-        locked. ``lost`` gets no record of it."""
+        """Cut every edge that contains one of ``pages`` before the first of them, and drop all
+        nodes below. None of them may be locked; ``lost`` does not record them."""
         for node in list(self.nodes()):
             keep = next((i for i, page in enumerate(node.pages) if page in pages), len(node.pages))
             if keep == len(node.pages):
@@ -407,7 +406,7 @@ class RadixTree:
 
     def check(self, locks: Mapping[int, int] | None = None) -> Ints:
         """Raise AssertionError on any inconsistency. Return the pages in the tree. ``locks``: the
-        expected locks by node number, if known; a missing node must have none."""
+        expected number of locks by node number, 0 if missing; None: not checked."""
         owned = ints()
         evictable = protected = 0
         offered = {(used, node.number) for used, _, node in self._heap}
@@ -418,7 +417,7 @@ class RadixTree:
             assert len(node.tokens) == count * self.page_size, "edge and pages differ"
             assert parent is not None
             assert parent.locks >= held >= 0, "a child outlives its parent's lock"
-            assert locks is None or held == locks.get(node.number, 0), "a lock nobody holds"
+            assert locks is None or held == locks.get(node.number, 0), "a lock without a holder"
             below = sum(child.claims for child in children.values()) if children else 0
             assert node.claims >= below >= 0, "a claim below a node that does not count it"
             assert parent.children[self._key(node.tokens, 0)] is node, "child under wrong key"
@@ -442,7 +441,7 @@ class RadixTree:
     def _child(
         self, node: RadixNode, tokens: Ints, at: int, limit: int
     ) -> tuple[RadixNode | None, int]:
-        """The child that continues ``tokens[at:limit]`` and for how many tokens, whole pages."""
+        """Return the child on the path of ``tokens[at:limit]`` and how many tokens match."""
         limit = min(limit, len(tokens))
         if limit - at < self.page_size:
             return None, 0
@@ -453,7 +452,7 @@ class RadixTree:
         return child, length - length % self.page_size
 
     def _split(self, node: RadixNode, length: int) -> RadixNode:
-        """Cut the edge to ``node`` after ``length`` tokens. Returns the new upper node."""
+        """Split the edge to ``node`` after ``length`` tokens. Return the new upper node."""
         self.version += 1
         pages = length // self.page_size
         parent = node.parent
@@ -471,12 +470,12 @@ class RadixTree:
         return upper
 
     def _lose(self, node: RadixNode, why: str) -> None:
-        """Remember an edge that is about to be cut."""
+        """Record in ``lost`` an edge that is about to be cut."""
         start = (self.namespace(node), node.depth, node.mark, node.tokens[0])
         self.lost.note(start, node.number, node.tokens, why)
 
     def _offer(self, node: RadixNode) -> None:
-        """Note an evictable leaf."""
+        """Add a node to the heap of eviction candidates, if it is an unlocked leaf."""
         if node.parent is not None and not node.locks and not node.children:
             heapq.heappush(self._heap, (node.used, next(self._numbers), node))
             pages = self.evictable + self.protected

@@ -9,8 +9,8 @@ Key = int | bytes
 
 
 class RadixNode:
-    """The edge that leads to a node, and its children. ``depth`` tokens with checksum ``mark`` come
-    before the edge."""
+    """A node, the edge that leads to it, and its children. The path before the edge has ``depth``
+    tokens, whose checksum is ``mark``."""
 
     __slots__ = (
         "_summed", "at", "children", "claims", "depth", "locks", "mark", "number", "pages",
@@ -33,7 +33,7 @@ class RadixNode:
 
     @property
     def sum(self) -> int:
-        """Checksum of all tokens up to the end of the edge. An edge may shrink and never grows."""
+        """Checksum of the path's tokens to the end of the edge. Edges may shrink, never grow."""
         if self._summed[0] != len(self.tokens):
             self._summed = (len(self.tokens), checksum(self.tokens, self.mark))
         return self._summed[1]

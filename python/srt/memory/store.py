@@ -1,11 +1,11 @@
-"""Store: all contexts and the memory behind them. The only code that changes a context.
+"""Store: all contexts and their KV pages. The only code that changes a context.
 
-    idle      no lock, no pages; what was computed lies in the radix tree, evictable
-    active    a locked path (``shared`` leading pages) and pages of its own after it
+    idle      holds no lock and no pages; its computed KV is in the radix tree, evictable
+    active    holds a locked path of the tree (``shared`` leading pages) and pages of its own after
 
 Pages move from a context to the tree when a prefill chunk is planned (``advance(publish=True)``)
-and when the context is released, never back. Passes run in the order they are planned, so KV that a
-planned pass writes may be read by the rows of that same pass and of all later ones.
+and when the context is released, never back. Passes run in the order they were planned, so KV that
+a planned pass writes may be read by rows of the same pass and of later passes.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ class Transfer(Protocol):
 
 
 class PageHolder(Protocol):
-    """Holds pages of the pool, as contexts and the tree do: ``spaces.space_system``."""
+    """Holder of pool pages besides contexts and the tree (``spaces.space_system``)."""
 
     @property
     def held(self) -> int: ...
     @property
     def adapters(self) -> set[int]: ...
     def locks(self) -> Iterable[int]:
-        """Numbers of the nodes of every path of the tree that it has locked."""
+        """Return the node numbers of each path of the tree that the holder has locked."""
         ...
 
     def check(self) -> set[int]:
-        """Return the pages held. Raises AssertionError where one is lost."""
+        """Return the pages held. Raises AssertionError if a page is lost."""
         ...
 
 
-AHEAD = 256  # tokens that are evicted at once where host memory keeps them
+AHEAD = 256  # tokens that are evicted at once if they are copied to host memory
 
 
 class Store:
@@ -75,15 +75,15 @@ class Store:
     Args:
         pages: size of the pool.
         page_size: tokens a page.
-        share: False keeps no KV between requests and shares none (for comparison).
-        clock: what the tree notes uses and evictions with.
-        host_pages: pages of host memory for KV that leaves the device; 0: no such tier.
+        share: False: no KV is kept between requests or shared by them (for comparison).
+        clock: source of the times of uses and evictions in the tree.
+        host_pages: pages of host memory for KV evicted from the device; 0: no host tier.
 
     Attributes:
         transfer: budget of the planned pass for copies to and from host memory, set by the planner;
-            None before the first plan, and without such a tier.
-        choose: which leaf goes first where some have claims; None where none has.
-        holder: of pages that are neither contexts' nor the tree's; None where none is.
+            None before the first plan, and without a host tier.
+        choose: selects the leaf to evict if some leaves have claims; None if no leaf has.
+        holder: another holder of pages than contexts and the tree; None: there is none.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Store:
         self.numbers = Numbers()
         self._active: dict[int, Context] = {}
         self._dropped: list[int] = []  # contexts released since the last pass was planned
-        self._redone: set[int] = set()  # pages of the tree that the planned pass writes again
+        self._redone: set[int] = set()  # pages of the tree that the planned pass rewrites
 
     # -- contexts --------------------------------------------------------------------------------
 
@@ -116,8 +116,8 @@ class Store:
         segments: Segments = (),
         media: Medias = (),
     ) -> Context:
-        """Add a context of these tokens. Raises ValueError where the number is in use, or segments
-        or media do not fit the tokens."""
+        """Add a context of these tokens under id ``number``. Raises ValueError if the id is in use,
+        or segments or media do not fit the tokens."""
         verify(segments, len(tokens), self.page_size)
         verify_media(media, len(tokens))
         context = Context(number, tokens, namespace, segments, media)
@@ -125,8 +125,8 @@ class Store:
         return self._add(context)
 
     def fork(self, context: Context, child: int, length: int) -> Context:
-        """Open a context with the first ``length`` tokens, none of them a draft; their KV is in the
-        tree."""
+        """Open context ``child`` with the first ``length`` tokens of ``context``; none may be a
+        draft. Move their KV to the tree, where the child will find it."""
         self._publish(context, length)
         tokens = context.tokens[:length]
         segments = cut(context.segments, len(tokens))
@@ -139,7 +139,7 @@ class Store:
         context.tokens.extend(tokens)
 
     def truncate(self, context: Context, length: int) -> None:
-        """Cut to ``length`` tokens. A cut into the shared part of an active context releases it."""
+        """Cut a context to ``length`` tokens. Release it if the cut is in its shared pages."""
         if length >= len(context.tokens):
             return
         if context.active and length < context.shared * self.page_size:
@@ -158,13 +158,13 @@ class Store:
             context.sent = min(context.sent, keep)
 
     def redo(self, context: Context) -> None:
-        """Compute the last token again, into the page it has: the same keys and values."""
+        """Let the next pass compute the last token again, into the same page (same KV)."""
         context.saved = min(context.saved, len(context.tokens) - 1)
         context.ready = min(context.ready, context.saved)
 
     def writes_alone(self, context: Context) -> bool:
-        """Note that the planned pass goes on with the context. Return whether no other row of it
-        computes a token again (``redo``) into the same page."""
+        """Note that the planned pass gets a row of the context. Return False if another row of the
+        pass recomputes a token (``redo``) into the same page."""
         again = context.pages[context.saved // self.page_size : context.shared]
         free = self._redone.isdisjoint(again)
         self._redone.update(again)
@@ -184,12 +184,12 @@ class Store:
 
     @property
     def available(self) -> int:
-        """Pages that can be had now, by taking or by evicting."""
+        """Number of pages that are free or evictable."""
         return self.pool.free + self.tree.evictable
 
     def match(self, context: Context, limit: int) -> Match:
-        """Return the prefix that ``acquire(context, limit)`` would lock, and how much after it
-        ``load`` could copy. Changes nothing."""
+        """Return the prefix that ``acquire(context, limit)`` would lock, and the number of tokens
+        after it that ``load`` could copy from host memory. Changes nothing."""
         if not self.share:
             return Match(0, 0, ())
         key, space = context.key, context.namespace
@@ -198,7 +198,7 @@ class Store:
         return Match(found, pins, path, max(saved - found, 0))
 
     def miss(self, context: Context, limit: int) -> CacheMiss:
-        """Explain why the cache holds no more of the context. To be called before ``acquire``."""
+        """Explain why the cache has no longer prefix of the context. Call before ``acquire``."""
         if not self.share:
             return CacheMiss(0, limit)
         found = miss_of(self.tree, context.key, limit, context.namespace)
@@ -207,8 +207,8 @@ class Store:
         return found
 
     def acquire(self, context: Context, limit: int) -> int:
-        """Lock the longest cached prefix of at most ``limit`` tokens, for an idle context, or move
-        an active one's lock further where the cache now holds more. Returns the tokens gained."""
+        """Lock the longest cached prefix of at most ``limit`` tokens. For an active context, extend
+        the locked path if the cache has more by now. Return the number of tokens gained."""
         if not context.active:
             limit = limit if self.share else 0
             node, pages = self.tree.lock(context.key, limit, context.namespace)
@@ -225,12 +225,12 @@ class Store:
         return len(pages) * self.page_size
 
     def load(self, context: Context, limit: int) -> int:
-        """Have the planned pass copy what host memory holds of ``tokens[saved:limit]``. Returns the
-        number of tokens, which count as computed."""
+        """Plan copies from host memory of the KV of ``tokens[saved:limit]``, as far as host memory
+        has it. Return the number of tokens; ``saved`` grows by it."""
         host, transfer = self.host, self.transfer
         most = transfer.loadable if transfer is not None else 0
         first = context.saved // self.page_size
-        idle = not context.active  # a cut has released it
+        idle = not context.active  # released by a cut
         if host is None or transfer is None or not most or idle or first < context.shared:
             return 0
         held = host.held(context.key, first * self.page_size, limit, context.namespace, most)
@@ -244,13 +244,13 @@ class Store:
         return count
 
     def on_host(self, context: Context, limit: int) -> int:
-        """Return how many of ``tokens[saved:limit]`` host memory has."""
+        """Return for how many of ``tokens[saved:limit]`` host memory has KV."""
         if self.host is None:
             return 0
         return max(self.host.match(context.key, limit, context.namespace) - context.saved, 0)
 
     def grow(self, context: Context, count: int) -> bool:
-        """Get pages for ``count`` tokens after ``saved``, evicting if need be. Return False where
+        """Take pages for ``count`` tokens after ``saved``, evicting if needed. Return False if
         there are too few."""
         need = self._pages(context.saved + count) - len(context.pages)
         if need <= 0:
@@ -261,10 +261,10 @@ class Store:
                 return False
             if self.host is None:
                 self.tree.evict(need - free, choose=self.choose)
-            else:  # several at once: each walks the path to a leaf
+            else:  # several pages at once, since each eviction walks the path to a leaf
                 room = self.transfer.storable if self.transfer is not None else 0
                 ahead = min(AHEAD // self.page_size, self.tree.evictable // 8, room)
-                if self.choose is not None:  # claims give what the pass needs
+                if self.choose is not None:  # take from claims only as much as the pass needs
                     taken = self.transfer.tokens if self.transfer is not None else 0
                     ahead = min(ahead, self._pages(taken))
                 self.tree.evict(max(need - free, ahead), save=self._save, choose=self.choose)
@@ -275,15 +275,15 @@ class Store:
         return True
 
     def take(self, count: int) -> Ints:
-        """Take pages for ``holder``, evicting if need be. Raises MemoryError, taking none, where
-        there are too few."""
+        """Take pages for ``holder``, evicting if needed. Raises MemoryError, taking none, if there
+        are too few."""
         if self.pool.free < count <= self.available:
             self.tree.evict(count - self.pool.free, choose=self.choose)
         return self.pool.take(count)
 
     def advance(self, context: Context, count: int, publish: bool) -> None:
-        """Note that a planned pass computes the next ``count`` tokens and brings the worker's page
-        table up to date. ``publish`` shares their KV with other contexts."""
+        """Note that a planned pass computes the next ``count`` tokens and sends the page table's
+        new entries to the worker. ``publish``: move full pages to the tree, for other contexts."""
         context.sent = len(context.pages)
         context.saved += count
         context.ready = context.saved
@@ -291,18 +291,18 @@ class Store:
             self._publish(context, context.saved, planned=True)
 
     def moves(self, number: int) -> PageMoves | None:
-        """End the plan of pass ``number``. Return the pages that it copies."""
+        """End the plan of pass ``number``. Return its copies to and from host memory, or None."""
         self._redone.clear()
         return None if self.host is None else self.host.planned(number)
 
     def exclusive(self, context: Context) -> int:
-        """Pages that releasing the context would make available."""
+        """Return the number of pages that releasing the context would make available."""
         own = len(context.pages) - context.shared
         return own + self.tree.exclusive(self._node(context)) if context.active else 0
 
     def release(self, context: Context, keep: bool = True) -> None:
-        """Make a context idle, where it is not (a cut may have released it). Its KV stays in the
-        tree, evictable, unless ``keep`` is False (it was never computed) or sharing is off."""
+        """Make a context idle, if it is active. Its KV stays in the tree, evictable, unless sharing
+        is off or ``keep`` is False (the KV was never computed)."""
         if not context.active:
             return
         if keep:
@@ -316,21 +316,20 @@ class Store:
         del self._active[context.id]
 
     def dropped(self) -> list[int]:
-        """Contexts released since the last call. The next pass tells the worker to forget their
-        page tables."""
+        """Return the ids of contexts released since the last call. The next pass makes the worker
+        drop their page tables."""
         found, self._dropped = self._dropped, []
         return found
 
     def drop_again(self, contexts: Sequence[int]) -> None:
-        """Name these once more: a pass that named them has failed. They must have been released
-        since."""
+        """Return these ids once more from ``dropped``, since a pass that had them has failed. The
+        contexts must still be idle."""
         self._dropped.extend(contexts)
 
     def flush(self, why: str = "flushed") -> int:
-        """Forget all KV that no active context uses. Returns the device's tokens forgotten.
-
-        ``why``: "failed" after a failed pass. Host memory then forgets only copies of passes that
-        were not collected; else it forgets everything.
+        """Drop all KV that no active context uses. Return the number of tokens dropped on the
+        device. ``why``: "failed" after a failed pass: host memory then drops only copies of passes
+        that were not collected; otherwise everything.
         """
         if self.host is not None:
             if why == "failed":
@@ -340,8 +339,8 @@ class Store:
         return self.tree.clear(why) * self.page_size
 
     def disown(self, key: bytes) -> None:
-        """Forget the KV of an image or video, which is wrong. No context that has it may be
-        active."""
+        """Make the wrong KV of an image or video unreachable: contexts with it get new marks. None
+        of these contexts may be active."""
         self.numbers.forget(key)
         for context in self.contexts.values():
             if any(medium.key == key for medium in context.media):
@@ -349,20 +348,20 @@ class Store:
                 context.head = marked(context.tokens, context.media, self.numbers)[:length]
 
     def drop_adapter(self, number: int) -> int:
-        """Forget all KV of an adapter that no context has. Returns the number of tokens."""
+        """Drop all KV of an adapter that no context uses. Return the number of tokens."""
         if self.host is not None:
             self.host.drop_adapter(number)
         gone = [space for space in self.tree.namespaces if space.adapter == number]
         return sum(self.tree.drop(space) for space in gone) * self.page_size
 
     def retell(self, watcher: TreeWatcher) -> None:
-        """Show a watcher of the device's tree all that it holds."""
+        """Report every edge of the device's tree to a watcher."""
         retell(self.tree, watcher)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Contexts, and tokens of the device's memory and of host memory, by name.
-        ``EngineStats.loaded_tokens`` has those copied from host memory."""
+        """Gauges and counters by name: contexts, tokens of device memory and of host memory.
+        ``EngineStats.loaded_tokens`` counts the tokens copied from host memory."""
         host, size = self.host, self.page_size
         counts = {
             "contexts": len(self.contexts),
@@ -383,7 +382,7 @@ class Store:
     # -- auditing --------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise AssertionError where a page is lost, owned twice or a watermark is out of order."""
+        """Raise AssertionError if a page is lost or owned twice, or a watermark is out of order."""
         if self.host is not None:
             self.host.check()
         owned = ints()
@@ -419,7 +418,7 @@ class Store:
 
     @property
     def protected(self) -> int:
-        """Pages in use by active contexts, shared and own, and by ``holder``."""
+        """Number of pages in use by active contexts (shared and own) and by ``holder``."""
         own = sum(len(c.pages) - c.shared for c in self._active.values())
         return self.tree.protected + own + (0 if self.holder is None else self.holder.held)
 
@@ -432,30 +431,30 @@ class Store:
         return context
 
     def _save(self, node: RadixNode) -> None:
-        """Have the planned pass copy the path to a leaf that is about to be evicted.
+        """Plan a copy to host memory of the path to a leaf that is about to be evicted.
 
-        Passes before the planned one have computed what is copied: a request with a row in the
-        planned pass keeps its path locked (``Item.fixed``), and what the pass loads has its copy.
+        Earlier passes have computed this KV: a request with a row in the planned pass keeps its
+        path locked (``Item.fixed``), and KV that the pass loads is in host memory already.
         """
         transfer, host = self.transfer, self.host
         if transfer is not None and transfer.storable and host is not None and host.takes(node):
             self._copy(node, transfer.storable)
 
     def copy(self, node: RadixNode, unbounded: bool = False) -> None:
-        """Have the planned pass, which has no rows yet, copy the path to a leaf to host memory, as
-        far as its budget goes or ``unbounded``."""
+        """Plan a copy to host memory of the path to a leaf, within the budget of the planned pass
+        unless ``unbounded``. The planned pass must have no rows yet."""
         if self.host is not None and self.transfer is not None:
             self._copy(node, self.pool.size if unbounded else self.transfer.storable)
 
     def lacking(self, node: RadixNode) -> int:
-        """Return how many tokens of the path to a leaf host memory lacks."""
+        """Return for how many tokens of the path to a leaf host memory has no KV."""
         tokens, _ = self.tree.path(node)
         if self.host is None:
             return len(tokens)
         return len(tokens) - self.host.match(tokens, len(tokens), self.tree.namespace(node))
 
     def _copy(self, node: RadixNode, most: int) -> None:
-        """Copy the path to a leaf, at most ``most`` pages of it."""
+        """Plan a copy to host memory of the path to a leaf, at most ``most`` pages."""
         assert self.host is not None
         assert self.transfer is not None
         tokens, pages = self.tree.path(node)
@@ -469,12 +468,12 @@ class Store:
 
     def _publish(self, context: Context, length: int, planned: bool = False) -> None:
         """Move the full pages of the first ``length`` tokens into the tree. Pages whose KV the
-        tree has already are freed, though a pass in flight may write them: their next owner
-        writes in a later pass.
+        tree has already are freed. A pass in flight may still write the freed pages; their next
+        owner writes them in a later pass.
 
-        Pages of the pass that is being planned cannot be exchanged for the tree's: another row of
-        it might get them. Where the tree has some of that KV, the pages stay the context's own
-        until its release.
+        ``planned``: the pass that is being planned writes these pages. Freed, they might go to
+        another row of the same pass. So if the tree has some of this KV, the pages stay the
+        context's own until its release.
         """
         full = min(length, context.saved) // self.page_size
         if not self.share or not context.active or full <= context.shared:

@@ -1,4 +1,4 @@
-"""Retelling: a watcher that has missed changes is shown the whole tree."""
+"""Retelling: reports a whole tree to a watcher that has missed changes."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Capacity: requests that may join while a latency-sensitive one runs (Parrot, section 5.4).
+"""Capacity: limits admission while a latency-sensitive request runs (Parrot, section 5.4).
 
-Parrot holds the tokens in an engine below a number that the strictest request sets. What a client
-feels is the time of a pass, so that is predicted here: a request joins as long as a pass in which
-every running request generates one token stays within the strictest target. KV that requests share
-counts once, as kernels read it.
+Parrot keeps the number of tokens in an engine below a limit that the strictest request sets. Here
+the limit is the predicted time of a pass, which is the latency that a client sees: a request is
+admitted if a pass in which every running request generates one token stays within the strictest
+target. KV that requests share counts once, as kernels read it once.
 
-A task group counts as one: only the group's end matters, so its members do not hold each other
-back. Other targets hold them back one by one, so that a group may be split.
+Members of a task group do not limit each other, since only the end of the whole group matters.
+Targets of other requests limit each member by itself, so a group may be admitted in parts.
 
-A request that is held waits until the latency-sensitive ones have ended, at the latest. Those that
-may join pass it, at most ``max_overtakes`` of them. Then nothing passes it, so it is never starved.
+A request that is not admitted waits at most until the latency-sensitive requests have ended. At
+most ``max_overtakes`` later requests are admitted before it, then none, so it does not starve.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from sglang.srt.schedule.costs import PassTimes
 from sglang.srt.schedule.prefill_budget import PrefillBudget
 
 LEAST = 128  # prompt tokens that a pass may compute in any case
-ALONE = ("", -1)  # group of the requests that are in none
+ALONE = ("", -1)  # group key of requests without a task group
 
 
 class Capacity:
-    """Time of the passes to come, as requests join.
+    """Predicted pass time against latency targets, while requests are added.
 
     Args:
-        times: of passes, measured.
-        default_ms: target of a latency-sensitive request that names none.
-        tokens: KV that the running requests hold, and that their prompts still need.
+        times: measured times of passes.
+        default_ms: target in milliseconds of latency-sensitive requests without their own.
+        tokens: KV tokens that the running requests hold, and that their prompts still need.
     """
 
     def __init__(self, times: PassTimes, default_ms: float, tokens: int) -> None:
         self._times, self._default_ms, self._tokens = times, default_ms, tokens
-        self._strictest: list[tuple[float, tuple[str, int]]] = []  # two targets, of two groups
+        self._strictest: list[tuple[float, tuple[str, int]]] = []  # the two lowest, of two groups
         self._alone = math.inf  # the strictest target of a request in no group
 
     def join(self, hint: CallHint | None, tokens: int = 0) -> None:
-        """Count a running request, which needs ``tokens`` tokens of KV more."""
+        """Add a running request that needs ``tokens`` more tokens of KV."""
         self._tokens += tokens
         if hint is not None and (hint.tpot_ms or hint.kind == "latency"):
             group, target = group_of(hint), hint.tpot_ms or self._default_ms
@@ -50,15 +50,15 @@ class Capacity:
                 self._alone = target
 
     def admits(self, hint: CallHint | None, tokens: int) -> bool:
-        """Whether one more request leaves the passes within the targets of all that are not in its
-        task group."""
+        """Return whether passes with one more request stay within the targets of all requests that
+        are not in its task group."""
         group = group_of(hint)
         others = (ms for ms, key in self._strictest if key == ALONE or key != group)
         return self._times.decode.at(self._tokens + tokens) <= next(others, math.inf)
 
     def within(self, budget: PrefillBudget) -> PrefillBudget:
-        """Return the budget of prompts, cut to what the targets of requests in no group leave of a
-        pass."""
+        """Return the prompt budget, cut to the time that the targets of requests without a task
+        group leave in a pass."""
         if self._alone == math.inf:
             return budget
         left = self._alone - self._times.decode.at(self._tokens)

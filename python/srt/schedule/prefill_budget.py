@@ -3,11 +3,11 @@
 A budget is a pure function of a ``EngineLoad``, chosen by word (``BUDGETS``, ``--prefill-budget``):
 
     fixed      at most ``chunked_prefill_size`` prompt tokens a pass, and every decode
-    sarathi    the same number of tokens, decodes first and prompts in what is left (Sarathi-Serve)
-    throttle   gLLM's token throttling: prompts by what waits and what memory is free, decodes
+    sarathi    that many tokens together: decodes first, prompts in the rest (Sarathi-Serve)
+    throttle   gLLM's token throttling: prompt tokens by waiting tokens and free memory, decodes
                shared among the stages (sections 3.1 and 3.2, equations 1 to 4)
-    balance    throttle in predicted milliseconds: passes of equal time, weight-bound ones filled up
-    turns      prompts alone until memory is full, then decodes alone: for jobs without a reader
+    balance    throttle in predicted milliseconds: passes of equal time, memory-bound ones filled up
+    turns      prompts alone until memory is full, then decodes alone: for batch jobs
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ REFILL = 0.5  # free share of the memory at which ``turns`` goes back to prompts
 
 
 class PrefillBudget(NamedTuple):
-    """The rest of a pass that prompts may take.
+    """Budget of a pass that is left for prompts.
 
     Attributes:
         tokens: number of prompt tokens.
-        ms: milliseconds, where ``cost`` predicts them.
-        least: milliseconds; a smaller rest is left over.
+        ms: milliseconds, as predicted by ``cost``; without ``cost`` only ``tokens`` limits.
+        least: milliseconds; a smaller remaining budget counts as 0.
     """
 
     tokens: int
@@ -52,7 +52,7 @@ class PrefillBudget(NamedTuple):
         return min(count, most)
 
     def after(self, start: int, count: int) -> PrefillBudget:
-        """Return what is left behind a chunk."""
+        """Return the budget left after a chunk of ``count`` tokens from position ``start``."""
         tokens = self.tokens - count
         if self.cost is None:
             return PrefillBudget(tokens)
@@ -65,9 +65,9 @@ class Throttle:
     """gLLM's parameters (section 4.1).
 
     Attributes:
-        iterations: T, passes in which what waits is to be computed.
+        iterations: T, number of passes in which all waiting prompt tokens should be computed.
         most, least: MaxP and MinP, prompt tokens a pass.
-        threshold: share of the memory; prompts stop when less is free.
+        threshold: share of the KV memory; no prompts are computed while less is free.
     """
 
     iterations: int = 8
@@ -80,8 +80,8 @@ class ReadyRequest(NamedTuple):
     """A request that may generate a token now. Sorts by its last turn, the oldest first.
 
     Attributes:
-        turn: number of the last pass with a row of it.
-        tokens: length of its context.
+        turn: number of the last pass with a row of the request.
+        tokens: length of the request's context.
     """
 
     turn: int
@@ -91,19 +91,19 @@ class ReadyRequest(NamedTuple):
 
 
 class EngineLoad(NamedTuple):
-    """Facts that a budget is a function of.
+    """Input of a budget function.
 
     Attributes:
-        stages: of the pipeline.
-        limits: ``limits.most`` is ``chunked_prefill_size``.
+        stages: number of pipeline stages.
+        limits: parameters; ``limits.most`` is ``chunked_prefill_size``.
         ready: requests that may generate a token now, the oldest last turn first.
         decoding: number of requests that generate, those with a sample in flight included (#RD).
         decoding_tokens: sum of the lengths of their contexts.
-        prompts: (start, tokens) of what is to be computed of running and waiting prompts, cached
-            tokens left out; those beyond ``limits.iterations * limits.most`` tokens may be missing.
-        free: share of the memory that is free or evictable, in [0, 1].
-        cost: of the slowest stage; None before enough passes were measured.
-        filling: whether ``turns`` had prompts in the pass before.
+        prompts: (start, tokens to compute) of running and waiting prompts, cached tokens excluded;
+            prompts beyond ``limits.iterations * limits.most`` tokens may be missing.
+        free: share of the KV memory that is free or evictable, in [0, 1].
+        cost: cost of the slowest stage; None before enough passes were measured.
+        filling: for ``turns``: whether the previous pass computed prompts.
     """
 
     stages: int
@@ -118,13 +118,13 @@ class EngineLoad(NamedTuple):
 
     @property
     def waiting(self) -> int:
-        """Number of prompt tokens to be computed (#WP)."""
+        """Number of prompt tokens to compute (#WP)."""
         return sum(count for _, count in self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Work that the next pass may do: prompts, and the first ``decodes`` of the ready requests."""
+    """Work that the next pass may do: a prompt budget, and the first ``decodes`` ready requests."""
 
     prefill: PrefillBudget
     decodes: int
@@ -135,8 +135,8 @@ Budget = Callable[[EngineLoad], Grant]
 
 
 def by_both(waiting: int, free: float, limits: Throttle) -> int:
-    """Return gLLM's equation 3, rounded down; 0 where less than the threshold is free. The paper's
-    order of clamps: ``least`` is the floor, also where memory would allow less."""
+    """Return the prompt tokens of gLLM's equation 3, rounded down; 0 if less memory than the
+    threshold is free. As in the paper, ``least`` is the floor even if memory would allow less."""
     if free < limits.threshold:
         return 0
     return int(max(min(waiting / limits.iterations, limits.most * _usable(free, limits)),
@@ -144,12 +144,12 @@ def by_both(waiting: int, free: float, limits: Throttle) -> int:
 
 
 def by_stages(decoding: int, stages: int) -> int:
-    """Return gLLM's equation 4, rounded up: decodes a pass."""
+    """Return the number of decodes a pass by gLLM's equation 4, rounded up."""
     return -(-decoding // stages)
 
 
 def _usable(free: float, limits: Throttle) -> float:
-    """Free share of the memory above the threshold."""
+    """Return the free share of the memory above the threshold, in [0, 1]."""
     return (free - limits.threshold) / max(1 - limits.threshold, 1e-9)
 
 
@@ -171,16 +171,16 @@ def throttle(load: EngineLoad) -> Grant:
 
 
 def balance(load: EngineLoad) -> Grant:
-    """Return a budget of predicted milliseconds; ``throttle``'s before enough was measured.
+    """Return a budget of predicted milliseconds; the budget of ``throttle`` until costs are known.
 
-    Equation 3 with milliseconds in place of tokens, and at least what fills the pass up to its
-    knee. Decodes are dealt by cost: each pass takes those of the oldest last turn until it has its
-    share of the sum.
+    Prompts: equation 3 with milliseconds in place of tokens, but at least the tokens up to the knee
+    of the pass. Decodes are divided by cost: each pass takes the requests of the oldest last turn
+    until it has 1 / stages of the summed cost.
     """
     cost, limits = load.cost, load.limits
     if cost is None or not cost.token:
         return throttle(load)
-    each = cost.context / cost.token  # a token of a context, in new tokens
+    each = cost.context / cost.token  # cost of a context token, in units of a computed token
     share, taken, count = (load.decoding + each * load.decoding_tokens) / load.stages, 0.0, 0
     for item in load.ready:
         if taken >= share * (1 - 1e-9):

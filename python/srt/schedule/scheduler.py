@@ -1,28 +1,28 @@
-"""Scheduler: what the next pass computes. ``plan`` is a pure function of a view.
+"""Scheduler: decides what the next pass computes. ``plan`` is a pure function of a ``View``.
 
 Order of service within a pass:
 
-1. running requests, oldest first: one token each of those that generate, then prompt chunks within
-   the token budget. Where pages are short, younger requests are retracted.
-2. waiting requests in the policy's order, while slots, budget and pages last. The first that does
-   not fit ends the pass, so that no later one overtakes it for ever.
+1. running requests, oldest first: one token for each that generates, prompt chunks within the token
+   budget. If pages are short, younger requests are retracted.
+2. waiting requests in the policy's order, while slots, budget and pages last. The first request
+   that does not fit ends the pass, so that later ones cannot overtake it for ever.
 
-A request is admitted only if its whole prompt fits and a reserve stays free for what the running
-requests may still generate. With nothing running it is admitted whatever the reserve. The reserve
-grows with every retraction and decays with every pass (as in gLLM).
+A request is admitted only if its whole prompt fits and a reserve of pages stays free for the tokens
+that the running requests may still generate. If no request is running, the reserve does not apply.
+The reserve grows with every retraction and decays with every pass (as in gLLM).
 
 Only a younger request is retracted for an older one. So the oldest always advances, and two
 requests never take pages from each other in turn: there is no deadlock and no livelock.
 
-A policy is a function over a view, chosen by name (``ORDERS``). The cache-aware orders, ``lpm`` and
-``dfs-weight``, are those of the SGLang paper (section 3, Theorem 3.1: longest shared prefix first
-visits the radix tree depth first, so every edge is computed once). They would let a request without
-a cached prefix wait for ever. So ``order`` puts a request first once too many later arrivals have
-overtaken it.
+A policy is a function over a view, chosen by name (``ORDERS``). The cache-aware orders ``lpm`` and
+``dfs-weight`` are those of the SGLang paper (section 3, Theorem 3.1: longest shared prefix first
+visits the radix tree depth first, so every edge is computed once). Alone they would let a request
+without a cached prefix wait for ever. So ``order`` puts a request first once too many later
+arrivals have overtaken it.
 
-Two orders know programs (``core/call_hints``): under ``app`` the calls of an application keep its
-position, and under ``attained`` programs that were served least go first. Under every order a
-latency-sensitive request holds others back (``schedule/capacity``).
+Two orders use hints about programs (``core/call_hints``): under ``app`` all calls of an application
+rank by the arrival of the application; under ``attained`` programs with the fewest computed tokens
+go first. Under every order, latency-sensitive requests limit admission (``schedule/capacity``).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from dataclasses import dataclass
 from sglang.srt.schedule.prefill_budget import PrefillBudget
 from sglang.srt.schedule.scheduler_view import Item, PassDecision, View
 
-# The growth of a request counts up to here: few that may fill a whole long context do so.
+# Most tokens that the reserve assumes a request will generate: few use up a long limit.
 EXPECTED = 4096
-NUMBER_BITS = 40  # low bits of ``Item.arrival``; above them is its moment (``core/request``)
+NUMBER_BITS = 40  # low bits of ``Item.arrival``; the high bits are a time (``arrival_key``)
 Order = Callable[[Sequence[Item], View], list[Item]]
 
 
 @dataclass(slots=True)
 class Reserve:
-    """Share of the requests' possible growth that is kept free, adapted by retractions."""
+    """Share of the tokens that running requests may still generate for which pages stay free."""
 
     share: float = 0.3
     low: float = 0.02
@@ -50,16 +50,16 @@ class Reserve:
     step_down: float = 0.002
 
     def passed(self) -> None:
-        """Decay, after a pass."""
+        """Lower the share after a pass."""
         self.share = max(self.low, self.share - self.step_down)
 
     def retracted(self) -> None:
-        """Grow, after a retraction."""
+        """Raise the share after a retraction."""
         self.share = min(1.0, self.share + self.step_up)
 
 
 def plan(view: View, policy: str, max_overtakes: int) -> PassDecision:
-    """Return what the next pass retracts and computes."""
+    """Return the requests that the next pass retracts, and the tokens that it computes."""
     retract: list[int] = []
     rows: list[tuple[int, int]] = []
     available, budget = _run(view, retract, rows)
@@ -69,7 +69,7 @@ def plan(view: View, policy: str, max_overtakes: int) -> PassDecision:
 
 
 def _run(view: View, retract: list[int], rows: list[tuple[int, int]]) -> tuple[int, PrefillBudget]:
-    """Add rows of running requests. Returns (pages left, budget left)."""
+    """Append running requests to ``rows`` and ``retract``. Return (pages left, budget left)."""
     available, budget = view.available, view.budget
     taken: set[int] = set()
     for item in view.running:
@@ -108,12 +108,12 @@ def victims(
     free.
 
     Args:
-        taken: ids that may not be chosen.
-        exclusive: pages that retracting a request would free, by id.
+        taken: ids that must not be chosen.
+        exclusive: returns the number of pages that retracting a request would free, by id.
 
-    Returns (ids, pages gained). Where the sum is too small, there are no victims, except for the
-    oldest request of all: shared paths may free more than the single counts say, which shows only
-    once the victims are retracted.
+    Return (ids, pages gained). If the sum is too small, return ([], 0), except for the oldest
+    request of all: several victims that share a path free more than the sum of their counts, which
+    shows only after they are retracted.
     """
     chosen: list[int] = []
     gained = 0
@@ -140,19 +140,19 @@ def _admit(
     budget: PrefillBudget,
     rows: list[tuple[int, int]],
 ) -> None:
-    """Add rows of waiting requests."""
+    """Append the waiting requests to admit to ``rows``."""
     slots = view.slots
     if not view.waiting or slots <= 0 or not budget.open:
         return
     planned = dict(rows)
-    for item in view.running:  # prompts that were begun keep the pages for their rest
+    for item in view.running:  # keep pages for the rest of prompts whose computation has begun
         rest = item.work - planned.get(item.id, 0)
         if rest > 1:
             available -= pages(rest - max(item.room - planned.get(item.id, 0), 0), view.page_size)
     growth = sum(min(item.growth, EXPECTED) for item in view.running)
     alone = not view.running
     if not alone and pages(int(view.reserve * growth), view.page_size) > available:
-        return  # not even a request that needs no page fits: the order need not be known
+        return  # the reserve alone does not fit, so no request does: skip sorting them
     capacity = view.capacity
     for item in order(policy, view, max_overtakes):
         if slots <= 0 or not budget.open:
@@ -168,7 +168,7 @@ def _admit(
         spare = 0 if alone else pages(int(view.reserve * growth), view.page_size)
         if need + spare > available:
             break
-        # Host memory's tokens are copied, not computed. The last position is always computed.
+        # Tokens in host memory are copied, not computed. The last position is always computed.
         start = found.tokens + found.host
         count = budget.chunk(start, max(work - found.host, min(work, 1)))
         available -= need
@@ -191,7 +191,7 @@ def fcfs(items: Sequence[Item], view: View) -> list[Item]:
 
 
 def priority(items: Sequence[Item], view: View) -> list[Item]:
-    """Order by ``priority``, the highest first; equals by arrival."""
+    """Order by ``priority``, the highest first; equal ones by arrival."""
     return sorted(items, key=lambda item: (-item.priority, item.arrival))
 
 
@@ -203,19 +203,19 @@ def shuffled(items: Sequence[Item], view: View) -> list[Item]:
 
 
 def lpm(items: Sequence[Item], view: View) -> list[Item]:
-    """Order by matched prefix, the longest first; equals by arrival."""
+    """Order by matched prefix, the longest first; equal ones by arrival."""
     return sorted(items, key=lambda item: (-_matched(item, view), item.arrival))
 
 
 def _matched(item: Item, view: View) -> int:
-    """Return the tokens that need not be computed."""
+    """Return the number of tokens that are cached, on the device or in host memory."""
     found = view.match(item.id)
     return found.tokens + found.host
 
 
 def dfs_weight(items: Sequence[Item], view: View) -> list[Item]:
-    """Order the items depth first over the radix tree; the subtree with the most waiting requests
-    comes first (dfs-weight)."""
+    """Order depth first over the radix tree; of several subtrees, the one with the most waiting
+    requests comes first (dfs-weight)."""
     paths = {item.id: view.match(item.id).path for item in items}
     weight: dict[int, int] = {}
     for path in paths.values():
@@ -223,8 +223,8 @@ def dfs_weight(items: Sequence[Item], view: View) -> list[Item]:
             weight[node] = weight.get(node, 0) + 1
 
     def key(item: Item) -> tuple[list[tuple[int, int]], int, int]:
-        # The last pair sorts an item that ends at a node after the subtrees below that node. Items
-        # may end inside one edge, at different depths: there too the deeper ones go first.
+        # The last pair sorts an item that ends at a node after the subtrees below that node. Of
+        # items that end inside the same edge, those with more matched tokens go first.
         path = [(-weight[node], node) for node in paths[item.id]]
         return [*path, (1, 0)], -_matched(item, view), item.arrival
 
@@ -232,8 +232,8 @@ def dfs_weight(items: Sequence[Item], view: View) -> list[Item]:
 
 
 def app(items: Sequence[Item], view: View) -> list[Item]:
-    """Order by the arrival of the application; within one the calls with most stages after them
-    first, then by arrival (Parrot, Algorithm 1, line 1)."""
+    """Order by the arrival of the application; within an application, calls with the most stages
+    after them first, then by arrival (Parrot, Algorithm 1, line 1)."""
     return sorted(
         items,
         key=lambda item: (item.arrival >> NUMBER_BITS, -_stage(item), item.arrival),
@@ -245,8 +245,8 @@ def _stage(item: Item) -> int:
 
 
 def attained(items: Sequence[Item], view: View) -> list[Item]:
-    """Order by the level of the program's attained service, the lowest first; equals by matched
-    prefix, then by arrival."""
+    """Order by the level of the program's attained service, the lowest first; equal ones by matched
+    prefix, the longest first, then by arrival."""
     return sorted(items, key=lambda item: (item.level, -_matched(item, view), item.arrival))
 
 
@@ -263,10 +263,10 @@ AGING = ("lpm", "dfs-weight", "random", "app", "attained")
 
 
 def order(policy: str, view: View, max_overtakes: int) -> list[Item]:
-    """Return the waiting items in the order of ``policy``, after the overdue ones by arrival.
+    """Return the waiting items: overdue ones first, by arrival; then the others, by ``policy``.
 
     Under the policies in ``AGING`` an item is overdue once ``max_overtakes`` later arrivals were
-    admitted before it.
+    admitted before it. Under other policies no item is overdue.
     """
     if policy not in AGING:
         return ORDERS[policy](view.waiting, view)

@@ -1,4 +1,4 @@
-"""View: all that the scheduler reads. PassDecision: all that it returns, in counts."""
+"""View: the input of the scheduler. PassDecision: its output, in counts of tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang.srt.schedule.prefill_budget import PrefillBudget
 
 
 class Matched(Protocol):
-    """Prefix of a waiting request that the cache holds (``memory.store.Match``)."""
+    """Cached prefix of a waiting request (``memory.match.Match``)."""
 
     @property
     def tokens(self) -> int: ...
@@ -25,16 +25,16 @@ class Matched(Protocol):
 
 
 class Item(NamedTuple):
-    """One request.
+    """One request, as the scheduler sees it.
 
     Attributes:
-        arrival: sort key of age, which no other request has.
-        work: tokens to compute; for a waiting request, all its tokens (see ``View.match``).
-        growth: tokens it may generate after that.
-        room: tokens that fit into the pages it holds.
-        fixed: whether the planned pass has it already: it gets no row and is no victim.
-        hint: facts about the application that it is a call of.
-        level: of its program's attained service, under the order ``attained``.
+        arrival: unique sort key of age; lower is older.
+        work: tokens to compute; for a waiting request all tokens, cached or not (``View.match``).
+        growth: most tokens that the request may still generate.
+        room: tokens that fit into the rest of the pages that it holds.
+        fixed: the planned pass has a row or copies of it already: no further row, no retraction.
+        hint: facts about the application that the request is a call of.
+        level: level of its program's attained service (order ``attained``).
     """
 
     id: int
@@ -50,19 +50,19 @@ class Item(NamedTuple):
 
 
 class View(NamedTuple):
-    """A moment of the engine.
+    """State of the engine before a plan.
 
     Attributes:
-        running: oldest first.
-        waiting: the first of the queue: oldest first, or highest priority first.
-        available: pages that are free or evictable.
-        budget: what prompts may still take of this pass.
-        slots: requests that may still be admitted.
-        reserve: share of the running requests' growth to keep room for, in [0, 1].
-        match: cached prefix of a waiting request, by id.
-        exclusive: pages that retracting a running request would free, by id.
-        start: position of a running request's next token, by id.
-        capacity: for further requests; None where no request has a hint.
+        running: running requests, oldest first.
+        waiting: first requests of the queue, oldest or highest priority first.
+        available: number of pages that are free or evictable.
+        budget: work that the pass may still spend on prompts.
+        slots: number of requests that may still be admitted.
+        reserve: share of the running requests' growth to keep pages for, in [0, 1].
+        match: returns the cached prefix of a waiting request, by id.
+        exclusive: returns the pages that retracting a running request would free, by id.
+        start: returns the position of a running request's next token, by id.
+        capacity: capacity for further requests; None if no request has a hint.
     """
 
     step: int
@@ -81,8 +81,8 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PassDecision:
-    """Request ids to retract, then (id, tokens) to compute, in this order. Rows of waiting requests
-    admit them."""
+    """Request ids to retract first, then rows: (request id, number of tokens to compute), in order.
+    A row of a waiting request admits the request."""
 
     retract: list[int]
     rows: list[tuple[int, int]]

@@ -1,9 +1,9 @@
-"""Stage costs: predicted milliseconds of a pass on one stage of a pipeline, learnt from the passes.
+"""Stage costs: predicted milliseconds of a pass on one pipeline stage, learnt from past passes.
 
 A pass of n tokens takes ``max(floor, base + token n) + context Σ(L + x) + attention Σ(2 L x + x²)``
-milliseconds, where each row computes x tokens after L. Below the *knee* a pass takes the time to
-read the weights (``floor``), and further tokens cost nothing. gLLM (section 6) names the quadratic
-term as what its token counts leave out.
+milliseconds; the sums run over its rows, each of x tokens after L context tokens. Below the *knee*
+a pass takes the time to read the weights (``floor``), and further tokens cost nothing. gLLM
+(section 6) notes that its token counts neglect the quadratic term.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from sglang.srt.core.batch import Batch
 
-KEPT = 8  # passes of each size that are remembered; sizes double
+KEPT = 8  # last passes kept of each size class; classes double in size
 EVERY = 8  # passes between two fits
-NEAR = 1.15  # a pass that takes less than this times the floor is bound by the weights
-WARM = 8  # passes before a prediction is used
+NEAR = 1.15  # a pass below this multiple of the floor is bound by reading the weights
+WARM = 8  # measured passes before predictions are used
 _SCALES = (1.0, 100.0, 1e4, 1e6)  # usual sizes of 1, n, Σ(L + x), Σ(2 L x + x²)
 
 
@@ -44,10 +44,10 @@ class PassWork(NamedTuple):
 
 @dataclass(slots=True)
 class StageCost:
-    """Milliseconds of one stage, fitted to the last passes of every size.
+    """Milliseconds of passes on one stage, fitted to the last passes of every size class.
 
-    The smallest passes say what the floor is. Those above it are fitted by least squares of the
-    relative errors, in which no coefficient is below 0.
+    The floor is the median of the smallest passes. Passes clearly above the floor are fitted by
+    least squares of the relative errors, with coefficients of at least 0.
 
     Attributes:
         passes: number of measured passes.
@@ -67,7 +67,7 @@ class StageCost:
 
     @property
     def knee(self) -> float:
-        """Milliseconds of tokens that cost nothing in an empty pass."""
+        """Milliseconds of tokens that an empty pass can compute without taking longer."""
         return max(self.floor - self.base, 0.0)
 
     def at(self, work: PassWork) -> float:
@@ -76,11 +76,11 @@ class StageCost:
         return dense + self.context * work.context + self.attention * work.attention
 
     def chunk(self, start: int, count: int) -> float:
-        """Return the milliseconds that ``count`` prompt tokens after ``start`` add to a pass."""
+        """Return the milliseconds that ``count`` prompt tokens from ``start`` add to a pass."""
         return self.token * count + self.attention * count * (2 * start + count)
 
     def tokens(self, start: int, ms: float) -> int:
-        """Return the most prompt tokens after ``start`` that add at most ``ms`` to a pass."""
+        """Return how many prompt tokens from ``start`` add at most ``ms`` to a pass."""
         linear = self.token + 2 * self.attention * start
         if self.attention * ms < 1e-9 * linear * linear:
             return int(min(ms / max(linear, 1e-9), 1 << 30))
@@ -88,7 +88,7 @@ class StageCost:
         return int((root - linear) / (2 * self.attention))
 
     def add(self, work: PassWork, ms: float) -> None:
-        """Learn from a pass."""
+        """Learn from a pass that took ``ms`` milliseconds."""
         if not (work.tokens and 0 < ms < math.inf):
             return
         if self.passes >= WARM:
@@ -97,7 +97,7 @@ class StageCost:
         self.usual += max(0.05, 1 / self.passes) * (ms - self.usual)
         self._last.setdefault(work.tokens.bit_length(), deque(maxlen=KEPT)).append((work, ms))
         if self.passes % EVERY == 0 or self.passes == WARM:
-            for _ in range(2):  # the second time with what a context costs
+            for _ in range(2):  # the second fit uses the context costs of the first
                 self._fit()
 
     def _fit(self) -> None:
@@ -120,7 +120,7 @@ class StageCost:
         found = [value / scale for value, scale in zip(least_squares(squares), _SCALES)]
         if found[1]:
             self.base, self.token, self.context, self.attention = found
-        else:  # passes at the floor alone: the cost of a token is at most this
+        else:  # all passes are at the floor: use the upper bound of a token's cost
             self.token = self.floor / max(work.tokens for work, _, _ in points)
 
 
@@ -129,9 +129,9 @@ def _tokens(point: tuple[PassWork, float, float]) -> int:
 
 
 def least_squares(squares: Sequence[Sequence[float]]) -> list[float]:
-    """Return the solution of normal equations [N][N + 1] whose coefficients are at least 0: the
-    most negative one is left out until there is none. A little is added to the diagonal, so that
-    what the points do not tell apart is shared."""
+    """Solve normal equations [N][N + 1] for coefficients of at least 0: the most negative
+    coefficient is set to 0 and the rest solved again, until none is negative. A small ridge on the
+    diagonal divides the cost among coefficients that the points cannot separate."""
     size = len(squares)
     used = list(range(size))
     while used:

@@ -1,4 +1,4 @@
-"""HandleTable: which page each handle of one space stands for."""
+"""HandleTable: the map from the handles of one space to pages."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ LEAST = 64  # entries of a new table
 
 
 def numbers(data: bytes, name: str) -> Array:
-    """Return int32 numbers that a verb has. Raises ValueError where bytes are left over."""
+    """Return a verb's bytes as int32 numbers. Raises ValueError if a number is incomplete."""
     if len(data) % 4:
         raise ValueError(f"{name} has {len(data)} bytes; int32 numbers have 4 each")
     return np.frombuffer(data, dtype=np.int32)
 
 
 def outside(values: Array, limit: int) -> bool:
-    """Whether any of some int32 values is outside ``[0, limit)``."""
+    """Return whether any of the int32 values is outside ``[0, limit)``."""
     if len(values) == 1:
         return not 0 <= int(values[0]) < limit
-    # A negative number is a large one.
+    # As uint32 a negative number is a large one.
     return len(values) > 0 and int(values.view(np.uint32).max()) >= limit
 
 
@@ -31,21 +31,21 @@ class HandleTable:
     """Pages by handle, and which of them the space may write. All lookups check their handles.
 
     Attributes:
-        mapped: number of handles that stand for a page.
-        known: slots of the last forward, as the space names them, and those of the pool. All are
-            different and have KV; None where that may have changed since.
+        mapped: number of handles that map to a page.
+        known: slots of the last forward, in the space's numbers (bytes) and in the pool's. All are
+            different and have KV. None: there are none, or that may have changed.
     """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.mapped = 0
         self.known: tuple[bytes, Array] | None = None
-        self._room = np.empty(0, dtype=np.int32)  # room for the slots of a straight loop
+        self._room = np.empty(0, dtype=np.int32)  # buffer for the slots of a plain decode loop
         self._pages = np.full(LEAST, NO_PAGE, dtype=np.int32)
         self._writable = np.zeros(LEAST, dtype=np.bool_)
 
     def verify_free(self, handles: Array) -> None:
-        """Raise ValueError unless these are different handles, in range and not in use."""
+        """Raise ValueError unless the handles are all different, in range and not in use."""
         outside = handles[(handles < 0) | (handles >= MOST_HANDLES)]
         if len(outside):
             raise ValueError(f"handle {outside[0]} is outside [0, {MOST_HANDLES})")
@@ -59,7 +59,7 @@ class HandleTable:
             raise ValueError(f"handle {again[0]} is given twice")
 
     def map(self, handles: Array, pages: Array, writable: bool) -> None:
-        """Map handles that ``verify_free`` has allowed."""
+        """Map handles, which ``verify_free`` must have allowed."""
         if not len(handles):
             return
         most = int(handles.max())
@@ -72,8 +72,8 @@ class HandleTable:
         self.mapped += len(handles)
 
     def unmap(self, handles: Array) -> Array:
-        """Forget different handles in use. Returns their pages. Raises ValueError, changing
-        nothing."""
+        """Unmap handles and return their pages. Raises ValueError, changing nothing, if a handle is
+        not in use or named twice."""
         pages = self.pages(handles)
         if len(np.unique(handles)) < len(handles):
             raise ValueError("a handle is given twice")
@@ -83,7 +83,7 @@ class HandleTable:
         return pages
 
     def pages(self, handles: Array) -> Array:
-        """Return the pages of handles. Raises ValueError for one that is not in use."""
+        """Return the pages of handles. Raises ValueError for a handle that is not in use."""
         table = self._pages
         if outside(handles, len(table)):
             wrong = handles[(handles < 0) | (handles >= len(table))][0]
@@ -95,7 +95,7 @@ class HandleTable:
         return pages
 
     def slots(self, slots: Array) -> Array:
-        """Return slots of the pool for slots of the space. Raises the errors of ``pages``."""
+        """Convert slots of the space to slots of the pool. Raises the errors of ``pages``."""
         size = self.page_size
         if size == 1:
             return self.pages(slots)
@@ -104,14 +104,14 @@ class HandleTable:
         return found
 
     def writable(self, handle: int) -> int:
-        """Return the page of a handle that the space may write; ``NO_PAGE`` of another one."""
+        """Return the page of a handle if the space may write it; else ``NO_PAGE``."""
         if 0 <= handle < len(self._pages) and self._writable[handle]:
             return int(self._pages[handle])
         return NO_PAGE
 
     def appended(self, slot: int) -> Array:
-        """Return the slots of ``known`` and one more, which becomes known with this forward. They
-        stay where they are as long as there is room: nothing else is written behind them."""
+        """Return the pool slots of ``known`` and ``slot``. The array is extended in place while its
+        buffer has room: nothing else writes behind the known slots."""
         assert self.known is not None
         slots, room = self.known[1], self._room
         count = len(slots)
@@ -122,7 +122,7 @@ class HandleTable:
         return room[: count + 1]
 
     def verify_writable(self, handles: Array) -> None:
-        """Raise ValueError where one of these handles, which are in use, is read-only."""
+        """Raise ValueError if one of these handles is read-only. All must be in use."""
         fixed = handles[~self._writable[handles]]
         if len(fixed):
             raise ValueError(
@@ -131,7 +131,7 @@ class HandleTable:
             )
 
     def handles_of(self, pages: Array) -> Array:
-        """Return the handles that stand for some of these pages. Linear in the table."""
+        """Return the handles that map to any of these pages. Linear in the table's size."""
         found: Array = np.flatnonzero(np.isin(self._pages, pages)).astype(np.int32)
         found = found[self._pages[found] != NO_PAGE]
         return found

@@ -1,8 +1,8 @@
-"""Mask runs: a boolean attention mask as rows that attention without a mask can compute.
+"""Mask runs: splits a forward with a boolean attention mask into rows that need no mask.
 
-Pages of one token make a page table a list of visible slots. All keys of a pass are written before
-any row attends. So a row of its own for every token computes any mask, and tokens that follow each
-other share a row where each sees what the one before it sees, and that one.
+With pages of one token, a page table is a list of visible slots. All keys of a pass are written
+before any row attends. So one row per token can compute any mask. Consecutive tokens share a row if
+each sees exactly what the token before sees, and that token.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, Any]
-MOST_BITS = 1 << 22  # a mask is unpacked to bytes
+MOST_BITS = 1 << 22  # most bits of a mask, which is unpacked to one byte a bit
 
 
 class MaskRun(NamedTuple):
     """Tokens ``[first, last)`` of a forward in one row.
 
-    ``seen``: indices of what all of them see before the first, into the visible slots and then the
-    forward's own, int32, ascending.
+    ``seen``: indices, int32 and ascending, of the slots that all these tokens see before the first
+    of them; indices count the visible slots, then the slots of the forward's tokens.
     """
 
     first: int
@@ -31,7 +31,7 @@ def mask_runs(mask: bytes, visible: int, count: int) -> list[MaskRun]:
     """Return the fewest rows that compute ``count`` tokens under a mask, in order.
 
     Args:
-        mask: ``ForwardTokens.mask``; b"": all of the visible slots, and the tokens before.
+        mask: ``ForwardTokens.mask``; b"": tokens see all visible slots and the tokens before.
         visible: number of visible slots.
 
     Raises ValueError for a mask of another size, or with more than ``MOST_BITS`` bits.

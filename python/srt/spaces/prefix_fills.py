@@ -1,8 +1,8 @@
-"""PrefixFills: texts whose KV spaces want from the prefix cache, while it is computed.
+"""PrefixFills: texts whose KV spaces have requested from the prefix cache (PrefixPages).
 
-A fill is an ordinary request of the engine. When it has ended, its path is locked; the space gets
-the pages when the passes that were in flight then have been collected, since one of them may
-compute some of the path.
+Missing KV is computed by a *fill*, an ordinary request of the engine. When the fill has ended, its
+path is locked. The space gets the pages after the passes then in flight were collected, since they
+may compute some of the path.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sglang.srt.spaces.space_memory import OverCap, SpaceMemory
 from sglang.srt.spaces.space_work import as_ints
 
 Array: TypeAlias = np.ndarray[Any, Any]
-MOST_FILLS = 16  # texts of one space, computed at the same time
-TRIES = 3  # fills of one text, whose KV is evicted before it is locked
+MOST_FILLS = 16  # most texts of one space that are computed at the same time
+TRIES = 3  # most fills of one text, if its KV is evicted before it can be locked
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +28,8 @@ class PrefixFill:
     """One text.
 
     Attributes:
-        handles: to be mapped to its pages.
-        node: end of the locked path, whose pages are ``pages``; None while it is computed.
+        handles: handles that will be mapped to the text's pages.
+        node: end of the locked path with ``pages``; None while the text is computed.
         sure: id of the last pass that may compute some of the path.
     """
 
@@ -44,7 +44,7 @@ class PrefixFill:
 
 
 class PrefixFills:
-    """Fills by number; below 0, as the engine's own requests are."""
+    """Fills by request id. The engine's own requests have negative ids."""
 
     def __init__(self, memory: SpaceMemory) -> None:
         self._memory = memory
@@ -55,8 +55,8 @@ class PrefixFills:
         return len(self._fills)
 
     def begin(self, space: ProgramSpace, request: int, handles: Array, tokens: Array) -> None:
-        """Compute what is missing. Raises ValueError where the engine cannot, OverCap where the
-        space has ``MOST_FILLS``."""
+        """Begin a fill. Raises ValueError if the engine refuses the request or has no prefix cache,
+        OverCap if the space has ``MOST_FILLS`` fills."""
         if not self._memory.store.share:
             raise ValueError("the prefix cache is off; start without --disable-radix-cache")
         if sum(fill.space is space for fill in self._fills.values()) >= MOST_FILLS:
@@ -74,8 +74,8 @@ class PrefixFills:
         self._fills[self._last] = fill
 
     def ended(self, number: int, message: str, in_flight: int) -> None:
-        """Go on with a fill whose request has ended. ``message``: why it failed, "" where it did
-        not. ``in_flight``: id of the last pass in flight; 0: there is none."""
+        """Lock the path of a fill whose request has ended. ``message``: reason of its failure; "":
+        success. ``in_flight``: id of the last pass in flight; 0: none."""
         fill = self._fills.pop(number)
         space, memory = fill.space, self._memory
         if memory.spaces.get(space.id) is not space:
@@ -101,11 +101,11 @@ class PrefixFills:
             return
         try:
             self._submit(fill)
-        except ValueError as error:  # the queue is full meanwhile
+        except ValueError as error:  # the queue may be full by now
             self._fail(fill, str(error))
 
     def collected(self, number: int) -> None:
-        """Hand over the paths that pass ``number`` and those before have computed."""
+        """Map the paths to handles that passes up to ``number`` have computed."""
         for key, fill in list(self._fills.items()):
             if fill.node is not None and fill.sure <= number:
                 del self._fills[key]
@@ -127,7 +127,7 @@ class PrefixFills:
         memory.events.append(SpaceReply(space.id, fill.request, len(fill.handles)))
 
     def failing(self) -> None:
-        """Unlock paths that a pass that has failed, or one after it, was to compute."""
+        """Fail the fills whose paths failed passes should have computed, and unlock the paths."""
         for key, fill in list(self._fills.items()):
             if fill.node is not None:
                 del self._fills[key]
@@ -139,5 +139,5 @@ class PrefixFills:
         self._memory.events.append(event)
 
     def nodes(self) -> list[RadixNode]:
-        """Return the ends of the locked paths that no space has yet."""
+        """Return the end nodes of locked paths that are not mapped yet."""
         return [fill.node for fill in self._fills.values() if fill.node is not None]

@@ -19,7 +19,7 @@ MOST_KEPT = 256  # sampled tokens that a later forward may follow
 
 @dataclass(slots=True, eq=False)
 class PrefixLease:
-    """A locked path of the prefix cache. ``handles``: the program's handles of its pages."""
+    """A locked path of the prefix cache. ``handles``: the program's handles for its pages."""
 
     node: RadixNode
     handles: set[int]
@@ -30,8 +30,8 @@ class SpaceOwner:
     """A tenant.
 
     Attributes:
-        pages: number of pages that its spaces and exports have together.
-        exports: number of its exports.
+        pages: number of pages of the tenant's spaces and exports together.
+        exports: number of the tenant's exports.
     """
 
     pages: int = 0
@@ -50,8 +50,8 @@ class ProgramSpace:
         pending: work that is not yet wholly in a pass, in the order of the verbs.
         forwards: unanswered forwards that have a request, by request.
         sampled: the sampled token of recently answered forwards, by request; at most ``MOST_KEPT``.
-        later: pages whose handles were freed while pending work may use them, each with the number
-            of the last work that may.
+        later: (number of the last work that may use the pages, pages) for freed handles.
+        leases: locked paths of the prefix cache that handles of the space map to.
     """
 
     verb: OpenSpace

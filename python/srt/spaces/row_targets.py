@@ -1,8 +1,8 @@
-"""RowTargets: log-probabilities of given tokens inside a forward, as what its rows request.
+"""RowTargets: converts log-probability requests inside a forward to outputs of its rows.
 
-A row scores one token after each of its tokens (``RowScore``) and any number after its last one
-(``Row.probe``). So a row ends at a token with several targets: a tree of texts is then one row for
-each of its branches.
+A row can score one token after each of its tokens (``RowScore``), and any number after its last
+token (``Row.probe``). So a row must end at a token with several targets: a tree of texts has one
+row for each branch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sglang.srt.spaces.handle_table import numbers
 from sglang.srt.spaces.mask_runs import MaskRun
 
 Array: TypeAlias = np.ndarray[Any, Any]
-MOST_TARGETS = 1 << 16  # a forward has
+MOST_TARGETS = 1 << 16  # most targets of a forward
 
 
 class RowTargets:
@@ -35,7 +35,7 @@ class RowTargets:
 
     @staticmethod
     def of(pairs: bytes, count: int) -> RowTargets:
-        """The targets of ``ForwardTokens.targets`` for ``count`` tokens. Raises ValueError."""
+        """Read ``ForwardTokens.targets`` of a forward of ``count`` tokens. Raises ValueError."""
         found = numbers(pairs, "targets")
         if len(found) % 2 or len(found) > 2 * MOST_TARGETS:
             raise ValueError(
@@ -67,8 +67,8 @@ class RowTargets:
         return found
 
     def of_row(self, first: int, last: int) -> tuple[RowScore | None, tuple[int, ...]]:
-        """Return ``Row.score`` and ``Row.probe`` of a row of the tokens ``[first, last)``: all but
-        the last have one target."""
+        """Return ``Row.score`` and ``Row.probe`` of a row of tokens ``[first, last)``. All tokens
+        but the last must have exactly one target."""
         begin, end = self._offsets[first], self._offsets[last]
         if end - begin == last - first:
             return RowScore(0, from_bytes(self._bytes[4 * begin : 4 * end])), ()

@@ -1,4 +1,4 @@
-"""Views: which lists of slots attention can read. Large pages and sliding windows allow fewer."""
+"""Views: checks that attention can read a list of slots, with large pages and sliding windows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def verify_pages(page_size: int, visible: int, work: ForwardWork | None = None) -> None:
-    """Raise ValueError where pages hold several tokens and a view does not fill its pages in
-    order."""
+    """Raise ValueError if pages hold several tokens and the slots of ``work`` do not fill their
+    pages in order. ``visible``: number of slots before KV that is not kept."""
     if page_size == 1:
         return
     text = f"pages have {page_size} tokens; start the server with --page-size 1 for "
@@ -31,8 +31,8 @@ def verify_pages(page_size: int, visible: int, work: ForwardWork | None = None) 
 class SlotPositions:
     """Positions of the tokens in the pool's slots, kept for models with sliding windows.
 
-    A windowed layer counts what lies between two tokens by the slots of the view. So the positions
-    of a view have to follow each other.
+    A windowed layer measures the distance of two tokens in slots of the view. So the positions of
+    the tokens in a view must be consecutive.
     """
 
     def __init__(self, slots: int, windowed: bool) -> None:
@@ -40,21 +40,21 @@ class SlotPositions:
 
     @property
     def kept(self) -> bool:
-        """Whether the model has windows."""
+        """Whether positions are kept: the model has sliding windows."""
         return len(self._positions) > 0
 
     def write(self, slots: Array, positions: Array) -> None:
-        """Note the positions of tokens that are written to slots."""
+        """Note the positions of tokens whose KV is written to slots."""
         if self.kept:
             self._positions[slots] = positions
 
     def copy(self, sources: Array, targets: Array) -> None:
-        """Note that tokens are copied."""
+        """Note that tokens' KV is copied from slots to slots."""
         if self.kept:
             self._positions[targets] = self._positions[sources]
 
     def verify(self, work: ForwardWork, positions: Array) -> None:
-        """Raise ValueError where a view of a model with windows has holes."""
+        """Raise ValueError if the positions that the work sees are not consecutive."""
         if work.hides:
             raise ValueError("the model has layers with a sliding window, which no mask can have")
         own = np.concatenate([self._positions[work.reads], positions])

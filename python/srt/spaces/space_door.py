@@ -1,5 +1,5 @@
-"""SpaceDoor: where an engine's loop meets its spaces. Before the first is opened, each call is one
-``if``."""
+"""SpaceDoor: interface between an engine's loop and its spaces. Until the first space is opened,
+each call costs only one ``if``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang.srt.core.space_messages import SpaceVerb
 from sglang.srt.spaces.space_host import SpaceFacts, SpaceHost
 from sglang.srt.spaces.space_system import Spaces
 
-EMPTY_STEPS = 4  # steps without a pass, after which there is nothing to do until a verb comes
+EMPTY_STEPS = 4  # steps without a pass after which the engine is idle until a verb arrives
 
 
 class InFlight(Protocol):
@@ -26,19 +26,19 @@ class SpaceDoor:
     """The spaces of an engine.
 
     Args:
-        budget: tokens of a pass (``chunked_prefill_size``).
+        budget: most tokens of a pass (``chunked_prefill_size``).
 
     Attributes:
-        spaces: None before the first is opened.
+        spaces: all spaces; None before the first is opened.
     """
 
     def __init__(self, host: SpaceHost, facts: SpaceFacts, budget: int) -> None:
         self.spaces: Spaces | None = None
         self._host, self._facts, self._budget = host, facts, budget
-        self._empty = 0  # steps that could plan nothing, one after the other
+        self._empty = 0  # number of consecutive steps without a pass
 
     def apply(self, verb: SpaceVerb) -> None:
-        """Apply a verb."""
+        """Apply a verb. The first verb makes ``spaces``."""
         if self.spaces is None:
             self.spaces = Spaces(self._host, self._facts, self._budget)
         self.spaces.apply(verb)
@@ -51,12 +51,12 @@ class SpaceDoor:
 
     @property
     def work(self) -> bool:
-        """Whether a pass could compute something."""
+        """Whether any space has pending work."""
         return self.spaces is not None and self.spaces.work
 
     @property
     def starved(self) -> bool:
-        """Whether all that waits lacks pages that older programs hold."""
+        """Whether all waiting work needs pages that older programs hold."""
         return self._empty >= EMPTY_STEPS
 
     def stepped(self, planned: bool) -> None:
@@ -64,21 +64,21 @@ class SpaceDoor:
         self._empty = 0 if planned or self.spaces is None else self._empty + 1
 
     def collect(self, number: int, outputs: Sequence[RowOutput]) -> None:
-        """Answer what pass ``number`` has ended."""
+        """Answer the work that pass ``number`` has completed."""
         if self.spaces is not None:
             self.spaces.collect(number, outputs)
 
     def failed(self, error: str) -> None:
-        """All passes in flight have failed; the prefix cache is not flushed yet."""
+        """Fail the work of all passes in flight. Call before the prefix cache is flushed."""
         if self.spaces is not None:
             self.spaces.failed(error)
 
     def lost(self, error: str) -> None:
-        """The engine is about to end."""
+        """End all spaces, since the engine is about to end."""
         if self.spaces is not None:
             self.spaces.lost(error)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counts of spaces; none before the first."""
+        """Gauges of spaces by name; empty before the first space is opened."""
         return {} if self.spaces is None else self.spaces.counts

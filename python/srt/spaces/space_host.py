@@ -1,4 +1,4 @@
-"""SpaceHost: what spaces ask of the engine that they are in. SpaceFacts: what they know of it."""
+"""SpaceHost: calls that spaces make to their engine. SpaceFacts: facts about model and memory."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class SpaceFacts(Protocol):
 
 
 class Stamping(Protocol):
-    """The waiting requests (``engine.waiting_queue``)."""
+    """Source of sort keys of age (``engine.waiting_queue``)."""
 
     def stamp(self, moment: float) -> int: ...
 
 
 class Retracting(Protocol):
-    """The requests that hold memory (``engine.planner.Planner``)."""
+    """Part of the planner that spaces use (``engine.planner.Planner``)."""
 
     @property
     def store(self) -> Store: ...
@@ -50,12 +50,12 @@ class Retracting(Protocol):
 
 
 class SpaceHost:
-    """The engine.
+    """The engine, as spaces use it.
 
     Args:
-        adapter: number of a loaded adapter's name, below 0 where none has it; 0 of "".
-        accept: takes a request of the engine's own, or raises ValueError, or adds the event that
-            refuses it.
+        adapter: returns the number of a loaded adapter by name; below 0: not loaded; 0 for "".
+        accept: accepts a request of the engine's own; raises ValueError or appends an event if the
+            request is refused.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SpaceHost:
         self.adapter = adapter
 
     def stamp(self) -> int:
-        """Return a sort key of age for what arrives now (``core.request.arrival_key``)."""
+        """Return a sort key of age for a space opened now (``core.request.arrival_key``)."""
         return self._planner.queue.stamp(self._clock.now())
 
     @property
@@ -78,12 +78,12 @@ class SpaceHost:
 
     @property
     def pipelined(self) -> bool:
-        """Whether no row can follow one of the pass before."""
+        """Whether rows cannot have placeholders (``Row.follows``)."""
         return self._planner.stages > 1
 
     def retract_after(self, arrival: int, pages: int) -> None:
-        """Retract requests that arrived later, the latest first, until ``pages`` pages are free or
-        evictable, or none is left."""
+        """Retract running requests that arrived after ``arrival``, the latest first, until
+        ``pages`` pages are free or evictable, or no such request is left."""
         younger = [r for r in self._planner.running.values() if r.scheduling.arrival > arrival]
         for request in sorted(younger, key=lambda r: -r.scheduling.arrival):
             if self.store.available >= pages:
@@ -91,8 +91,8 @@ class SpaceHost:
             self._planner.retract([request])
 
     def fill(self, number: int, tokens: Ints, namespace: Namespace, priority: int) -> None:
-        """Compute the KV of tokens into the prefix cache. Later an event ends request ``number``,
-        which is below 0. Raises ValueError where the engine cannot."""
+        """Begin a request that computes the KV of tokens into the prefix cache. Its id ``number``
+        must be below 0. Raises ValueError if the engine refuses it."""
         self.store.open(number, tokens, namespace)
         events: list[Event] = []
         self._accept(Advance(number, number, Fill(), priority, close=True), events)

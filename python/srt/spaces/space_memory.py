@@ -1,9 +1,9 @@
-"""SpaceMemory: all spaces and exports, and whose turn it is where pages are short.
+"""SpaceMemory: all spaces and exports, and the order in which they lose pages.
 
-Short of pages, in this order: leaves of the prefix cache are evicted, exports that no space has
-imported are forgotten, younger requests are retracted, and the newest spaces end (Pie, section
-5.2), but only those that are younger than what needs the pages. Where that is not enough, the space
-that needs them is itself the newest, and ends.
+If pages are short, pages are freed in this order: leaves of the prefix cache are evicted, exports
+that no space has imported are dropped, younger requests are retracted, and the newest spaces end
+(Pie, section 5.2). Requests and spaces older than the one that needs pages are spared. If a space
+cannot get enough pages in this way, the space itself ends.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sglang.srt.spaces.space_pages import SpacePages
 from sglang.srt.spaces.space_work import CopyWork, ExportWork, ForwardWork
 
 Array: TypeAlias = np.ndarray[Any, Any]
-MOST_EXPORTS = 4096  # names of one owner
-ALL_EXPORTS = 4 * MOST_EXPORTS  # of all together
+MOST_EXPORTS = 4096  # most exports of one owner
+ALL_EXPORTS = 4 * MOST_EXPORTS  # most exports of all owners
 
 
 class OverCap(ValueError):
@@ -33,11 +33,11 @@ class OverCap(ValueError):
 
 
 class SpaceOver(Exception):
-    """The space has ended: the memory is full, and all other holders of it are older."""
+    """The space was ended: memory is full, and all other holders of pages are older."""
 
 
 class Export(NamedTuple):
-    """Pages under a name. ``owner``: of the space that exported them."""
+    """Pages of an export. ``owner``: tenant of the space that exported them."""
 
     pages: Array
     owner: SpaceOwner
@@ -45,7 +45,7 @@ class Export(NamedTuple):
 
 @dataclass(frozen=True)
 class SpaceCaps:
-    """Shares of the pool, in pages: of all spaces, of those of one owner, and of one."""
+    """Most pages of the pool for all spaces together, the spaces of one owner, and one space."""
 
     together: int
     owner: int
@@ -53,7 +53,7 @@ class SpaceCaps:
 
     @classmethod
     def of(cls, pages: int) -> SpaceCaps:
-        """Half of the pool for all spaces, all of that for each, and no cap of an owner."""
+        """Return caps: half of the pool for all spaces and for each, no cap for an owner."""
         return cls(pages // 2, pages, pages // 2)
 
 
@@ -61,8 +61,8 @@ class SpaceMemory:
     """Spaces by number, exports by namespace and name.
 
     Attributes:
-        positions: of the tokens in the pool, where the model has windows.
-        events: to be sent.
+        positions: positions of the tokens in the pool; kept only for windowed models.
+        events: events to send.
     """
 
     def __init__(self, host: SpaceHost, caps: SpaceCaps, windowed: bool) -> None:
@@ -74,10 +74,10 @@ class SpaceMemory:
         self.exports: dict[tuple[Namespace, str], Export] = {}
         self.events: list[SpaceEvent] = []
         self._owners: dict[str, SpaceOwner] = {}
-        self._leased = 0  # handles of the prefix cache's pages
+        self._leased = 0  # number of handles mapped to pages of the prefix cache
 
     def owner(self, name: str) -> SpaceOwner:
-        """Return the tenant of a name."""
+        """Return the tenant named ``name``. Drop tenants without pages and spaces."""
         for known in [n for n, owner in self._owners.items() if not owner.pages and n != name]:
             if all(space.verb.owner != known for space in self.spaces.values()):
                 del self._owners[known]
@@ -86,13 +86,13 @@ class SpaceMemory:
     def map(
         self, space: ProgramSpace, handles: Array, pages: Array, writable: bool = False
     ) -> None:
-        """Map handles that are free to pages, which the caller holds for them."""
+        """Map free handles to pages. The caller must have added a holder to each page."""
         space.table.map(handles, pages, writable)
         space.owner.pages += len(handles)
 
     def lease(self, space: ProgramSpace, handles: Array, pages: Array, node: RadixNode) -> None:
-        """Map handles that are free to the pages of a path of the prefix cache that the caller has
-        locked. Raises OverCap, mapping none."""
+        """Map free handles to the pages of a path of the prefix cache, which the caller has locked
+        at ``node``. Raises OverCap, mapping none."""
         self.verify_cap(space, len(handles))
         if self.used + len(handles) > self.caps.together:
             raise OverCap(
@@ -108,8 +108,7 @@ class SpaceMemory:
     # -- caps and shortage -----------------------------------------------------------------------
 
     def verify_cap(self, space: ProgramSpace, count: int) -> None:
-        """Raise OverCap where ``count`` pages more would be more than the space or its owner may
-        have."""
+        """Raise OverCap if ``count`` more pages would exceed the cap of the space or owner."""
         most = min(space.verb.most or self.caps.space, self.caps.space)
         if space.table.mapped + count > most:
             raise OverCap(
@@ -124,7 +123,7 @@ class SpaceMemory:
             )
 
     def take(self, space: ProgramSpace, count: int) -> Array:
-        """Take pages for a space. Raises OverCap, SpaceOver."""
+        """Take ``count`` pages for a space. Raises OverCap, or SpaceOver after ending the space."""
         self.verify_cap(space, count)
         if not self._room_for(space, count) or not self._available_for(space, count):
             self.end(
@@ -136,12 +135,12 @@ class SpaceMemory:
         return self.pages.take(count)
 
     def _room_for(self, space: ProgramSpace, count: int) -> bool:
-        """Make room within the cap of all spaces; return whether there is."""
+        """Free pages until ``count`` more fit under the cap of all spaces. Return whether so."""
         self._forget_exports(lambda: self.used + count <= self.caps.together)
         return self._end_after(space.arrival, lambda: self.used + count <= self.caps.together)
 
     def _available_for(self, space: ProgramSpace, count: int) -> bool:
-        """Have pages to take; return whether there are."""
+        """Free pages until ``count`` are available. Return whether so."""
         store = self.store
         if store.available >= count:
             return True
@@ -150,8 +149,8 @@ class SpaceMemory:
         return self._end_after(space.arrival, lambda: store.available >= count)
 
     def give_way(self, arrival: int, count: int) -> bool:
-        """Have pages for an ordinary request that lacks them, from exports without a space and from
-        younger spaces. Return whether it has more than before."""
+        """Free pages for an ordinary request that lacks ``count``: from exports that no space has
+        imported, and younger spaces. Return whether more pages are available than before."""
         store, before = self.store, self.store.available
         self._forget_exports(lambda: store.available >= count)
         self._end_after(arrival, lambda: store.available >= count)
@@ -159,13 +158,13 @@ class SpaceMemory:
 
     @property
     def used(self) -> int:
-        """Pages that spaces, exports and scratch keep from others: pages of the prefix cache count
+        """Number of pages that spaces, exports and scratch hold. Pages of the prefix cache count
         once for each lease."""
         return self.pages.held + self._leased
 
     def _end_after(self, arrival: int, enough: Callable[[], bool]) -> bool:
-        """End spaces that are younger than ``arrival``, the newest first, until there is enough.
-        Return whether there is."""
+        """End spaces younger than ``arrival``, the newest first, until ``enough()``. Return whether
+        it is reached."""
         while not enough():
             younger = [space for space in self.spaces.values() if space.arrival > arrival]
             if not younger:
@@ -177,10 +176,10 @@ class SpaceMemory:
         return True
 
     def _forget_exports(self, enough: Callable[[], bool]) -> None:
-        """Forget the oldest exports whose pages no space holds, until there is enough."""
+        """Drop exports whose pages no space holds, the oldest first, until ``enough()``."""
         if enough() or not self.exports:
             return
-        spaces = self.pages.holders().copy()  # holders that are no exports
+        spaces = self.pages.holders().copy()  # less the exports below: holders other than exports
         for export in self.exports.values():
             spaces[export.pages] -= 1
         for key, export in list(self.exports.items()):
@@ -192,13 +191,13 @@ class SpaceMemory:
     # -- ends ------------------------------------------------------------------------------------
 
     def end(self, space: ProgramSpace, code: str, message: str) -> None:
-        """End a space and tell its program."""
+        """Close a space and send its program a SpaceEnded event."""
         self.close(space)
         self.events.append(SpaceEnded(space.id, code, message))
 
     def close(self, space: ProgramSpace) -> None:
-        """Give everything of a space back. Passes in flight may still write its pages: their next
-        owner writes in a later pass."""
+        """Free everything that a space holds. Passes in flight may still write its pages; their
+        next owner writes them in a later pass."""
         del self.spaces[space.id]
         for lease in space.leases:
             self.store.tree.unlock(lease.node)
@@ -220,12 +219,12 @@ class SpaceMemory:
         space.forwards.clear()
 
     def leased(self, space: ProgramSpace) -> Array:
-        """Return the pages of the prefix cache that a space's handles stand for."""
+        """Return the pages of the prefix cache that a space's handles map to."""
         handles = [handle for lease in space.leases for handle in lease.handles]
         return space.table.pages(np.array(handles, dtype=np.int32))
 
     def free(self, space: ProgramSpace, handles: Array) -> None:
-        """Unmap handles. Pages go back once no pending work may use them. Raises ValueError."""
+        """Unmap handles. Free their pages once no pending work may use them. Raises ValueError."""
         pages = space.table.unmap(handles)
         space.owner.pages -= len(pages)
         if space.leases:
@@ -241,7 +240,7 @@ class SpaceMemory:
     def _end_leases(self, space: ProgramSpace, handles: Array) -> list[int]:
         """Return those of the handles that were leased. A lease ends with its last handle.
 
-        Pending work may still read the pages, so the path stays locked until that is planned.
+        Pending work may still read the pages, so the path stays locked until it is planned.
         """
         found: list[int] = []
         freed = set(handles.tolist())
@@ -254,7 +253,7 @@ class SpaceMemory:
         return found
 
     def settle(self, space: ProgramSpace) -> None:
-        """Give back what no pending work of a space can use any more."""
+        """Free pages and leases that no pending work of a space can use any more."""
         if space.later:
             oldest = space.pending[0].number if space.pending else None
             while space.later and (oldest is None or space.later[0][0] < oldest):
@@ -267,7 +266,7 @@ class SpaceMemory:
     # -- exports ---------------------------------------------------------------------------------
 
     def export(self, key: tuple[Namespace, str], pages: Array, owner: SpaceOwner) -> None:
-        """Give pages, which the caller holds once more, a name. Raises ValueError."""
+        """Register an export. The caller has added a holder to its pages. Raises ValueError."""
         if key in self.exports:
             raise ValueError(f"an export {key[1]!r} is there already; release it or take another")
         if owner.exports >= MOST_EXPORTS or len(self.exports) >= ALL_EXPORTS:
@@ -280,7 +279,7 @@ class SpaceMemory:
         owner.exports += 1
 
     def exported(self, key: tuple[Namespace, str]) -> Export:
-        """Return an export. Raises ValueError for a name without one."""
+        """Return an export by namespace and name. Raises ValueError if there is none."""
         if key not in self.exports:
             raise ValueError(
                 f"there is no export {key[1]!r} in this namespace; list those there are"
@@ -288,7 +287,7 @@ class SpaceMemory:
         return self.exports[key]
 
     def release_export(self, key: tuple[Namespace, str]) -> None:
-        """Forget a name. Raises the errors of ``exported``."""
+        """Remove an export. Raises ValueError if there is none."""
         export = self.exported(key)
         self.pages.give(export.pages)
         export.owner.pages -= len(export.pages)
@@ -298,8 +297,8 @@ class SpaceMemory:
     # -- audits ----------------------------------------------------------------------------------
 
     def check(self) -> set[int]:
-        """Raise AssertionError where a page has another number of holders than is known of. Return
-        the pages that are held."""
+        """Raise AssertionError if a page's number of holders does not match its actual holders.
+        Return the pages that have a holder."""
         expected = np.zeros(self.store.pool.size, dtype=np.int32)
 
         def count(pages: Array) -> None:

@@ -1,8 +1,8 @@
 """SpacePages: pages of the pool that programs hold, with the number of their holders.
 
-A holder is a handle of a space, an export, or a forward whose KV is kept nowhere. A page goes back
-to the pool with its last holder. Pages of the prefix cache are not among these: they stay the
-tree's, and a space locks their path.
+A holder is a handle of a space, an export, or a forward whose KV is not kept. A page returns to the
+pool when its last holder is removed. Pages of the prefix cache are not counted here: the tree owns
+these, and a space locks their path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SpacePages:
 
     Attributes:
         held: number of pages that have a holder.
-        number: of the last work of all spaces; each has one more than the one before.
+        number: number of the last work item; all spaces share one running count.
     """
 
     def __init__(self, store: Store) -> None:
@@ -31,15 +31,15 @@ class SpacePages:
         self._store = store
         self._holders = np.zeros(pages, dtype=np.int32)
         self._filled = np.zeros(pages * size, dtype=np.bool_)
-        self._since = np.zeros(pages, dtype=np.int64)  # number of the last work before it was taken
+        self._since = np.zeros(pages, dtype=np.int64)  # ``number`` when the page was taken
         self._mark = np.zeros(pages * size, dtype=np.int32)
         self._order = np.arange(pages * size, dtype=np.int32)
 
     # -- holders ---------------------------------------------------------------------------------
 
     def take(self, count: int) -> Array:
-        """Take pages from the pool, evicting leaves of the prefix cache; each has one holder and no
-        KV. Raises MemoryError, taking none, where there are too few."""
+        """Take pages from the pool, evicting leaves of the prefix cache if needed; each has one
+        holder and no KV. Raises MemoryError, taking none, if there are too few."""
         pages = np.frombuffer(self._store.take(count), dtype=np.int32)
         self._holders[pages] = 1
         self._since[pages] = self.number
@@ -48,24 +48,24 @@ class SpacePages:
         return pages
 
     def hold(self, pages: Array) -> None:
-        """Add a holder to different pages that have one."""
+        """Add a holder to each page. The pages must be different and have a holder."""
         self._holders[pages] += 1
 
     def give(self, pages: Array) -> None:
-        """Take a holder from pages, one for each time that a page is named. Pages without another
-        holder go back to the pool."""
+        """Remove a holder from pages, one for each time that a page is named. Pages without a
+        holder return to the pool."""
         np.subtract.at(self._holders, pages, 1)
         free = np.unique(pages[self._holders[pages] == 0])
         self._store.pool.give(from_bytes(free.astype(np.int32).tobytes()))
         self.held -= len(free)
 
     def sole(self, pages: Array | int) -> Array:
-        """Return bool, for each page: whether it has a single holder."""
+        """Return a bool for each page: whether the page has a single holder."""
         found: Array = self._holders[pages] == 1
         return found
 
     def owned(self, pages: Array) -> Array:
-        """Return bool: whether a page has a holder here, and is not the prefix cache's."""
+        """Return a bool for each page: whether a program holds it (False: of the prefix cache)."""
         found: Array = self._holders[pages] > 0
         return found
 
@@ -76,11 +76,11 @@ class SpacePages:
     # -- slots -----------------------------------------------------------------------------------
 
     def fill(self, slots: Array) -> None:
-        """Note that earlier work of the engine writes KV to these slots."""
+        """Note that work accepted by now writes KV to these slots."""
         self._filled[slots] = True
 
     def filled(self, slot: int) -> bool:
-        """Whether a slot has KV, or will when earlier work is done."""
+        """Return whether a slot has KV, or will have when the accepted work is done."""
         return bool(self._filled[slot])
 
     def lease(self, pages: Array) -> Array:
@@ -91,8 +91,8 @@ class SpacePages:
         return slots
 
     def lose(self, slots: Array, number: int) -> Array:
-        """Note that the KV which work ``number`` was to write to these slots is undefined. Return
-        those of the slots whose pages were not given to another holder since."""
+        """Note that the KV that work ``number`` should write to these slots is undefined. Return
+        those slots whose pages were not freed and taken again since."""
         mine: Array = slots[self._since[slots // self.page_size] < number]
         self._filled[mine] = False
         return mine
@@ -103,7 +103,7 @@ class SpacePages:
         return found
 
     def broken(self, slots: Array, number: int) -> bool:
-        """Whether one of the slots that work ``number`` reads has no KV any more."""
+        """Return whether one of the slots that work ``number`` reads has lost its KV."""
         lost = slots[~self._filled[slots]]
         return bool((self._since[lost // self.page_size] < number).any())
 
@@ -126,7 +126,7 @@ class SpacePages:
         return bool((self._mark[slots] != order).any())
 
     def slots(self, pages: Array) -> Array:
-        """Return the slots of pages, in order."""
+        """Return all slots of the pages, in order."""
         if self.page_size == 1:
             return pages
         offsets = np.arange(self.page_size, dtype=np.int32)

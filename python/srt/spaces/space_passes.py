@@ -1,4 +1,4 @@
-"""SpacePasses: pending work becomes rows and copies of passes, and their results become answers."""
+"""SpacePasses: makes rows and copies of pending work, and answers of the results of passes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sglang.srt.spaces.space_work import (
 from sglang.srt.spaces.work_order import select
 
 Array: TypeAlias = np.ndarray[Any, Any]
-SHARE = 8  # spaces may have an eighth of a pass whatever requests need
+SHARE = 8  # spaces may always use 1 / SHARE of a pass's token budget
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +33,8 @@ class SpacePart:
     """Work of spaces in one pass.
 
     Attributes:
-        forwards: with their spaces and the indices [first, last] of their rows in the pass.
-        copies: with their spaces.
+        forwards: (space, forward, first, last): rows ``first`` to ``last`` of the pass.
+        copies: (space, copy).
     """
 
     forwards: list[tuple[ProgramSpace, ForwardWork, int, int]] = field(default_factory=list)
@@ -46,11 +46,11 @@ class SpacePart:
 
 
 class SpacePasses:
-    """Passes of one engine.
+    """The work of spaces in the passes of one engine.
 
     Args:
-        most_adapters: adapters of a pass; 0: no limit.
-        pipelined: a row cannot follow one of the pass before.
+        most_adapters: most adapters of a pass; 0: no limit.
+        pipelined: whether rows cannot have placeholders (``Row.follows``).
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class SpacePasses:
         """Add the rows and copies of pending work to a pass.
 
         Args:
-            adapters: those of the pass; more are added.
-            budget: tokens that the pass may compute.
-            previous: id of the pass before, where it is in flight; else -1.
+            adapters: numbers of the pass's adapters; those of the added rows are added.
+            budget: most tokens that the pass may compute.
+            previous: id of the previous pass if it is in flight; else -1.
         """
         spaces = [space for space in self._memory.spaces.values() if space.pending]
         if not spaces:
@@ -108,7 +108,7 @@ class SpacePasses:
     def _add(
         self, batch: Batch, part: SpacePart, space: ProgramSpace, work: ForwardWork, most: int
     ) -> int:
-        """Add the next rows of a forward, of ``most`` tokens at most. Return their number."""
+        """Add the next rows of a forward, at most ``most`` tokens. Return the number of tokens."""
         begun, first, followed = work.state.begun, len(batch.rows), work.followed
         rows = next_rows(work, most, space.namespace.adapter, self._memory.pages.page_size)
         if followed is not None:
@@ -121,18 +121,18 @@ class SpacePasses:
         return work.state.begun - begun
 
     def _waits(self, work: ForwardWork, previous: int) -> bool:
-        """Whether a forward needs a token that no row can follow now."""
+        """Return whether a forward must wait for the token of the forward that it follows."""
         followed = work.followed
         if followed is None or followed.state.token >= 0:
             return False
         if work.verb.sample is not None and work.verb.sample.penalised and work.count > 1:
-            return True  # only the row that follows has the token in its history
+            return True  # the worker adds the token only to the history of the placeholder's row
         if work.state.begun:
             return False
         return self._pipelined or previous < 0 or followed.state.at[0] != previous
 
     def _adapts(self, space: ProgramSpace, adapters: set[int]) -> bool:
-        """Whether the pass has room for the space's adapter."""
+        """Add the space's adapter to the pass. Return False if the pass has no room for it."""
         adapter = space.namespace.adapter
         if adapter and adapter not in adapters:
             if self._most_adapters and len(adapters) >= self._most_adapters:
@@ -141,7 +141,7 @@ class SpacePasses:
         return True
 
     def _forget(self, space: ProgramSpace, done: set[int]) -> None:
-        """Remove work that passes have whole, or that is dropped."""
+        """Remove work, by number, that is wholly planned or dropped, and free what it holds."""
         for work in space.pending:
             if work.number in done and isinstance(work, ForwardWork) and len(work.scratch):
                 self._memory.pages.give(work.scratch)
@@ -151,11 +151,11 @@ class SpacePasses:
     # -- results ---------------------------------------------------------------------------------
 
     def collect(self, number: int, outputs: Sequence[RowOutput]) -> None:
-        """Answer what pass ``number`` has ended."""
+        """Answer the forwards whose last row was in pass ``number``; fail those with an error."""
         part = self._parts.get(number)
         if part is None:
             return
-        for space, work, first, last in part.forwards:  # others of the pass may depend on these
+        for space, work, first, last in part.forwards:  # failures first: others may depend on them
             error = next((out.error for out in outputs[first : last + 1] if out.error), "")
             if error and self._open(space) and not work.state.failed:
                 self._fail(space, work, error)
@@ -192,7 +192,7 @@ class SpacePasses:
     # -- failures --------------------------------------------------------------------------------
 
     def _fail(self, space: ProgramSpace, work: ForwardWork, error: str) -> None:
-        """Tell that a row of a forward has failed. Its KV stands where only no token was found."""
+        """Fail a forward after an error of a row. Its KV is valid only after ``NONE_ALLOWED``."""
         lost: list[Array] = []
         if error.startswith(NONE_ALLOWED):
             self._say_failed(space, work, error, "invalid")
@@ -203,7 +203,7 @@ class SpacePasses:
         self._tell_lost(lost)
 
     def failed(self, error: str) -> None:
-        """All passes in flight have failed: nothing that they were to write is there."""
+        """Fail the work of all passes in flight, which have failed: their KV was not written."""
         parts, self._parts = list(self._parts.values()), {}
         lost: list[Array] = []
         for part in parts:
@@ -223,8 +223,8 @@ class SpacePasses:
         self._memory.events.append(SpaceFailed(space.id, request, code, error))
 
     def _cascade(self, space: ProgramSpace, lost: list[Array]) -> None:
-        """Drop the work of a space that has failed or depends on such: it follows its token, or
-        reads a slot without KV. Slots that it was to write are added to ``lost``."""
+        """Drop the work of a space that has failed or depends on failed work: it follows its token,
+        or reads a slot without KV. Add the slots that dropped work should write to ``lost``."""
         everything: dict[int, Work] = {work.number: work for work in space.pending}
         for part in self._parts.values():
             everything |= {work.number: work for own, work in part.work() if own is space}
@@ -251,7 +251,7 @@ class SpacePasses:
         return self._memory.pages.broken(work.reads, work.number)
 
     def _tell_lost(self, lost: Sequence[Array]) -> None:
-        """Tell every space which of its handles stand for pages with lost KV."""
+        """Send every space the handles that map to pages with lost KV."""
         slots = np.concatenate(lost) if lost else np.zeros(0, dtype=np.int32)
         if not len(slots):
             return
@@ -267,8 +267,8 @@ class SpacePasses:
 
 
 def _follow(rows: Sequence[Row], followed: ForwardWork, begun: int) -> None:
-    """Put a followed token into the first row of a forward, or the index of the row that samples
-    it, and into the history of the sample."""
+    """Put the followed token into the first row and the sample's history; if the token is not known
+    yet, make the first row's token a placeholder. ``begun``: number of tokens in earlier rows."""
     token, sample = followed.state.token, rows[-1].sample
     if token < 0:
         if not begun:

@@ -1,6 +1,6 @@
-"""Spaces: all of an engine's programs that hold KV pages (Pie). The one door to this package.
+"""Spaces: all programs of an engine that hold KV pages (inferlets, Pie). Interface of this package.
 
-The engine makes it with the first space that is opened, and asks it nothing before.
+``SpaceDoor`` makes it when the first space is opened, so engines without spaces do no work here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sglang.srt.spaces.space_verbs import SpaceVerbs
 
 
 class Spaces:
-    """Programs' memory, work and answers. Implements ``memory.store.PageHolder``.
+    """Pages, work and answers of all spaces. Implements ``memory.store.PageHolder``.
 
     Args:
-        budget: tokens of a pass (``chunked_prefill_size``).
+        budget: most tokens of a pass (``chunked_prefill_size``).
 
     Attributes:
         memory: spaces, exports and their pages.
@@ -43,12 +43,12 @@ class Spaces:
         self._store, self._size = store, facts.page_size
 
     def apply(self, verb: SpaceVerb) -> None:
-        """Apply a verb. Answers come with ``events``."""
+        """Apply a verb. ``events`` returns the answers."""
         self._verbs.apply(verb)
 
     def events(self, news: list[Event], in_flight: int) -> list[Event]:
-        """Take the ends of the engine's own requests out of its events, and add those of spaces.
-        ``in_flight``: id of the last pass in flight; 0: there is none."""
+        """Return the engine's events and those of spaces. Terminal events of the engine's own
+        requests (fills) are removed. ``in_flight``: id of the last pass in flight; 0: none."""
         found: list[Event] = []
         for event in news:
             if isinstance(event, Done | Failed) and event.request < 0:
@@ -63,17 +63,17 @@ class Spaces:
 
     @property
     def work(self) -> bool:
-        """Whether a pass could compute something."""
+        """Whether any space has pending work."""
         return any(space.pending for space in self.memory.spaces.values())
 
     def give_way(self, view: View, decision: PassDecision, idle: bool) -> bool:
-        """End younger spaces for the oldest request that the plan gives no row for want of pages.
-        Return whether there are more pages now.
+        """End younger spaces for the oldest request that has no row because pages are short. Return
+        whether more pages are available.
 
-        ``idle``: whether the pass would be empty.
+        ``idle``: whether the pass would be empty; waiting requests are then considered, too.
         """
         if decision.retract:
-            return False  # this may be enough
+            return False  # the retractions may free enough pages
         planned = {number for number, _ in decision.rows}
         starved = (i for i in view.running if i.work and not i.fixed and i.id not in planned)
         if (item := next(starved, None)) is not None:
@@ -91,23 +91,23 @@ class Spaces:
         return self._store.available < count and self.memory.give_way(item.arrival, count)
 
     def plan(self, batch: Batch, adapters: set[int], previous: int) -> None:
-        """Add rows and copies of pending work to a pass. ``previous``: id of the pass before, where
-        it is in flight; else -1."""
+        """Add rows and copies of pending work to a pass. ``previous``: id of the previous pass if
+        in flight, else -1."""
         self._passes.plan(batch, adapters, self._budget, previous)
 
     def collect(self, number: int, outputs: Sequence[RowOutput]) -> None:
-        """Answer what pass ``number`` has ended."""
+        """Answer the work that pass ``number`` has completed."""
         self._passes.collect(number, outputs)
         if len(self._prefixes):
             self._prefixes.collected(number)
 
     def failed(self, error: str) -> None:
-        """All passes in flight have failed. To be called before the prefix cache is flushed."""
+        """Fail the work of all passes in flight. Call before the prefix cache is flushed."""
         self._prefixes.failing()
         self._passes.failed(error)
 
     def lost(self, message: str) -> None:
-        """The engine is about to end: end all spaces."""
+        """End all spaces, since the engine is about to end."""
         for space in list(self.memory.spaces.values()):
             self.memory.end(space, "lost", message)
 
@@ -115,7 +115,7 @@ class Spaces:
 
     @property
     def held(self) -> int:
-        """Pages of the pool that are spaces' or exports' and not the prefix cache's."""
+        """Number of pool pages that spaces and exports hold, pages of the prefix cache excluded."""
         return self.memory.pages.held
 
     @property
@@ -134,13 +134,13 @@ class Spaces:
                 node = node.parent
 
     def check(self) -> set[int]:
-        """Raise AssertionError where a page is lost or held twice. Return the pages held."""
+        """Raise AssertionError if a page is lost or held twice. Return the pages held."""
         return self.memory.check()
 
     @property
     def counts(self) -> dict[str, int]:
-        """Spaces, their work that no pass has, and tokens of the pages that they and exports
-        hold."""
+        """Gauges by name: spaces, their pending work, exports, and tokens of the pages that spaces
+        and exports hold."""
         spaces = self.memory.spaces.values()
         return {
             "spaces": len(spaces),

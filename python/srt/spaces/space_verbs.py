@@ -1,4 +1,4 @@
-"""SpaceVerbs: the verbs of spaces, held against handles, caps and the model, and made into work."""
+"""SpaceVerbs: checks the verbs of spaces against handles, caps and model; makes work of them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from sglang.srt.spaces.space_work import NONE, CopyWork, ExportWork, ForwardWork
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOST_SPACES = 4096
-MOST_PENDING = 1024  # work of a space that no pass has
+MOST_PENDING = 1024  # work items of a space that wait for a pass
 MOST_NAME = 256  # characters of an export's name
 MOST_NAMES = 1024  # exports in one answer
-MOST_VERIFIED = 256  # parameters of samples that are kept
+MOST_VERIFIED = 256  # verified sampling parameters that are kept
 
 
 class SpaceVerbs:
@@ -69,7 +69,7 @@ class SpaceVerbs:
         }
 
     def apply(self, verb: SpaceVerb) -> None:
-        """Apply a verb; the memory's ``events`` get what there is to say."""
+        """Apply a verb. Answers and refusals are appended to ``self.memory.events``."""
         try:
             if isinstance(verb, OpenSpace):
                 self._open(verb)
@@ -83,7 +83,7 @@ class SpaceVerbs:
                 raise ValueError(f"space {verb.space} is not open; open one")
             self._of[type(verb)](space, verb)
         except SpaceOver:
-            pass  # memory.events has the event
+            pass  # the memory's events have a SpaceEnded
         except (ValueError, OverflowError) as error:
             code = "overloaded" if isinstance(error, OverCap) else "invalid"
             self._refuse(verb, code, str(error))
@@ -94,7 +94,7 @@ class SpaceVerbs:
             return
         request, space = getattr(verb, "request", UNANSWERED), self.memory.spaces.get(verb.space)
         if space is not None and request in space.forwards:
-            request = UNANSWERED  # else the program would take the other forward for refused
+            request = UNANSWERED  # the id belongs to another forward, which is not refused
         self.memory.events.append(SpaceFailed(verb.space, request, code, message))
 
     def _say(
@@ -158,10 +158,10 @@ class SpaceVerbs:
         if not 0 < len(verb.name) <= MOST_NAME:
             raise ValueError(f"the name has {len(verb.name)} characters; 1 to {MOST_NAME} may be")
         if len(np.unique(pages)) < len(pages) or not len(pages):
-            raise ValueError("the handles stand for no page, or for one twice; give each once")
+            raise ValueError("the handles map no page, or one page twice; give each page once")
         if not self.memory.pages.owned(pages).all():
             raise ValueError(
-                "a page is of the prefix cache, which shares it without an export; ask for it with "
+                "a page is of the prefix cache, which shares it without an export; request it with "
                 "prefix_pages"
             )
         if (space.namespace, verb.name) in self.memory.exports:
@@ -178,7 +178,7 @@ class SpaceVerbs:
             self.export(space, work)
 
     def export(self, space: ProgramSpace, work: ExportWork) -> None:
-        """Give pages their name, once all that writes them is planned."""
+        """Register an export, after all work that writes its pages was planned."""
         verb = work.verb
         try:
             self.memory.export((space.namespace, verb.name), work.pages, space.owner)
@@ -220,7 +220,7 @@ class SpaceVerbs:
         self._prefixes.begin(space, verb.request, handles, tokens[: count * self.facts.page_size])
 
     def _run(self, space: ProgramSpace, first: int, count: int) -> Array:
-        """Handles from ``first`` on, none of them in use."""
+        """Return ``count`` handles from ``first`` on. Raises ValueError if one is in use."""
         handles = np.arange(first, first + count, dtype=np.int64)
         space.table.verify_free(handles)
         return handles.astype(np.int32)
@@ -262,7 +262,7 @@ class SpaceVerbs:
             space.forwards[verb.request] = work
 
     def _targets(self, verb: ForwardTokens, count: int) -> RowTargets | None:
-        """Targets of a forward that has any. Raises ValueError."""
+        """Return the targets of a forward, or None if there are none. Raises ValueError."""
         if not verb.targets:
             return None
         if verb.sample is not None or verb.probe or verb.top != -1:
@@ -287,8 +287,8 @@ class SpaceVerbs:
         return runs
 
     def _continued(self, space: ProgramSpace, verb: ForwardTokens) -> Array | None:
-        """Slots of the pool for a token that sees what the last forward has seen and written: the
-        step of a straight loop. None of another forward, or one that may be wrong."""
+        """Return the pool's slots for a forward of one token that sees exactly the slots that the
+        last forward saw and wrote (a plain decode loop). None: other forward, or to be checked."""
         known = space.table.known
         if known is None or known[0] != verb.visible or len(verb.written) != 4:
             return None
@@ -298,12 +298,12 @@ class SpaceVerbs:
         if page < 0 or not self.memory.pages.sole(page):
             return None
         if self.memory.pages.filled(page) and (known[1] == page).any():
-            return None  # known slots have KV, so an empty page is none of them
+            return None  # the slot is among the known ones (only filled pages can be)
         return space.table.appended(page)
 
     def _slots(self, space: ProgramSpace, verb: ForwardTokens, count: int) -> tuple[Array, Array]:
-        """Slots of the pool that a forward sees and writes, and the pages of scratch among them.
-        Raises ValueError, SpaceOver."""
+        """Return the pool's slots that a forward sees and writes, and the scratch pages among them
+        (for KV that is not kept). Raises ValueError, SpaceOver."""
         seen, size = len(numbers(verb.visible, "visible")), self.facts.page_size
         named = numbers(verb.visible + verb.written, "written")
         if len(named) - seen not in (0, count):
@@ -322,7 +322,7 @@ class SpaceVerbs:
         return np.concatenate([slots, self.memory.pages.slots(scratch)[:count]]), scratch
 
     def _plain(self, verb: ForwardTokens) -> ForwardTokens:
-        """The forward without what the program sees to itself: stops and constraints."""
+        """Return the forward without stops and constraints, which the program itself handles."""
         params = verb.sample
         if params is None or not (params.stop or params.stop_regex or params.constraint):
             return verb
@@ -330,7 +330,7 @@ class SpaceVerbs:
         return replaced(verb, sample=plain)
 
     def _verify_view(self, work: ForwardWork) -> None:
-        """Raise ValueError for a view that the memory or the model cannot have."""
+        """Raise ValueError if attention cannot read the work's slots. Note their positions."""
         verify_pages(self.facts.page_size, 0, work)
         if self.memory.positions.kept:
             positions = np.frombuffer(work.verb.positions, dtype=np.int32)
@@ -368,8 +368,8 @@ class SpaceVerbs:
                 )
 
     def _verify_sample(self, params: SamplingParams) -> None:
-        """Raise ValueError for parameters out of bounds. Loops of this process send theirs again;
-        those that came by a message are new objects."""
+        """Raise ValueError for parameters out of bounds. Verified objects are remembered, since
+        loops in this process send the same object again; messages carry new objects."""
         if self._verified.get(id(params)) is params:
             return
         if params != self._last:
@@ -382,8 +382,8 @@ class SpaceVerbs:
     def _followed(
         self, space: ProgramSpace, verb: ForwardTokens
     ) -> tuple[ForwardTokens, ForwardWork | None]:
-        """Return a forward and the one that it follows; None where it follows none, or that has
-        been answered: its token is in the verb then."""
+        """Return the verb and the forward that it follows, or None. If that forward was answered,
+        return the verb with the sampled token in ``tokens`` and ``history``, and None."""
         if verb.follows < 0:
             return verb, None
         followed = space.forwards.get(verb.follows)
@@ -429,14 +429,14 @@ class SpaceVerbs:
     # -- slots -----------------------------------------------------------------------------------
 
     def _verify_filled(self, named: Array, slots: Array) -> None:
-        """Raise ValueError unless slots of the pool have KV, or will when earlier work is done.
-        ``named``: the space's numbers of them."""
+        """Raise ValueError unless slots of the pool have KV, or will have when earlier work is
+        done. ``named``: the same slots in the space's numbers."""
         if len(empty := self.memory.pages.unfilled(slots)):
             where = named[np.flatnonzero(slots == empty[0])[0]]
             raise ValueError(f"slot {where} holds no KV (never written, or lost); write it first")
 
     def _verify_writable(self, space: ProgramSpace, named: Array, slots: Array) -> None:
-        """Raise ValueError unless the space may write these slots."""
+        """Raise ValueError unless the space may write these slots (``named``: its numbers)."""
         size = self.facts.page_size
         handles, pages = (named, slots) if size == 1 else (named // size, slots // size)
         space.table.verify_writable(handles)

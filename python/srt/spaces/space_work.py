@@ -1,6 +1,6 @@
-"""SpaceWork: the work that a space has requested, with the slots that it uses.
+"""SpaceWork: work that a space has requested, with the slots that it uses.
 
-Slots and pages are those of the pool from here on: handles were looked up when the verb came.
+Slots and pages here are numbers of the pool: handles were looked up when the verb was applied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def as_ints(values: Array) -> Ints:
 
 @dataclass(slots=True, eq=False)
 class CopyWork:
-    """Tokens ``reads[i]`` are copied to ``writes[i]``."""
+    """Copy of single tokens' KV, from slot ``reads[i]`` to slot ``writes[i]``."""
 
     number: int
     reads: Array
@@ -37,13 +37,13 @@ class CopyWork:
 
     @property
     def kept(self) -> Array:
-        """Slots that hold the KV afterwards."""
+        """Slots that keep the written KV."""
         return self.writes
 
 
 @dataclass(slots=True, eq=False)
 class ExportWork:
-    """Pages get a name once all that writes them is planned. ``reads``: their slots."""
+    """Export that waits until all work that writes its pages is planned. ``reads``: its slots."""
 
     number: int
     verb: ExportPages
@@ -58,11 +58,11 @@ class ForwardState:
     """Progress of a forward.
 
     Attributes:
-        begun: number of tokens that passes have rows for.
-        at: id of the pass with the last row, and the index of that row; -1 before.
+        begun: number of tokens that planned passes have rows for.
+        at: id of the pass with the last row, and index of that row; -1 before it is planned.
         token: the sampled token; -1 before.
         scores: log-probabilities of the targets whose rows have been computed.
-        failed: why there is no answer, "" while there may be one.
+        failed: error that ended the forward; "": none.
     """
 
     begun: int = 0
@@ -77,12 +77,12 @@ class ForwardWork:
     """A forward.
 
     Attributes:
-        number: grows with every work of all spaces.
-        slots: the visible ones, then one for each token.
-        seen: number of the visible ones.
-        scratch: pages that hold the KV until the last row is planned.
-        followed: the forward whose sampled token is the first token here; None: it is known.
-        targets: of a forward that has any.
+        number: running number over the work of all spaces.
+        slots: visible slots, then a slot for each token.
+        seen: number of visible slots.
+        runs: the forward's rows (``mask_runs``).
+        scratch: pages for KV that is not kept; freed when the last row is planned.
+        followed: the forward whose sampled token is the first token; None: the token is known.
     """
 
     number: int
@@ -110,17 +110,17 @@ class ForwardWork:
 
     @property
     def left(self) -> int:
-        """Number of tokens that no pass has a row for."""
+        """Number of tokens that no planned pass has a row for."""
         return len(self.slots) - self.seen - self.state.begun
 
     @property
     def hides(self) -> bool:
-        """Whether a mask hides anything."""
+        """Whether a mask hides any visible slot or earlier token."""
         return bool(self.verb.mask) and (len(self.runs) > 1 or len(self.runs[0].seen) != self.seen)
 
     @property
     def kept(self) -> Array:
-        """Slots that hold the KV afterwards."""
+        """Slots that keep the written KV."""
         return NONE if len(self.scratch) else self.writes
 
 
@@ -128,8 +128,8 @@ Work: TypeAlias = CopyWork | ExportWork | ForwardWork
 
 
 def next_rows(work: ForwardWork, most: int, adapter: int, page_size: int) -> list[Row]:
-    """Return the rows of the next tokens of a forward, at most ``most`` tokens, and note these as
-    begun. The last token's row has what the forward requests."""
+    """Return the rows of a forward's next tokens, at most ``most``, and count them as begun. The
+    last token's row requests the forward's outputs."""
     start = work.state.begun
     end = min(start + most, work.count)
     rows = []

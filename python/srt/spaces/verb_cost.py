@@ -10,7 +10,7 @@ _ARRAYS = ("handles", "sources", "targets", "tokens")
 
 
 def space_cost(verb: SpaceVerb) -> int:
-    """Return the cost of a verb: of its arrays, and of a mask, which becomes rows."""
+    """Return the cost of a verb, by the size of its arrays and of its mask."""
     if isinstance(verb, ForwardTokens):
         size = len(verb.tokens) + len(verb.positions) + len(verb.visible) + len(verb.written)
         size += len(verb.history) + 2 * len(verb.targets)

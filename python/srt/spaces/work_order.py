@@ -1,9 +1,9 @@
-"""WorkOrder: which pending work of spaces the next pass takes (Pie, section 5.2).
+"""WorkOrder: selects the pending work of spaces that the next pass takes (Pie, section 5.2).
 
-Higher priority goes first, then age. Work of one space may share a pass (vertical batching) and
-may overtake where it does not conflict: all copies of a pass are done before its rows, and all its
-keys are written before any row attends. So a row may read what another row of the pass writes, but
-nothing may write what earlier work still has to read.
+Higher priority goes first, then age. Work of one space may share a pass (vertical batching), and
+may overtake work that it does not conflict with. All copies of a pass are made before its rows, and
+all keys are written before any row attends. So a row may read slots that another row of the pass
+writes, but no work may write slots that earlier work still has to read.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from sglang.srt.spaces.space_work import CopyWork, ForwardWork, Work
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Meet: TypeAlias = Callable[[Array, Array], bool]
-SWEEPS = 4  # looks at the pending work: work may have waited for earlier work of lower priority
-WINDOW = 32  # pending work of a space that a pass looks at, the oldest
-CHECKS = 4096  # of two lists of slots that a pass makes, some microseconds each
-SLOTS = 256  # that one check may compare; larger lists count as several
+SWEEPS = 4  # rounds of selection: work may wait for earlier work of lower priority
+WINDOW = 32  # most pending work of a space that a pass considers: the oldest
+CHECKS = 4096  # most comparisons of two lists of slots a pass, some microseconds each
+SLOTS = 256  # slots that one comparison may compare; larger lists count as several
 
 
 class Comparisons:
-    """Whether two lists of slots have one in common, for ``CHECKS`` a pass; after that all of them
-    are said to."""
+    """Comparisons of lists of slots, at most ``CHECKS`` a pass; after that the answer is always
+    that two lists have a slot in common, which is safe."""
 
     def __init__(self, meet: Meet) -> None:
         self._meet, self.left = meet, CHECKS
@@ -39,13 +39,13 @@ class Comparisons:
 def select(
     queues: Iterable[Sequence[Work]], take: Callable[[Work], bool | None], meet: Meet
 ) -> None:
-    """Offer the pending work that may go now to ``take``, in the order of service.
+    """Call ``take`` with each pending work that the pass may compute, in the order of service.
 
     Args:
         queues: pending work of each space, in the order of its verbs; not changed by ``take``.
-        take: True: the pass has all of the work; False: not, or not yet all of it; None: the pass
-            is full.
-        meet: whether two lists of slots have one in common.
+        take: returns True if the pass now has all of the work, False if none or a part, None if
+            the pass is full.
+        meet: returns whether two lists of slots have a slot in common.
     """
     waiting = [(work, queue[:WINDOW]) for queue in queues for work in queue[:WINDOW]]
     if len(waiting) > 1:
@@ -70,8 +70,8 @@ def select(
 
 
 def must_wait(work: Work, queue: Sequence[Work], taken: Set[int], meet: Meet) -> bool:
-    """Whether work cannot go before all earlier work of its queue but the ``taken``, which the pass
-    has."""
+    """Return whether work conflicts with earlier work of its queue, so that the pass cannot take
+    it. ``taken``: numbers of work that the pass has."""
     for before in queue:
         if before.number >= work.number:
             return False
@@ -88,7 +88,7 @@ def must_wait(work: Work, queue: Sequence[Work], taken: Set[int], meet: Meet) ->
 
 
 def _conflict(before: Work, work: Work, meet: Meet) -> bool:
-    """Whether work cannot share a pass with earlier work."""
+    """Return whether work cannot share a pass with earlier work ``before``."""
     if isinstance(before, ForwardWork):
         if meet(before.writes, work.writes) or meet(before.reads, work.writes):
             return True
