@@ -1,8 +1,8 @@
-"""CURVE keys: files by which an engine and its fronts know each other; others are kept out.
+"""CURVE keys: files with which an engine and its fronts (servers) authenticate each other.
 
-``sglang engine-keys DIR`` writes two, each readable by its owner alone: "engine.key" has the
-engine's key pair and the public keys of the fronts that it lets in, "front.key" a front's key
-pair and the engine's public key. Keys are Z85, 40 characters (ZeroMQ RFC 26 and 32).
+``sglang engine-keys DIR`` writes two files that only their owner can read. "engine.key" has the
+engine's key pair and the public keys of the admitted fronts. "front.key" has a front's key pair and
+the engine's public key. Keys are in Z85, 40 characters (ZeroMQ RFC 26 and 32).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ KEY_CHARACTERS = 40
 class EngineKeys(
     msgspec.Struct, frozen=True, tag="engine", tag_field="role", forbid_unknown_fields=True
 ):
-    """Keys of an engine. ``fronts``: public keys of those that it lets in."""
+    """Keys of an engine. ``fronts``: public keys of the admitted fronts."""
 
     public: str
     secret: str
     fronts: tuple[str, ...]
 
     def apply(self, socket: Any) -> None:
-        """Let a ROUTER socket encrypt; clients are let in by a ZAP handler."""
+        """Enable encryption on a ROUTER socket; a ZAP handler must admit the clients."""
         socket.curve_secretkey, socket.curve_publickey = self.secret.encode(), self.public.encode()
         socket.curve_server = True
 
@@ -39,20 +39,21 @@ class EngineKeys(
 class FrontKeys(
     msgspec.Struct, frozen=True, tag="front", tag_field="role", forbid_unknown_fields=True
 ):
-    """Keys of a front. ``engine``: the public key of the engines that it speaks with."""
+    """Keys of a front. ``engine``: public key of the engines that it connects to."""
 
     public: str
     secret: str
     engine: str
 
     def apply(self, socket: Any) -> None:
-        """Let a DEALER socket encrypt."""
+        """Enable encryption on a DEALER socket."""
         socket.curve_secretkey, socket.curve_publickey = self.secret.encode(), self.public.encode()
         socket.curve_serverkey = self.engine.encode()
 
 
 def write_keys(directory: Path) -> tuple[Path, Path]:
-    """Make both files, new ones. Raises OSError, FileExistsError where one is there already."""
+    """Create both key files and return their paths. Raises OSError; FileExistsError if one of them
+    exists."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = directory / ENGINE_FILE, directory / FRONT_FILE
     for file in files:
@@ -74,7 +75,7 @@ def _write(file: Path, keys: EngineKeys | FrontKeys) -> None:
 
 
 def read_engine_keys(path: str) -> EngineKeys:
-    """Raises OSError, or ValueError that names the file and what to do."""
+    """Read an engine's key file. Raises OSError, and ValueError for an invalid file."""
     keys = _read(path)
     if not isinstance(keys, EngineKeys):
         raise ValueError(f"{path} has the keys of a front; give {ENGINE_FILE}")
@@ -82,7 +83,7 @@ def read_engine_keys(path: str) -> EngineKeys:
 
 
 def read_front_keys(path: str) -> FrontKeys:
-    """Raises OSError, or ValueError that names the file and what to do."""
+    """Read a front's key file. Raises OSError, and ValueError for an invalid file."""
     keys = _read(path)
     if not isinstance(keys, FrontKeys):
         raise ValueError(f"{path} has the keys of an engine; give {FRONT_FILE}")
@@ -119,8 +120,8 @@ def _is_key(key: str) -> bool:
 
 
 def verify_address(address: str, flag: str, keys: EngineKeys | FrontKeys | None) -> None:
-    """Raise ValueError for an address that is none, or one that other machines reach and no key
-    protects. ``flag``: what it was given with."""
+    """Raise ValueError for an invalid address, and without keys for an address that other machines
+    can reach. ``flag``: name of the address in messages."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port

@@ -1,9 +1,9 @@
-"""An engine that runs by itself and serves fronts on other machines: the main of ``sglang engine``.
+"""A standalone engine that serves fronts (servers) on any machine: main of ``sglang engine``.
 
-bound      the address is the engine's; one in use ends the start before a model is read
+bound      the engine listens; an address in use ends the start before a model is read
 loading    fronts may connect; they are answered once the model is loaded
-serving    the first line of standard output is out
-(ended)    by a signal, with a last frame to every front, or because the device was lost
+serving    the first line of standard output was printed
+(ended)    by a signal, or because the device was lost; every front gets a last frame
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Listening(NamedTuple):
 def serve_engine(config: Config, listening: Listening) -> int:
     """Load the model, then serve fronts until a signal. Return the exit code.
 
-    Raises OSError where the address cannot be had, ValueError and what else ``local_executor``
-    raises where the model cannot be loaded.
+    Raises OSError if the address cannot be bound, and ValueError and other errors of
+    ``local_executor`` if the model cannot be loaded.
     """
     channel = FrontsChannel(listening.address, listening.keys, listening.heartbeat)
     directory = socket_directory("wire")
@@ -74,7 +74,8 @@ def serve_engine(config: Config, listening: Listening) -> int:
 
 
 def load(config: Config, directory: Path) -> tuple[EngineCore, EngineFacts]:
-    """The engine of a configuration, and its facts. ``directory``: of the sockets of its ranks."""
+    """Load the engine of a configuration; return the engine and its facts. ``directory``: for the
+    sockets of the engine's ranks."""
     model = config.model
     tokenizer = Tokenizer.load(model.tokenizer_path or model.model_path, model.revision)
     executor, info = local_executor(config, directory)
@@ -91,7 +92,8 @@ def load(config: Config, directory: Path) -> tuple[EngineCore, EngineFacts]:
 
 
 def facts_of(config: Config, info: EngineInfo, token_bytes: Sequence[bytes]) -> EngineFacts:
-    """Facts of an engine, for fronts. Raises OSError where a file of the model cannot be read."""
+    """Return the facts that fronts get about an engine. Raises OSError if a file of the model
+    cannot be read."""
     return EngineFacts(
         model=model_digest(config),
         vocabulary=vocabulary_digest(token_bytes),
@@ -102,8 +104,8 @@ def facts_of(config: Config, info: EngineInfo, token_bytes: Sequence[bytes]) -> 
 
 
 def model_digest(config: Config) -> str:
-    """Digest of the model's files, by samples; of the seed in place of weights that are random.
-    Raises OSError."""
+    """Return a digest of samples of the model's files. For random weights (load format "dummy") the
+    seed takes the place of the weights. Raises OSError."""
     settings = config.model
     dummy = settings.load_format == "dummy"
     digest = sha256(f"dummy {settings.random_seed}".encode() if dummy else b"")
@@ -113,8 +115,8 @@ def model_digest(config: Config) -> str:
 
 
 def run(engine: EngineCore, channel: FrontsChannel) -> int:
-    """Serve until a signal, or until the device is lost; return the exit code. The first line of
-    standard output says that fronts are answered."""
+    """Serve until a signal, or until the device is lost. Return the exit code. The first line of
+    standard output means that fronts are answered now."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP
             signal.signal(number, partial(_stop, channel))
@@ -122,7 +124,7 @@ def run(engine: EngineCore, channel: FrontsChannel) -> int:
     name = info.model_path or info.architecture
     print(f"sglang engine {name} at {channel.address} - {info.capacity} KV tokens", flush=True)
     gc.collect()
-    gc.freeze()  # the collector need not look at what was loaded, again and again
+    gc.freeze()  # exclude the loaded objects from all later collections
     try:
         code = run_to_end(engine, channel)
     except Exception as error:
@@ -135,7 +137,7 @@ def run(engine: EngineCore, channel: FrontsChannel) -> int:
 
 
 def _stop(channel: FrontsChannel, number: int, _: object) -> None:
-    """End after this step; at once where that was requested already."""
+    """Handle a signal: end after this step; on a second signal exit at once."""
     if channel.stopping:
         sys.exit(128 + number)
     channel.stopping = f"it was stopped ({signal.Signals(number).name})"

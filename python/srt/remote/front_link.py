@@ -1,8 +1,8 @@
-"""FrontLink: a front's connection to one engine, as long as it lasts. It is never made again by
-itself: what was lost on the way is not known, so a session ends with its connection.
+"""FrontLink: one connection of a front (a server) to an engine. It does not reconnect: nothing
+tells which frames were lost on the way, so a session ends with its connection.
 
-ZMTP's own heartbeats notice an engine that was stopped, or a network that was cut: threads of the
-library answer them, however long a forward pass takes.
+ZMTP's own heartbeats detect a stopped engine or a broken network. Threads of the library answer
+them, so a long forward pass does not matter.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from zmq.utils.monitor import parse_monitor_message
 
 
 class Unreachable(EngineLost):
-    """There is no connection yet; a later attempt may be better."""
+    """There is no connection yet; a later attempt may succeed."""
 
 
 class EngineRefused(EngineLost):
-    """The engine does not serve this front, or the front does not want it: another attempt with the
-    same settings gives the same."""
+    """The engine refuses this front, or the front refuses the engine. Another attempt with the same
+    settings would fail too."""
 
 
 UNKNOWN_KEY = (
@@ -45,13 +45,13 @@ FAILURES = (
 
 
 class FrontLink:
-    """A socket and what is known of its connection.
+    """A socket and the state of its connection.
 
     Args:
         address: tcp://HOST:PORT.
-        heartbeat: seconds without a sign of the engine after which the connection is over.
-        take: called with each frame.
-        over: called once, with the reason, when the connection is over.
+        heartbeat: seconds without a message of the engine after which the connection is lost.
+        take: called with each received frame.
+        over: called once with the reason when the connection is lost.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class FrontLink:
         self._loop.call_soon(self._observe)
 
     async def connected(self, seconds: float) -> None:
-        """Wait until both ends know each other's keys. Raises EngineRefused where they do not, and
-        Unreachable after so many seconds."""
+        """Wait until the connection is established and authenticated. Raises EngineRefused if the
+        keys do not fit, Unreachable after ``seconds``."""
         done, _ = await asyncio.wait([self._up], timeout=seconds)
         if not done:
             raise Unreachable(f"the engine at {self._address} did not answer in {seconds:g} s")
@@ -92,12 +92,12 @@ class FrontLink:
             raise error
 
     def send(self, frame: bytes) -> None:
-        """Send a frame without waiting. Raises OSError where the socket does not take it."""
+        """Send a frame without waiting. Raises OSError if the socket refuses it."""
         self._wire.send(frame)
 
     def close(self, linger: int = 0) -> None:
-        """Close, and send for ``linger`` milliseconds what is on its way out. A second call has no
-        effect."""
+        """Close the connection; frames that wait are still sent for ``linger`` milliseconds. A
+        second call has no effect."""
         if not self._socket.closed:
             with contextlib.suppress(RuntimeError):  # the loop is closed already
                 self._loop.remove_reader(self._monitor.fileno())
@@ -109,7 +109,7 @@ class FrontLink:
         self._monitor.close(linger=0)
 
     def _observe(self) -> None:
-        """Look at all events of the library that have come."""
+        """Handle all new events of the socket's monitor."""
         while not self._socket.closed:
             try:
                 found = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
@@ -119,7 +119,7 @@ class FrontLink:
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._up.set_result(None)
             elif error := self._error_of(event):
-                self._wire.drain()  # the engine's last words
+                self._wire.drain()  # read the engine's last frames, which may have the reason
                 if self._up.done():
                     self._over(error)
                 else:

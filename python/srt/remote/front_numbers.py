@@ -1,6 +1,7 @@
-"""Numbers of contexts, requests, controls and spaces: each front counts from 1, the engine needs
-one number for each. An engine-wide number is the session's and the front's, side by side, so there
-is no table and nothing to forget: a number of a session that is over belongs to no other one, ever.
+"""Numbers of contexts, requests, controls and spaces. Each front (server) counts from 1, but the
+engine needs unique numbers. An engine-wide number has the session's number in its upper bits and
+the front's number in the lower ones. So no table is needed, and numbers of an ended session are
+never used again.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ E = TypeVar("E", bound=Event)
 
 
 def session_of(number: int) -> int:
-    """The session of an engine-wide number."""
+    """Return the session of an engine-wide number."""
     return number >> BITS
 
 
 def engine_wide(verb: Verb, session: int, offset: float) -> Verb:
-    """A front's verb with engine-wide numbers.
+    """Return a front's verb with engine-wide numbers.
 
     Args:
-        offset: seconds that this machine's monotonic clock is ahead of the front's.
+        offset: seconds by which this machine's monotonic clock is ahead of the front's.
 
-    Raises ValueError for a number that no front gives.
+    Raises ValueError for a number outside 1 to ``OWN``.
     """
     replace, base = msgspec.structs.replace, session << BITS
     if isinstance(verb, Control | LoadAdapter | UnloadAdapter):
         return replace(verb, id=base | _own(verb.id))
-    if isinstance(verb, SpaceVerb):  # requests of a space need no numbers engine-wide
+    if isinstance(verb, SpaceVerb):  # request numbers within a space need not be engine-wide
         return replace(verb, space=base | _own(verb.space))
     context = base | _own(verb.context)
     if isinstance(verb, ForkContext):
@@ -51,7 +52,7 @@ def engine_wide(verb: Verb, session: int, offset: float) -> Verb:
     if isinstance(verb, Advance):
         arrived = verb.arrived + offset if verb.arrived > 0 else 0.0
         request, hint = base | _own(verb.request), verb.hint
-        if hint is not None and hint.program:  # two fronts may name theirs alike
+        if hint is not None and hint.program:  # two fronts may use the same name
             hint = replace(hint, program=f"{session}/{hint.program}")
         return replace(verb, context=context, request=request, arrived=max(arrived, 0.0), hint=hint)
     return replace(verb, context=context)
@@ -74,7 +75,7 @@ def _number_of(event: Event) -> int:
 
 
 def given_back(event: E) -> E:
-    """The same event, now with its front's own number."""
+    """Return the event with the front's own number in place of the engine-wide one."""
     if isinstance(event, Reply):
         event.id &= OWN
     elif isinstance(event, SpaceEvent):

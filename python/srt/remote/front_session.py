@@ -1,4 +1,5 @@
-"""FrontSession: a front's end of one session with an engine, as frames and without a socket."""
+"""FrontSession: a front's (server's) end of one session with an engine. It makes and reads frames,
+and has no socket."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from sglang.srt.remote.remote_frames import (
 
 
 class Refused(Exception):
-    """The engine does not want this front, or speaks another protocol."""
+    """The engine refuses this front, or uses another protocol."""
 
 
 class Ended(Exception):
@@ -39,10 +40,10 @@ class Ended(Exception):
 
 
 class FrontSession:
-    """Frames out, frames in.
+    """Maker of the frames to send, and reader of the received ones.
 
     Attributes:
-        dropped: frames that were none of this session's, or came twice.
+        dropped: number of frames of other sessions, and of repeated frames.
         heard: moment of the last frame, on the monotonic clock.
     """
 
@@ -69,13 +70,14 @@ class FrontSession:
         return self._next(Kind.LEAVE)
 
     def unsent(self) -> None:
-        """Take the number of the last frame back: it was not sent."""
+        """Reuse the number of the last frame, because it was not sent."""
         self._sent -= 1
 
     def take(self, frame: bytes) -> EngineWelcome | list[Event]:
-        """Return what a frame brings; no event of one that is dropped.
+        """Return the content of a received frame: the engine's welcome, or events. A dropped frame
+        has no events.
 
-        Raises Refused, Ended, and FrameError where the session cannot go on.
+        Raises Refused, Ended, and FrameError if the session cannot continue.
         """
         try:
             header = header_of(frame)
@@ -94,10 +96,11 @@ class FrontSession:
         try:
             return decode_events(body_of(frame))
         except msgspec.DecodeError as error:
-            raise FrameError(f"events that are none: {error}") from error
+            raise FrameError(f"a frame of events cannot be decoded: {error}") from error
 
     def _answer(self, header: FrameHeader, frame: bytes) -> EngineWelcome | list[Event]:
-        """The answer to HELLO; whatever else comes before it is of another session."""
+        """Return the answer to HELLO. Other frames before it belong to another session; drop and
+        count them. Raises Refused."""
         if header.epoch != self._greeting or header.kind not in (Kind.WELCOME, Kind.REFUSED):
             self._strange += 1
             return []

@@ -395,5 +395,5 @@ class Fronts:
 
 
 def _renumbered(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of a snapshot with its front's own numbers."""
+    """Return an entry of a snapshot with the front's own numbers."""
     return {k: v & OWN if k in ("context", "request", "id") else v for k, v in item.items()}

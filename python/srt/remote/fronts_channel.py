@@ -1,9 +1,9 @@
-"""FrontsChannel: the socket of an engine that serves several fronts, a ROUTER over TCP, with CURVE
-where there are keys.
+"""FrontsChannel: the socket of an engine that serves several fronts (servers): a ROUTER over TCP,
+with CURVE if there are keys.
 
-Fronts that were stopped, killed or cut off are noticed by ZMTP's heartbeats, which threads of the
-library send and answer; the next frame to such a front fails, and its session is over. The engine's
-loop sends one to each in ``BEAT_SECONDS``. All of these seconds are monotonic.
+ZMTP's heartbeats, which threads of the library send and answer, detect fronts that were stopped,
+killed or disconnected. The next frame to such a front fails, which ends its session. The engine's
+loop sends a frame to each front every ``BEAT_SECONDS``. All times are on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 log = logging.getLogger("sglang.srt.remote")
 BEAT_SECONDS = 1.0
-LOG_SECONDS = 1.0  # least time between two lines about strangers
+LOG_SECONDS = 1.0  # least seconds between two log lines about refused connections
 STRANGERS = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
@@ -34,17 +34,17 @@ STRANGERS = (
 
 
 class FrontsChannel:
-    """The engine's end of all connections; a ``Channel`` of ``engine/loop`` once it is opened.
+    """The engine's end of all connections; a ``Channel`` of ``engine/loop`` after ``open``.
 
     Args:
-        address: tcp://HOST:PORT to listen on; port "*" or 0: a free one.
-        heartbeat: seconds without a sign of a front after which it is gone.
+        address: tcp://HOST:PORT to listen on; port "*" or 0: a free port.
+        heartbeat: seconds without a message of a front after which it counts as gone.
 
     Attributes:
-        address: with the port's number.
-        stopping: why the engine is to end; set by a signal.
+        address: the address with the actual port.
+        stopping: the reason why the engine must end, set by a signal; "": it runs.
 
-    Raises OSError where the address is taken or not of this machine.
+    Raises OSError if the address is in use or does not belong to this machine.
     """
 
     def __init__(self, address: str, keys: EngineKeys | None, heartbeat: float) -> None:
@@ -86,7 +86,8 @@ class FrontsChannel:
         self._fronts = fronts
 
     def receive(self, seconds: float, limit: int) -> list[Verb] | None:
-        """See ``Channel``. Verbs fit a step, whatever ``limit`` above 0 is."""
+        """Receive verbs (see ``Channel``). ``limit`` of 0 means none; any other value is ignored,
+        because ``Fronts`` limits the verbs of a step itself."""
         if seconds and not self._fronts.waiting:
             self._socket.poll(seconds * 1000)
         if self.stopping:
@@ -103,12 +104,12 @@ class FrontsChannel:
         self._flush()
 
     def end_all(self, reason: str) -> None:
-        """Tell all fronts that the engine ends, and why."""
+        """End the sessions of all fronts with a reason."""
         self._fronts.end_all(reason)
         self._flush()
 
     def close(self) -> None:
-        """Waits, as long as the linger lasts, for what was sent to be out."""
+        """Close the socket. Blocks for at most the linger time until all frames are sent."""
         if self._guard is not None:
             self._guard.stop()
         if self._monitor is not None:
@@ -118,7 +119,7 @@ class FrontsChannel:
         self._context.term()
 
     def _read(self) -> None:
-        """Take the frames at hand."""
+        """Handle the frames that have arrived, at most MAX_FRAMES."""
         now = time.monotonic()
         for _ in range(MAX_FRAMES):
             try:
@@ -138,7 +139,7 @@ class FrontsChannel:
             self._count_strangers(now)
 
     def _flush(self) -> None:
-        """Send what is in the outbox. No send waits for a receiver."""
+        """Send all frames of the outbox. No send waits for a receiver."""
         outbox = self._fronts.outbox
         while outbox:
             sending, self._fronts.outbox = outbox, []
@@ -150,7 +151,7 @@ class FrontsChannel:
             outbox = self._fronts.outbox
 
     def _count_strangers(self, now: float) -> None:
-        """Look at the connections that ended before a session."""
+        """Count the connections that were refused before a session began."""
         counts, reason = self._fronts.counts, ""
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
@@ -166,16 +167,16 @@ class FrontsChannel:
 
 
 class _Admitted:
-    """Lets in the fronts whose keys the engine knows (ZAP, ZeroMQ RFC 27)."""
+    """Admits the fronts whose keys the engine knows (ZAP, ZeroMQ RFC 27)."""
 
     def __init__(self, keys: EngineKeys) -> None:
         self._keys = frozenset(key.encode() for key in keys.fronts)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client of this key, in Z85, may connect."""
+        """Whether a client with this public key, in Z85, may connect."""
         return key in self._keys
 
 
 def new_boot() -> int:
-    """A number for one life of an engine: 40 bits, at random."""
+    """Return a random number of 40 bits that identifies one run of an engine."""
     return secrets.randbits(40)

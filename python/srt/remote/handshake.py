@@ -1,8 +1,8 @@
-"""Handshake of a front and an engine: what each says of itself, and why they do not fit.
+"""Handshake of a front (a server) and an engine: their facts, and the reasons for a refusal.
 
-The front says HELLO with what it expects. The engine compares (``refusal``), and says WELCOME with
-its facts or REFUSED with the reason, which both log. The front compares once more: it may be of a
-later version and know more reasons.
+The front sends HELLO with its expectations. The engine compares them with its facts (``refusal``),
+and answers WELCOME with its facts, or REFUSED with the reason, which both log. The front compares
+again, because it may have a later version that knows more reasons.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ DIGITS = 16  # hexadecimal digits of a digest
 
 
 class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that logits depend on besides the weights. Engines in which all are equal compute the
-    same text for the same request, and a request may go from one to the other without a trace.
+    """Facts that logits depend on besides the weights. Engines with equal arithmetic compute the
+    same text for the same request, so a request may move between them unnoticed.
 
     Attributes:
-        version: of the package.
+        version: version of the package.
         kernels: instruction set of the native kernels of a CPU, or "torch".
         ranks: processes that share each layer: they change the order of sums.
     """
@@ -47,7 +47,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of an engine that do not change while it runs.
 
     Attributes:
-        model: digest of its files, or of the seed of random weights.
+        model: digest of the model's files, or of the seed of random weights.
         vocabulary: digest of the bytes of every token id (``vocabulary_digest``).
         messages: digest of the schema of verbs and events (``messages_digest``).
     """
@@ -61,10 +61,10 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that a front wants of an engine. "" and None: whatever it has.
+    """Facts that a front expects of an engine. "", 0 and None: any value.
 
-    ``Expected(vocabulary=vocabulary_digest(tokenizer.token_bytes))`` is right for the first engine
-    of a front, and ``Expected.like(first.facts)`` for those beside it.
+    Use ``Expected(vocabulary=vocabulary_digest(tokenizer.token_bytes))`` for the first engine of a
+    front, and ``Expected.like(first.facts)`` for its other engines.
     """
 
     vocabulary: str = ""
@@ -75,7 +75,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def like(facts: EngineFacts) -> Expected:
-        """Facts that the engines beside this one must have."""
+        """Return the facts that the other engines of the front must have."""
         return Expected(
             vocabulary=facts.vocabulary,
             model=facts.model,
@@ -100,7 +100,7 @@ class FrontHello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineWelcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of an engine that serves the front from now on. ``epoch``: of the session."""
+    """Answer of an engine that accepts the front. ``epoch``: number of the session."""
 
     epoch: int
     facts: EngineFacts
@@ -119,7 +119,7 @@ def arithmetic_of(config: Config, info: EngineInfo) -> Arithmetic:
 
 
 def vocabulary_digest(token_bytes: Sequence[bytes]) -> str:
-    """Digest of the bytes of every token id, which texts, stops and grammars depend on."""
+    """Return a digest of the bytes of all token ids. Texts, stops and grammars depend on these."""
     digest = sha256()
     for token in token_bytes:
         digest.update(len(token).to_bytes(4, "big"))
@@ -129,22 +129,22 @@ def vocabulary_digest(token_bytes: Sequence[bytes]) -> str:
 
 @cache
 def messages_digest() -> str:
-    """Digest of the schema of verbs and events. It changes with every field of them."""
+    """Return a digest of the schema of verbs and events, which changes with every field."""
     _, schema = msgspec.json.schema_components([list[Verb], list[Event]])
     data = json.dumps(_undescribed(schema), sort_keys=True)
     return sha256(data.encode()).hexdigest()[:DIGITS]
 
 
 def _undescribed(schema: Any) -> Any:
-    """A schema without the docstrings in it."""
+    """Return a schema without its docstrings."""
     if isinstance(schema, dict):
         return {k: _undescribed(v) for k, v in schema.items() if k != "description"}
     return [_undescribed(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def mismatch(protocol: int, messages: str, version: str) -> str:
-    """Return the reason that a front and an engine do not understand each other, "" where they do.
-    The arguments are the other end's."""
+    """Return the reason why this end and the other end cannot communicate, "" if they can. The
+    arguments are the other end's facts."""
     if protocol != PROTOCOL:
         return f"it speaks protocol {protocol} and this end {PROTOCOL}; use one version of sglang"
     if messages != messages_digest():
@@ -156,8 +156,8 @@ def mismatch(protocol: int, messages: str, version: str) -> str:
 
 
 def refusal(facts: EngineFacts, expected: Expected) -> str:
-    """Return the reason that an engine cannot serve a front, "" where it can. Other arithmetic is
-    none."""
+    """Return the reason why an engine cannot serve a front, "" if it can. Different arithmetic is
+    no reason."""
     pairs = (
         ("vocabulary", facts.vocabulary, expected.vocabulary, "give both one tokenizer"),
         ("model", facts.model, expected.model, "give all engines one model"),
@@ -172,7 +172,8 @@ def refusal(facts: EngineFacts, expected: Expected) -> str:
 
 
 def differences(facts: EngineFacts, expected: Expected) -> list[str]:
-    """Facts of the arithmetic that differ, each in words. None: texts are the very same."""
+    """Return the facts of the arithmetic that differ, each as a text. If there are none, texts are
+    equal."""
     if expected.arithmetic is None:
         return []
     found = msgspec.structs.asdict(facts.arithmetic)

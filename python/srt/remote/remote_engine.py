@@ -1,18 +1,18 @@
-"""RemoteEngine: a front's handle on an engine that runs by itself, with the interface of
+"""RemoteEngine: a front's (server's) handle of a standalone engine, with the interface of
 ``engine/process.EngineProcess``.
 
     engine = RemoteEngine("tcp://10.0.0.7:30100", read_front_keys("front.key"),
                           Expected(vocabulary=vocabulary_digest(tokenizer.token_bytes)))
     try:
-        await engine.ready()                # EngineLost: not now; EngineRefused: not as it is
+        await engine.ready()                # EngineLost: retry later; EngineRefused: does not fit
         ... engine.client, engine.info, engine.exact ...
-        lost = await engine.wait_lost()     # its requests have ended with EngineLost by then
+        lost = await engine.wait_lost()     # requests in flight have ended with EngineLost
     finally:
-        await engine.stop()                 # the session alone; the engine runs on
-    engine = engine.again()                 # the next session with it: await engine.ready() ...
+        await engine.stop()                 # ends the session only; the engine keeps running
+    engine = engine.again()                 # the next session: await engine.ready() ...
 
-One object is one session. A session ends with its connection, for whatever reason: requests in
-flight end with EngineLost, so that they go on elsewhere
+One object is one session. A session ends with its connection, for any reason. Requests in flight
+then end with EngineLost, so that they continue on another engine
 (``requests/completion/engine_succession``), and the engine closes their contexts.
 """
 

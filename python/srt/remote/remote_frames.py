@@ -11,15 +11,15 @@
     kind      from    body
     HELLO     front   handshake.FrontHello
     WELCOME   engine  handshake.EngineWelcome; it has the epoch of the session
-    REFUSED   engine  why there is no session, UTF-8
+    REFUSED   engine  reason of the refusal, UTF-8
     VERBS     front   a list of verbs (core/messages)
     EVENTS    engine  a list of events
-    BEAT      engine  empty: the loop of the engine turns
-    LEAVE     front   empty: the session is over
+    BEAT      engine  empty: a heartbeat of the engine's loop
+    LEAVE     front   empty: the front ends the session
     ENDED     engine  why the session is over, UTF-8
 
-The layout of the header, and HELLO and REFUSED, stay as they are in every protocol, so that two
-ends of different protocols can say so.
+The layouts of the header, of HELLO and of REFUSED are the same in every protocol. So two ends with
+different protocols can report the mismatch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Kind(IntEnum):
 
 
 class FrameError(ValueError):
-    """A frame that no peer sends, or one whose neighbours are missing."""
+    """A malformed frame, or a gap in the sequence of frames."""
 
 
 class FrameHeader(NamedTuple):
@@ -60,12 +60,12 @@ class FrameHeader(NamedTuple):
 
 
 def packed(kind: Kind, epoch: int, number: int, body: bytes = b"") -> bytes:
-    """A frame that is sent now."""
+    """Return a frame, with the current moment as its time of sending."""
     return HEADER.pack(MAGIC, PROTOCOL, kind, epoch, number, time.monotonic()) + body
 
 
 def header_of(frame: bytes) -> FrameHeader:
-    """Read the header of a frame. Raises FrameError where it is no frame of any protocol."""
+    """Read the header of a frame. Raises FrameError for a malformed one."""
     if len(frame) < HEADER.size:
         raise FrameError(f"a frame of {len(frame)} bytes; the header alone has {HEADER.size}")
     magic, protocol, kind, epoch, number, sent = HEADER.unpack_from(frame)
@@ -82,16 +82,16 @@ def body_of(frame: bytes) -> bytes:
 
 
 def text_of(frame: bytes) -> str:
-    """Body of REFUSED and ENDED: at most 1,000 characters of it."""
+    """Return at most 1,000 characters of the body of a REFUSED or ENDED frame."""
     return body_of(frame).decode("utf-8", "replace")[:1000]
 
 
 class FrameOrder:
-    """Order of the frames that one end of a session receives.
+    """Check of the sequence of frames that one end of a session receives.
 
     Attributes:
-        epoch: of the session.
-        dropped: frames of another epoch, and frames that had come before.
+        epoch: number of the session.
+        dropped: number of frames of other sessions, and of repeated frames.
     """
 
     def __init__(self, epoch: int) -> None:
@@ -99,9 +99,9 @@ class FrameOrder:
         self._next = 1
 
     def accepts(self, header: FrameHeader) -> bool:
-        """Whether the frame is the next one. One of another session, or one that has come before,
-        is dropped and counted. Raises FrameError where frames before it are missing: what they
-        said cannot be known."""
+        """Whether the frame is the next one. A frame of another session, or a repeated one, is
+        dropped and counted. Raises FrameError if earlier frames are missing, as their content is
+        lost."""
         if header.epoch != self.epoch or header.number < self._next:
             self.dropped += 1
             return False

@@ -1,4 +1,4 @@
-"""VerbQueue: verbs of one front that wait for their turn, undecoded as long as possible."""
+"""VerbQueue: verbs of one front that wait for the engine. Frames are decoded only when needed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from sglang.srt.core.messages import Verb, decode_verbs
 from sglang.srt.remote.front_numbers import engine_wide
 from sglang.srt.remote.remote_frames import FrameError
 
-MAX_WAITING = 2 << 30  # bytes of frames that were not decoded
+MAX_WAITING = 2 << 30  # most bytes of undecoded frames
 
 
 class VerbQueue:
-    """Frames of verbs in, verbs with engine-wide numbers out.
+    """Queue that takes frames of verbs and returns verbs with engine-wide numbers.
 
     Attributes:
-        credit: cost of the verbs that may go before another front's turn; below 0: owed.
+        credit: cost of the verbs that may be sent before another front's turn; negative after an
+            expensive verb.
     """
 
     def __init__(self, session: int) -> None:
         self._session = session
         self._frames: deque[bytes] = deque()
-        self._ahead = math.inf  # seconds that this machine's clock is ahead of the front's
+        self._ahead = math.inf  # seconds by which this machine's clock is ahead of the front's
         self._bytes = 0
         self._verbs: deque[Verb] = deque()
         self.credit = 0
@@ -32,14 +33,14 @@ class VerbQueue:
         return bool(self._verbs or self._frames)
 
     def put(self, body: bytes, since: float) -> None:
-        """Take a frame's list of verbs. ``since``: seconds from its sending, by the front's
-        monotonic clock, to its reading, by this machine's. Raises FrameError.
+        """Add a frame's list of verbs. ``since``: the moment of its reading, by this machine's
+        monotonic clock, minus the moment of its sending, by the front's. Raises FrameError.
 
-        A frame may wait for a long forward pass until it is read, so the least of these seconds
-        says best how far the clocks are apart.
+        A frame may wait for a long forward pass before it is read. So the smallest ``since`` is the
+        best estimate of the difference between the clocks.
         """
         if not math.isfinite(since):
-            raise FrameError("a frame that was sent at no time")
+            raise FrameError("a frame's time of sending is not finite")
         self._ahead = min(self._ahead, since)
         self._bytes += len(body)
         if self._bytes > MAX_WAITING:
@@ -49,7 +50,7 @@ class VerbQueue:
         self._frames.append(body)
 
     def pop(self) -> Verb | None:
-        """Return the next verb; None where there is none. Raises FrameError for a frame that is no
+        """Return the next verb, None if there is none. Raises FrameError for a frame that is not a
         list of verbs."""
         while not self._verbs and self._frames:
             body = self._frames.popleft()

@@ -1,6 +1,7 @@
-"""Request fields that several routes share, without the sampling parameters, each declared once.
+"""Request fields that several routes share, except the sampling parameters, each declared once.
 
-Declarations are as in ``ir/declaration``. A field of a single route is declared in its struct.
+Declarations have the form of ``ir/declaration``. A field of a single route is declared in that
+route's struct.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_PROBES = 1024
 NAME = Bounds(characters=MAX_NAME, empty=True)
 
 Model = Annotated[str, NAME, "The model or an adapter; `model:adapter` is both."]
-Rid = Annotated[str, NAME, "A name to abort by; several requests may have the same."]
+Rid = Annotated[str, NAME, "Name by which requests can be aborted; several requests may share it."]
 CacheSalt = Annotated[
     str, NAME, "Requests share cached KV only where this and `extra_key` are the same."
 ]
@@ -55,10 +56,10 @@ MaskedLogprobs = Annotated[
 ]
 Stream = Annotated[bool, None, "The answer comes as server-sent events."]
 ReturnProgress = Annotated[
-    bool, None, "A stream says how much of the prompt is computed: `prompt_progress`."
+    bool, None, "A stream reports how much of the prompt is computed: `prompt_progress`."
 ]
 AddSpecialTokens = Annotated[
-    bool, None, "Put the tokens before a text that the tokenizer puts there; true by default."
+    bool, None, "Add the tokens that the tokenizer puts before a text; true by default."
 ]
 SeparateReasoning = Annotated[bool, None, "The thought is apart from the answer; true by default."]
 StreamReasoning = Annotated[
@@ -68,16 +69,16 @@ StreamReasoning = Annotated[
 
 @cache
 def declarations(kind: type) -> dict[str, Parameter]:
-    """The declared fields of a request's class by name."""
+    """Return the declared fields of a request's class by name."""
     return declared(kind, {})
 
 
 def verify_fields(request: Any, shown: Mapping[str, str] | None = None) -> None:
-    """Raise RequestError where a declared field of a request is out of its bounds.
+    """Raise RequestError if a declared field of a request is out of its bounds.
 
-    ``shown``: names that clients know fields by, where they differ.
+    ``shown``: names of fields in the client's request, if they differ from the struct's names.
     """
-    kind: Any = type(request)  # mypy knows of no hash of `type`
+    kind: Any = type(request)  # Any, because mypy takes `type` for unhashable
     for name, parameter in declarations(kind).items():
         value = getattr(request, name)
         if value is None:

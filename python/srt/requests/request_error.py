@@ -1,4 +1,4 @@
-"""RequestError: why a request cannot be served, in words that a client may read."""
+"""RequestError: the reason why a request cannot be served, as a message for the client."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MAX_MESSAGE, MAX_PARAM = 2000, 100  # characters of an error's message, and of i
 
 
 def brief(text: str, most: int = MAX_MESSAGE) -> str:
-    """Cut the middle of a text of more than ``most`` characters.
+    """Remove the middle of a text of more than ``most`` characters.
 
-    Messages repeat what a client sent, however long that is; what to do stands at their end.
+    The beginning of a message repeats a client's value, which may be long; its end has the advice.
     """
     if len(text) <= most:
         return text
@@ -19,7 +19,8 @@ def brief(text: str, most: int = MAX_MESSAGE) -> str:
 
 
 def shown(value: object, most: int = 80) -> str:
-    """A value in an error's message: its ``repr``, cut in the middle, so that both quotes stay."""
+    """Return the ``repr`` of a value for an error message. A long one is cut in the middle, so that
+    both quotes stay."""
     return brief(repr(value), most)
 
 
@@ -27,10 +28,10 @@ class RequestError(ValueError):
     """A request that cannot be served.
 
     Attributes:
-        message: names the value, the limit and the fix; long ones are cut in the middle.
-        param: the field at fault, where one is.
+        message: names the value, the limit and the fix; a long message is cut in the middle.
+        param: the field at fault; None: no single field.
         code: one of the stable codes in ``CODES``.
-        retry: seconds after which it may be sent again, None where the code alone says it.
+        retry: seconds after which the client may retry; None: the default of the code.
     """
 
     CODES = (
@@ -52,17 +53,17 @@ class RequestError(ValueError):
         super().__init__(self.message)
 
     def reworded(self, message: str, param: str | None) -> RequestError:
-        """A fresh error of the same code in other words."""
+        """Return a new error with the same code, another message and another field."""
         return RequestError(message, param, self.code, self.retry)
 
 
 class Reworded:
-    """A block whose RequestErrors leave it as ``reword`` gives them, a fresh one each.
+    """A block that replaces each RequestError that leaves it by the new error of ``reword``.
 
-    A class, since ``contextmanager`` would keep the request of a refused call until a garbage
-    collection. The frame of a generator that raises refers to its caller's frame for good on
-    Python 3.12 (https://github.com/python/cpython/issues/100964). So the first error would hold the
-    generator's frame, that frame the ``__exit__`` of contextlib, and this the first error.
+    This is a class, because ``contextmanager`` would keep a refused request in memory until a
+    garbage collection. On Python 3.12 the frame of a generator that raises keeps a reference to its
+    caller's frame (https://github.com/python/cpython/issues/100964). So there would be a cycle: the
+    first error, the generator's frame, contextlib's ``__exit__``, the first error.
     """
 
     def __init__(self, reword: Callable[[RequestError], RequestError]) -> None:
@@ -75,4 +76,4 @@ class Reworded:
         self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, RequestError):
-            raise self._reword(error) from error  # in a variable, it would hold itself
+            raise self._reword(error) from error  # a local variable would make a reference cycle

@@ -1,4 +1,4 @@
-"""Strict JSON: bounded in depth, without what readers understand differently."""
+"""Strict JSON: bounded in depth, without constructs that JSON parsers read differently."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse(data: bytes, what: str = "The body") -> Any:
-    """The value of strict JSON in UTF-8. Raises RequestError, which begins with ``what``.
+    """Parse strict JSON in UTF-8. Raises RequestError with a message that begins with ``what``.
 
-    Refused besides broken syntax: duplicate keys, NaN and Infinity, nesting deeper than
-    ``MAX_DEPTH``, escapes that make a lone surrogate.
+    Besides invalid syntax, these are refused: duplicate keys, NaN and Infinity, nesting deeper than
+    ``MAX_DEPTH``, and escapes of lone surrogates.
     """
     try:
         text = data.decode("utf-8")

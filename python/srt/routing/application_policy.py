@@ -1,9 +1,9 @@
-"""Algorithm 1 (``call_placement``) for a router that sends each call on when it comes.
+"""Parrot's Algorithm 1 (``call_placement``) for a router that sends each call at its arrival.
 
-The queue is the call alone: calls that came before count as running where they were sent. So the
-members of a task group, which come one by one, stay together as far as they share prefixes, and
-spread over the engines that lose no capacity otherwise. Where no engine has room, the call waits at
-the one that is least beyond its limit.
+The algorithm's queue holds only the new call; earlier calls count as running on their engines. So
+members of a task group, which arrive one by one, stay together if they share prefixes. Otherwise
+they spread over the engines that lose no capacity. If no engine has room, the call waits at the
+engine whose limit it exceeds least.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sglang.srt.routing.routed_engine import RoutedEngine
 
 
 def placed_call(choice: Choice) -> RoutedEngine | None:
-    """Return the engine of a call; None for a request that is no call of an application. Linear in
-    the engines."""
+    """Choose the engine of a call. Return None for a request that is not a call of an application.
+    Linear in the number of engines."""
     call = queued_call(choice)
     if call is None:
         return None
@@ -41,7 +41,7 @@ def placed_call(choice: Choice) -> RoutedEngine | None:
 
 
 def queued_call(choice: Choice) -> QueuedCall | None:
-    """Return the call that a prompt is of, None where it has neither hint nor prefixes."""
+    """Return the call of a prompt; None if the prompt has neither hint nor prefixes."""
     prompt = choice.prompt
     if prompt.hint is None and not prompt.prefixes:
         return None
@@ -51,15 +51,15 @@ def queued_call(choice: Choice) -> QueuedCall | None:
 
 
 def view_of(engine: RoutedEngine, latency_share: float) -> EngineView:
-    """Return an engine as a placement sees it."""
+    """Return the facts about an engine that a placement uses."""
     capacity = engine.cache.capacity
     latency = max(int(latency_share * capacity), 1)
     return EngineView(engine.name, capacity, latency, engine.live, engine.sensitive > 0)
 
 
 def least_beyond(call: QueuedCall, views: Sequence[EngineView], store: PrefixStore) -> str:
-    """Return the engine whose limit the call exceeds least, in shares of the limit, among those
-    that lose no capacity; among all where there are none."""
+    """Return the name of the engine whose limit the call exceeds least, relative to the limit. Only
+    engines that lose no capacity are considered, or all if there are none."""
     kept = [view for view in views if not capacity_lost(view, call.sensitive)] or views
 
     def beyond(view: EngineView) -> float:

@@ -85,8 +85,8 @@ class CallPlacement:
         """Choose an engine for each call. Return the engines by call id, without calls that fit no
         engine: they wait.
 
-        The lines are Algorithm 1's. A task group, or sharers, that fit no engine together are
-        placed one by one, so that they do not wait for ever.
+        The numbers are the lines of Algorithm 1. If a task group, or sharers of a prefix, fit no
+        engine together, they are placed one by one, so that they do not wait for ever.
         """
         waiting = {call.id: call for call in sorted(queue, key=topological)}  # 1
         for call in list(waiting.values()):  # 2
@@ -129,7 +129,7 @@ class CallPlacement:
         Args:
             among: names of the engines that may be chosen; None: all.
 
-        Returns the calls, none where no engine has room.
+        Returns the calls; an empty sequence if no engine has room.
         """
         best, least = None, 0
         sensitive = any(call.sensitive for call in calls)
@@ -173,8 +173,8 @@ def capacity_lost(engine: EngineView, sensitive: bool) -> int:
 
 
 def missed(calls: Sequence[QueuedCall], engine: str, store: PrefixStore) -> int:
-    """Return the tokens that the calls add to an engine: those after the longest prefix that it
-    holds, or that an earlier one of the calls brings."""
+    """Return the number of tokens that the calls add to an engine. A call adds its tokens after the
+    longest prefix that the engine holds or that an earlier one of the calls adds."""
     brought: set[int] = set()
     total = 0
     for call in calls:

@@ -1,4 +1,4 @@
-"""Choice: one prompt and the engines that it may go to, as a policy sees them."""
+"""Choice: the input of a policy: one prompt, and the engines that it may be sent to."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from sglang.srt.routing.meta_tree import Holder, Step, held_blocks
 from sglang.srt.routing.prompt import RoutedPrompt, tokens_at
 from sglang.srt.routing.routed_engine import RoutedEngine
 
-ALL = 12  # engines of which each one is a candidate
-# Candidates that hold a part of the prompt: of the longest match, of a shorter one, in all.
+ALL = 12  # with at most this many engines, all of them are candidates
+# Most candidates that hold a part of the prompt: its longest match, each shorter match, in total.
 AT_END, ON_WAY, HOLDERS = 4, 3, 12
-SAMPLED = 4  # candidates taken at random
-LISTED = 64  # holders that are listed; where more hold a node, engines are sampled and looked up
-TRIES = 4  # samples for each engine wanted
+SAMPLED = 4  # random candidates
+LISTED = 64  # most holders to list; if more hold a node, engines are sampled and looked up
+TRIES = 4  # samples for each wanted engine
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The facts that an engine is chosen by.
+    """The facts by which a policy chooses an engine.
 
     Attributes:
-        steps: nodes of the tree that the prompt matches.
-        present: engines that hold anything of the prompt's namespace and adapter.
-        allowed: names of the engines that may be chosen, None: all.
+        steps: path of tree nodes that the prompt matches.
+        present: engines that hold KV of the prompt's namespace and adapter.
+        allowed: names of the engines that may be chosen; None: all.
         home: the engine with the prompt's parked context, or its conversation; None: unknown.
-        agreed: the engine that all routers would send the unknown rest of the prompt to; None:
-            there is one router, or all of it is known.
-        pace: mean seconds a token of all engines.
-        now: seconds.
-        applications: what the policy ``application`` remembers.
+        agreed: the engine to which all routers would send the unknown rest of the prompt; None:
+            there is one router, or the whole prompt is known.
+        pace: mean seconds for a token, over all engines.
+        now: current moment in seconds.
+        applications: memory of the policy ``application``.
     """
 
     prompt: RoutedPrompt
@@ -55,13 +55,13 @@ class Choice:
         return self.allowed is None or engine.name in self.allowed
 
     def permitted(self) -> list[RoutedEngine]:
-        """Return all engines that may be chosen, at least one. Linear in their number."""
+        """Return all engines that may be chosen, at least one. Linear in the number of engines."""
         if self.allowed is None:
             return self.engines.listed
         return [engine for engine in self.engines if engine.name in self.allowed]
 
     def sampled(self, count: int) -> list[RoutedEngine]:
-        """Sample up to ``count`` engines that may be chosen, at least one; one may come twice."""
+        """Sample 1 to ``count`` engines that may be chosen, with repetition."""
         listed, size, found = self.engines.listed, len(self.engines), list[RoutedEngine]()
         for _ in range(count if self.allowed is None else TRIES * count):
             engine = listed[int(self.random.random() * size)]
@@ -75,8 +75,8 @@ class Choice:
         return found
 
     def candidates(self) -> Iterator[RoutedEngine]:
-        """Yield the engines that are worth a score: all of a few; of many the home, some that hold
-        a part of the prompt, some of its namespace, and some at random."""
+        """Yield the engines to score. Up to ``ALL`` engines are all scored. Of more engines: the
+        home, some that hold a part of the prompt, some of its namespace, and some at random."""
         if len(self.engines) <= ALL:
             yield from self.permitted()
             return
@@ -119,14 +119,15 @@ class Choice:
     # -- figures ---------------------------------------------------------------------------------
 
     def matched(self, engine: RoutedEngine) -> int:
-        """Return the tokens of the prompt that the tree believes to be cached at an engine."""
+        """Return the number of the prompt's tokens that an engine has cached, according to the
+        tree."""
         if not self.steps:
             return 0
         blocks, more = held_blocks(self.steps, engine.cache)
         return min(tokens_at(blocks) + more, len(self.prompt.tokens))
 
     def longest(self) -> tuple[int, Sequence[Holder]]:
-        """Return the tokens of the longest match, and the engines that hold it."""
+        """Return the number of tokens of the longest match, and the engines that hold it."""
         if not self.steps:
             return 0, ()
         node, length = self.steps[-1]
@@ -137,5 +138,5 @@ class Choice:
         return tokens_at(node.start + length), holders
 
     def wait(self, engine: RoutedEngine) -> float:
-        """Return the predicted seconds until an engine begins with the prompt."""
+        """Return the predicted seconds until an engine begins to compute the prompt."""
         return engine.wait(self.now, self.engines.averages)

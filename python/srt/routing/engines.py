@@ -1,4 +1,4 @@
-"""Engines: the engines of a router, by name and by index: one is sampled in constant time."""
+"""Engines: the engines of a router, by name and by index, so that sampling takes constant time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ class Engines:
     """Engines that may be chosen.
 
     Attributes:
-        listed: all of them, in no lasting order.
-        waiting: number of requests without a first token, at all of them.
-        turn: of round-robin.
+        listed: all engines, in an order that may change.
+        averages: running means over the requests of all engines.
+        waiting: number of requests without a first token, on all engines.
+        turn: next index of the policy ``round-robin``.
     """
 
     __slots__ = ("_by_cache", "_index", "averages", "listed", "turn", "waiting")
@@ -35,7 +36,7 @@ class Engines:
 
     @property
     def queue(self) -> float:
-        """Mean number of requests without a first token."""
+        """Mean number of requests without a first token on an engine."""
         return self.waiting / len(self.listed)
 
     @property
@@ -43,22 +44,22 @@ class Engines:
         return list(self._by_cache)
 
     def get(self, name: str) -> RoutedEngine | None:
-        """Return the engine of that name, None where there is none."""
+        """Return the engine of this name, or None."""
         index = self._index.get(name)
         return None if index is None else self.listed[index]
 
     def with_cache(self, cache: Holder) -> RoutedEngine:
-        """Return the engine that a cache is of."""
+        """Return the engine that has this cache."""
         return self._by_cache[cache]
 
     def add(self, engine: RoutedEngine) -> None:
-        """Take an engine in, whose name is new."""
+        """Add an engine. Its name must be new."""
         self._index[engine.name] = len(self.listed)
         self.listed.append(engine)
         self._by_cache[engine.cache] = engine
 
     def remove(self, engine: RoutedEngine) -> None:
-        """Take an engine out. Its requests are counted no more."""
+        """Remove an engine. Its requests are not counted any more."""
         index, last = self._index.pop(engine.name), self.listed.pop()
         if last is not engine:
             self.listed[index] = last

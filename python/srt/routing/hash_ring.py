@@ -1,6 +1,7 @@
-"""HashRing: the engine that all routers of a fleet would choose for a block that none has sent yet.
+"""HashRing: the engine that all routers of a fleet choose for a block that none of them has sent.
 
-Consistent hashing: an engine that comes or goes changes the answer for its own share of the blocks.
+This is consistent hashing: when an engine comes or goes, only its own share of the blocks gets
+another engine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from bisect import bisect
 
 from sglang.srt.routing.routed_engine import RoutedEngine
 
-POINTS = 32  # points of an engine: its share of the blocks differs from the mean by some 18 %
+POINTS = 32  # points of each engine; its share of the blocks differs from the mean by some 18 %
 _TURN, _MASK = 0x9E3779B1, 0xFFFFFFFF  # the odd factor mixes the bits of a CRC
 
 
@@ -24,20 +25,20 @@ class HashRing:
         self._engines: list[RoutedEngine] = []
 
     def add(self, engine: RoutedEngine) -> None:
-        """Put an engine on its points."""
+        """Add the points of an engine."""
         for point in _points_of(engine.name):
             index = bisect(self._points, point)
             self._points.insert(index, point)
             self._engines.insert(index, engine)
 
     def remove(self, engine: RoutedEngine) -> None:
-        """Take an engine off the circle."""
+        """Remove the points of an engine."""
         kept = [at for at, each in enumerate(self._engines) if each is not engine]
         self._points = [self._points[at] for at in kept]
         self._engines = [self._engines[at] for at in kept]
 
     def at(self, block: int) -> RoutedEngine:
-        """The engine of a block, by the hash of its tokens. There must be an engine."""
+        """Return the engine of a block, by the hash of its tokens. The ring must not be empty."""
         index = bisect(self._points, block * _TURN & _MASK)
         return self._engines[index % len(self._engines)]
 

@@ -1,14 +1,15 @@
-"""MetaTree: which engines are believed to hold which prefixes (SGLang paper, appendix A.4).
+"""MetaTree: the router's estimate of the engines' caches (SGLang paper, appendix A.4).
 
-One radix tree for each namespace and adapter, its edges runs of block hashes (``prompt``). A node
-has a ``Holding`` for every engine that is believed to have a part of the node's edge in its cache.
+There is one radix tree for each namespace and adapter. Its edges are runs of block hashes
+(``prompt``). A node has a ``Holding`` for every engine that is believed to cache a part of the
+node's edge. Invariants:
 
     known     an engine that holds a part of an edge holds all edges above it
-    used      no holding, and no node, was used before those below it
-    bounded   an engine's holdings have at most its capacity of tokens: the least recently used are
-              dropped, the ends of paths first, as the engine's own radix tree does
-    pruned    a node that no engine holds is removed; so are the least recently used nodes where
-              there are more than ``most_nodes``
+    used      a holding or node was used at least as recently as all those below it
+    bounded   an engine's holdings do not exceed its capacity of tokens: the least recently used are
+              dropped, the ends of paths first, as in the engine's own radix tree
+    pruned    nodes that no engine holds are removed; the least recently used nodes too, if there
+              are more than ``most_nodes``
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from itertools import islice
 from sglang.srt.core.ints import common_prefix
 from sglang.srt.routing.prompt import PrefixPath, blocks_in, tokens_at
 
-EXAMINED = 256  # children of a node that a correction looks at
+EXAMINED = 256  # most children of a node that ``lose`` examines
 
 
 class Holder:
     """The believed cache of an engine.
 
     Attributes:
-        capacity: tokens of its KV memory.
-        tokens: believed to be in it.
-        count: number of its holdings.
+        capacity: tokens of the engine's KV memory.
+        tokens: number of tokens believed to be cached.
+        count: number of the engine's holdings.
     """
 
     __slots__ = ("aged", "capacity", "count", "tokens")
@@ -49,7 +50,7 @@ class Holder:
 
 class Holding:
     """The first ``blocks`` blocks of a node's edge in an engine's cache, and ``more`` tokens after
-    them that the engine has generated, of unknown hash."""
+    them of unknown hash, which the engine has generated."""
 
     __slots__ = ("blocks", "more", "node", "used")
 
@@ -102,10 +103,10 @@ Step = tuple[MetaNode, int]  # a node of a path, and the blocks of its edge that
 
 
 class MetaTree:
-    """The trees of all namespaces. ``nodes``: their number, roots left out."""
+    """The trees of all namespaces. ``nodes``: number of their nodes, without the roots."""
 
     def __init__(self, most_nodes: int) -> None:
-        """Make an empty tree of at most ``most_nodes``. Raises ValueError where that is below 1."""
+        """Make an empty tree of at most ``most_nodes``. Raises ValueError if that is below 1."""
         if most_nodes < 1:
             raise ValueError(f"most_nodes is {most_nodes}; it must be at least 1")
         self.most_nodes = most_nodes
@@ -118,7 +119,7 @@ class MetaTree:
     # -- reading ---------------------------------------------------------------------------------
 
     def match(self, path: PrefixPath) -> list[Step]:
-        """Return the nodes along a path, the root left out. Only the last may match in part."""
+        """Return the nodes along a path, without the root. Only the last may match in part."""
         space = self._spaces.get(path.space)
         found: list[Step] = []
         if space is None:
@@ -137,15 +138,15 @@ class MetaTree:
         return found
 
     def present(self, path: PrefixPath) -> dict[Holder, int]:
-        """Return the engines that hold anything of a path's namespace and adapter."""
+        """Return the engines that hold KV of a path's namespace and adapter."""
         space = self._spaces.get(path.space)
         return {} if space is None else space.present
 
     # -- growing ---------------------------------------------------------------------------------
 
     def insert(self, path: PrefixPath, holder: Holder) -> int:
-        """Believe that an engine holds a path, and used it now. Returns the number of this use,
-        larger than all before."""
+        """Record that an engine holds a path and uses it now. Return the number of this use, which
+        is larger than all earlier ones."""
         self._use += 1
         if not path.hashes:
             return self._use
@@ -169,7 +170,7 @@ class MetaTree:
         return self._use
 
     def extend(self, path: PrefixPath, holder: Holder, tokens: int) -> None:
-        """Count ``tokens`` of unknown hash after the end of a path that an engine holds."""
+        """Record ``tokens`` of unknown hash after the end of a path that an engine holds."""
         steps = self.match(path)
         if not steps or steps[-1][0].start + steps[-1][1] < len(path.hashes):
             return
@@ -183,10 +184,10 @@ class MetaTree:
     # -- shrinking -------------------------------------------------------------------------------
 
     def lose(self, path: PrefixPath, holder: Holder, kept: int, before: int = 0) -> None:
-        """Believe that an engine holds only the first ``kept`` blocks of a path.
+        """Record that an engine holds only the first ``kept`` blocks of a path.
 
-        ``before``: number of a use; what was used since then stays. A bounded number of other
-        paths through the lost part is dropped with it. 0: all of it goes.
+        ``before``: number of a use. Holdings used since then stay; a bounded number of other paths
+        through the lost part is dropped too. 0: all holdings of the lost part are dropped.
         """
         for node, _ in reversed(self.match(path)):
             if node.end <= kept:
@@ -202,8 +203,8 @@ class MetaTree:
             self._cut(node, holder, held, max(kept - node.start, 0))
 
     def retract(self, path: PrefixPath, holder: Holder, kept: int, use: int) -> None:
-        """Take back what use number ``use`` has added to an engine's first ``kept`` blocks of a
-        path, as far as nothing has used it since."""
+        """Undo use number ``use``: drop the blocks of a path after the first ``kept`` ones, unless
+        they were used again since then."""
         for node, _ in reversed(self.match(path)):
             held = node.holdings.get(holder)
             if node.end <= kept or (held is not None and held.used != use):
@@ -212,7 +213,7 @@ class MetaTree:
                 self._cut(node, holder, held, max(kept - node.start, 0))
 
     def forget(self, holder: Holder) -> None:
-        """Believe that an engine holds nothing."""
+        """Drop all holdings of an engine."""
         entries, holder.aged = holder.aged, []
         for entry in entries:
             held = entry[3]
@@ -222,7 +223,7 @@ class MetaTree:
     # -- auditing --------------------------------------------------------------------------------
 
     def all_nodes(self) -> Iterator[MetaNode]:
-        """Yield all nodes but the roots, parents first."""
+        """Yield all nodes except the roots, parents first."""
         stack = [node for space in self._spaces.values() for node in space.root.children.values()]
         while stack:
             node = stack.pop()
@@ -295,8 +296,8 @@ class MetaTree:
         return upper
 
     def _unlink(self, node: MetaNode) -> None:
-        """Remove a node that no engine holds. It has no children, as an engine that holds a child
-        holds its parents."""
+        """Remove a node that no engine holds. Such a node has no children, because an engine that
+        holds a child also holds the child's parents."""
         parent = node.parent
         assert parent is not None
         del parent.children[node.hashes[0]]
@@ -322,14 +323,14 @@ class MetaTree:
     # -- holdings --------------------------------------------------------------------------------
 
     def _settle(self, node: MetaNode, holder: Holder) -> None:
-        """Forget the tokens of unknown hash after a node: a path that goes on has their hashes."""
+        """Drop the tokens of unknown hash after a node, as the inserted path has their hashes."""
         held = node.holdings.get(holder)
         if held is not None:
             holder.tokens -= held.more
             held.more = 0
 
     def _hold(self, node: MetaNode, holder: Holder, blocks: int) -> None:
-        """Use a node's first ``blocks`` blocks in an engine."""
+        """Record that an engine holds and uses a node's first ``blocks`` blocks."""
         node.used = self._use
         held = node.holdings.get(holder)
         if held is None:
@@ -371,7 +372,7 @@ class MetaTree:
                 self._trim(node, holder, held, max(keep, 0))
 
     def _cut(self, node: MetaNode, holder: Holder, held: Holding, keep: int) -> None:
-        """Keep at most ``keep`` blocks of a holding, and nothing below where it loses any."""
+        """Keep at most ``keep`` blocks of a holding. If it loses any, drop all holdings below."""
         if keep >= held.blocks:
             return
         for child in list(node.children.values()):
@@ -379,7 +380,7 @@ class MetaTree:
         self._trim(node, holder, held, keep)
 
     def _trim(self, node: MetaNode, holder: Holder, held: Holding, keep: int) -> None:
-        """Keep the first ``keep`` blocks of a holding that has none below it."""
+        """Keep the first ``keep`` blocks of a holding that has no holdings below it."""
         if not keep:
             self._drop(node, holder, held)
             return
@@ -387,7 +388,7 @@ class MetaTree:
         held.blocks, held.more = keep, 0
 
     def _drop_below(self, top: MetaNode, holder: Holder) -> None:
-        """Drop an engine's holdings of a node and of all below it."""
+        """Drop an engine's holdings of a node and of all nodes below."""
         found, stack = [], [top]
         while stack:
             node = stack.pop()
@@ -399,7 +400,7 @@ class MetaTree:
             self._drop(node, holder, held)
 
     def _drop(self, node: MetaNode, holder: Holder, held: Holding) -> None:
-        """Drop one holding. Those below it must go in the same operation."""
+        """Drop one holding. The same operation must drop the holdings below it."""
         holder.tokens -= _tokens(node, held.blocks) + held.more
         holder.count -= 1
         held.node = None
@@ -420,8 +421,8 @@ def _tokens(node: MetaNode, blocks: int) -> int:
 
 
 def held_blocks(steps: Sequence[Step], holder: Holder) -> tuple[int, int]:
-    """Return how many blocks of a matched path an engine holds, and how many tokens of unknown hash
-    after them may continue it."""
+    """Return the number of blocks of a matched path that an engine holds, and the number of tokens
+    of unknown hash after them, which may match the rest of the prompt."""
     low, high = 0, len(steps)  # the first ``low`` nodes are held, node ``high`` is not
     while low < high:
         middle = (low + high) // 2

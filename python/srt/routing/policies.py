@@ -1,19 +1,20 @@
-"""Policies: functions that choose an engine, by the words of the option.
+"""Policies: functions that choose an engine, by their names in ``--routing-policy``.
 
-The default, ``predicted``, takes the least of
+The default, ``predicted``, chooses the engine with the least
 
     wait + share + work (1 + 2 queue) (2 where memory is full) (2 where the namespace is new) + load
 
     wait    predicted seconds until the engine begins with the prompt
-    share   the engine's requests, each of which slows the others as 200 tokens of work do
-    work    seconds to compute the tokens that are not cached there
-    queue   mean number of requests without a first token an engine: those that more work delays
+    share   cost of the engine's requests: each one slows the others like 200 tokens of work
+    work    seconds to compute the tokens that are not cached on the engine
+    queue   mean number of requests without a first token on an engine, which more work delays
     load    seconds to load an adapter that the engine has not used
 
-Of several routers each knows a part: half of what it does not know counts as cached where all of
-them would send it.
+With several routers, each knows only a part of the caches. Half of a prompt's unknown part then
+counts as cached on the engine to which all routers would send it (``hash_ring``).
 
-A prefix is computed again where that costs less than waiting, so that no threshold is needed.
+If waiting for a cached prefix costs more than computing it again, another engine is chosen. So no
+threshold is needed.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from sglang.srt.routing.routed_engine import RoutedEngine
 
 Policy: TypeAlias = "Callable[[Choice], RoutedEngine]"
 
-QUEUE = 2.0  # cost of work to each request that waits
-REQUEST = 200  # tokens of work that a request costs the others at its engine
-ADAPTER_SECONDS = 0.5  # to load an adapter
-AGREED = 0.5  # share of what no router here has sent that counts as cached where all would send it
-# Upstream's rule: the share of a prompt from which on its holder is chosen. Loads are out of
-# balance where the most and the least differ by more than both.
+QUEUE = 2.0  # weight of the delay that work causes to each waiting request
+REQUEST = 200  # cost of a request to the other requests on its engine, in tokens of work
+ADAPTER_SECONDS = 0.5  # seconds to load an adapter
+AGREED = 0.5  # share of a prompt's unknown part that counts as cached on the agreed engine
+# SGLang's rule: the share of a prompt above which its holder is chosen. Loads are unbalanced if the
+# largest and the smallest differ by more than both the difference and the proportion.
 MATCHED, DIFFERENCE, PROPORTION = 0.3, 64, 1.5
 
 
 def predicted(choice: Choice) -> RoutedEngine:
-    """The least predicted cost to this prompt and to those that wait."""
+    """Choose the engine with the least predicted cost to this prompt and to waiting requests."""
     return _least(choice, choice.candidates(), predicted_cost)
 
 
@@ -60,7 +61,7 @@ def predicted_cost(choice: Choice, engine: RoutedEngine) -> float:
 
 
 def product(choice: Choice) -> RoutedEngine:
-    """The least product of uncached tokens and requests."""
+    """Choose the engine with the least product of uncached tokens and requests."""
 
     def cost(choice: Choice, engine: RoutedEngine) -> float:
         uncached = len(choice.prompt.tokens) - choice.matched(engine)
@@ -70,8 +71,9 @@ def product(choice: Choice) -> RoutedEngine:
 
 
 def cache_aware(choice: Choice) -> RoutedEngine:
-    """Upstream's rule: the engine with the longest match, where that is a large share of the prompt
-    and loads are in balance; else the one with the fewest requests. Linear in the engines."""
+    """SGLang's rule: choose the engine with the longest match if that is a large share of the
+    prompt and loads are balanced, otherwise the engine with the fewest requests. Linear in the
+    number of engines."""
     permitted = choice.permitted()
     loads = [engine.load for engine in permitted]
     most, least = max(loads), min(loads)
@@ -85,7 +87,8 @@ def cache_aware(choice: Choice) -> RoutedEngine:
 
 
 def affinity(choice: Choice) -> RoutedEngine:
-    """The home, else an engine with the longest match, else the one with the fewest requests."""
+    """Choose the home; without a home, an engine with the longest match; without a match, the
+    engine with the fewest requests."""
     if choice.home is not None:
         return choice.home
     holders = [choice.engines.with_cache(cache) for cache in choice.longest()[1]]
@@ -94,7 +97,7 @@ def affinity(choice: Choice) -> RoutedEngine:
 
 
 def least_load(choice: Choice) -> RoutedEngine:
-    """The engine with the fewest requests. Linear in the engines."""
+    """Choose the engine with the fewest requests. Linear in the number of engines."""
     return _least(choice, choice.permitted(), _load)
 
 
@@ -103,7 +106,7 @@ def at_random(choice: Choice) -> RoutedEngine:
 
 
 def round_robin(choice: Choice) -> RoutedEngine:
-    """The next engine in turn that may be chosen."""
+    """Choose the next engine in turn that may be chosen."""
     engines = choice.engines
     while True:
         engine = engines.listed[engines.turn % len(engines)]
@@ -113,7 +116,7 @@ def round_robin(choice: Choice) -> RoutedEngine:
 
 
 def application(choice: Choice) -> RoutedEngine:
-    """Parrot's Algorithm 1 for a call of an application, ``predicted`` for other requests."""
+    """Use Parrot's Algorithm 1 for a call of an application, ``predicted`` for other requests."""
     return placed_call(choice) or predicted(choice)
 
 
@@ -126,7 +129,7 @@ def _least(
     engines: Iterable[RoutedEngine],
     cost: Callable[[Choice, RoutedEngine], float],
 ) -> RoutedEngine:
-    """Return the engine of least cost, a random one of several."""
+    """Return the engine of least cost; on a tie a random one."""
     best, least, lot = None, 0.0, 0.0
     for engine in engines:
         value = cost(choice, engine)

@@ -29,8 +29,8 @@ PrefixEvent: TypeAlias = "PrefixStored | PrefixEvicted"
 
 
 class PrefixReports:
-    """The reports of one engine. ``last``: the last sequence number applied, -1 before the first;
-    ``gap``: a report was lost, and what is believed is wrong until a snapshot comes."""
+    """The reports of one engine. ``last``: the last sequence number applied, -1 before the first.
+    ``gap``: a report was lost, so the believed cache is wrong until the next snapshot."""
 
     __slots__ = ("cache", "gap", "last")
 
@@ -40,8 +40,8 @@ class PrefixReports:
         self.gap = False
 
     def apply(self, tree: MetaTree, sequence: int, events: Iterable[PrefixEvent]) -> bool:
-        """Apply a report. The first one may have any number, one that came before is left out.
-        Returns False where a snapshot is needed; until it comes, reports are left out."""
+        """Apply a report. The first report may have any number; a repeated report is ignored.
+        Return False if a snapshot is needed. Until it comes, reports are ignored."""
         if 0 <= self.last < sequence - 1:
             self.gap = True
         if self.gap or sequence <= self.last:
@@ -55,8 +55,8 @@ class PrefixReports:
         return True
 
     def replace(self, tree: MetaTree, sequence: int, paths: Iterable[PrefixPath]) -> bool:
-        """Believe that the cache holds ``paths`` and nothing else, as it did after report
-        ``sequence``; the last used path comes last. Returns False for one that is outdated."""
+        """Replace the believed cache by ``paths``, its content after report ``sequence``. The most
+        recently used path comes last. Return False for an outdated snapshot."""
         if sequence < self.last:
             return False
         self.last, self.gap = sequence, False

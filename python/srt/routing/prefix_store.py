@@ -1,8 +1,8 @@
-"""PrefixStore: engines that hold the beginnings of prompts, by hash at variable boundaries.
+"""PrefixStore: engines that hold prefixes of prompts, by the prefix's hash at variable boundaries.
 
-Parrot's key-value store (section 5.3): a boundary is looked up in constant time, where comparing
-tokens would cost the prompt's length. An entry is a belief: a prefix that an engine has evicted
-since is computed there once more, and then it is true again.
+This is Parrot's key-value store (section 5.3). A boundary is looked up in constant time; comparing
+tokens would cost the prompt's length. An entry may be wrong, if the engine has evicted the prefix.
+The engine then computes the prefix again, and the entry is right again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from sglang.srt.core.call_hints import PrefixHash
 
-ENTRIES = 100_000  # most boundaries that are remembered; the last used ones
-BOUNDARIES = 256  # most boundaries of a prompt that are looked at, the longest
+ENTRIES = 100_000  # most boundaries in the store; the least recently used are dropped
+BOUNDARIES = 256  # most boundaries of a prompt that are used; the longest prefixes
 
 
 class PrefixStore:
@@ -31,7 +31,7 @@ class PrefixStore:
         return len(self._holders)
 
     def add(self, prefixes: Sequence[PrefixHash], engine: str) -> None:
-        """Note that an engine has the prefixes, or will have them soon."""
+        """Record that an engine has the prefixes, or will have them soon."""
         for prefix in prefixes[-BOUNDARIES:]:
             self._holders.setdefault(prefix.digest, set()).add(engine)
             self._holders.move_to_end(prefix.digest)
@@ -39,7 +39,7 @@ class PrefixStore:
             self._holders.popitem(last=False)
 
     def discard(self, prefixes: Iterable[PrefixHash], engine: str) -> None:
-        """Note that an engine does not have the prefixes."""
+        """Record that an engine does not have the prefixes."""
         for prefix in prefixes:
             holders = self._holders.get(prefix.digest)
             if holders is not None:
@@ -48,14 +48,14 @@ class PrefixStore:
                     del self._holders[prefix.digest]
 
     def forget(self, engine: str) -> None:
-        """Note that an engine is gone. Linear in the entries."""
+        """Record that an engine is gone. Linear in the number of entries."""
         for digest, holders in list(self._holders.items()):
             holders.discard(engine)
             if not holders:
                 del self._holders[digest]
 
     def held(self, prefixes: Sequence[PrefixHash]) -> dict[str, int]:
-        """Return the tokens of the longest prefix that each engine holds, by engine."""
+        """Return by engine the number of tokens of the longest prefix that the engine holds."""
         found: dict[str, int] = {}
         for prefix in prefixes[-BOUNDARIES:]:
             for engine in self._holders.get(prefix.digest, ()):

@@ -1,4 +1,4 @@
-"""Prompts as the router sees them: a chain of blocks, each known by a hash of its tokens.
+"""Prompts in the form that the router uses: a chain of blocks, each with a hash of its tokens.
 
 A block has 64 tokens in the first 8,192 tokens of a prompt, and 512 after them: a prompt of
 131,072 tokens has 368 blocks. The tree stores 4 bytes for each. The last tokens, fewer than a
@@ -26,18 +26,18 @@ BYTES = 4  # size of a token
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """A request that an engine is chosen for.
+    """A request for which an engine is chosen.
 
     Attributes:
-        tokens: ids of the whole prompt, media as their pseudo-tokens.
+        tokens: ids of the whole prompt, with pseudo-tokens for media.
         namespace: prompts of different namespaces share no KV.
-        adapter: name of the adapter that computes the KV, "" for none.
-        affinity: the client's key of the conversation or program, "" where it sends none.
-        home: name of the engine that holds the parked context of which the prompt goes on, "" for
+        adapter: name of the LoRA adapter, "" for none.
+        affinity: the client's key of the conversation or program, "" for none.
+        home: name of the engine that holds the parked context that the prompt continues, "" for
             none.
         new_tokens: most tokens that may be generated; 0: unknown.
-        hint: facts about the application that it is a call of.
-        prefixes: beginnings that end at a variable, the shortest first.
+        hint: facts about the application whose call the request is.
+        prefixes: hashes of the prompt's beginnings that end at a variable, the shortest first.
     """
 
     tokens: Ints
@@ -56,7 +56,7 @@ class RoutedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PrefixPath:
-    """A prefix, by the hashes of its whole blocks.
+    """A prefix as the hashes of its whole blocks.
 
     Attributes:
         space: (namespace, adapter); KV is shared within one.
@@ -68,7 +68,7 @@ class PrefixPath:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole blocks."""
+        """Number of tokens in the whole blocks."""
         return tokens_at(len(self.hashes))
 
 
@@ -90,7 +90,7 @@ def _hashes(data: memoryview, start: int, count: int, size: int) -> array[int]:
 
 
 def tokens_at(blocks: int) -> int:
-    """Return the tokens of the first ``blocks`` blocks of a prompt."""
+    """Return the number of tokens in the first ``blocks`` blocks of a prompt."""
     if blocks <= FINE_BLOCKS:
         return blocks * FINE
     return FINE_TOKENS + (blocks - FINE_BLOCKS) * COARSE

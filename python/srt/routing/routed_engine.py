@@ -1,4 +1,4 @@
-"""RoutedEngine: an engine as its router knows it, and Ticket: a request sent to one."""
+"""RoutedEngine: a router's knowledge about one engine. Ticket: a request sent to an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang.srt.routing.meta_tree import Holder
 from sglang.srt.routing.prompt import PrefixPath
 from sglang.srt.routing.work_rate import Averages, WorkRate
 
-ADAPTERS = 64  # names of adapters that are remembered of an engine
+ADAPTERS = 64  # most names of adapters that are remembered for an engine
 
 
 class Ticket:
@@ -18,16 +18,17 @@ class Ticket:
 
     Attributes:
         engine: the engine's name.
-        cached: tokens of the prompt that the engine was believed to have cached.
-        length: tokens of the prompt.
-        ahead: tokens to be computed before, of other requests.
-        weight: tokens that the request adds to the engine's memory.
-        sent, expected: moments, when the engine was chosen and when its first token is predicted;
-            from the first token on, ``sent`` is the moment of that.
-        use: number of the tree's use.
-        state: the engine that counts the request, None where none does.
-        prefixes: beginnings of the prompt that end at a variable.
-        sensitive: whether its own latency counts.
+        cached: number of the prompt's tokens that the engine was believed to have cached.
+        length: number of the prompt's tokens.
+        ahead: number of tokens of other requests to compute first; -1: unknown, as the engine was
+            full.
+        weight: number of tokens that the request adds to the engine's memory.
+        sent: moment when the engine was chosen; after the first token, the moment of that token.
+        expected: predicted moment of the first token.
+        use: number of the use of the tree (``MetaTree.insert``).
+        state: the engine that counts the request; None after its end.
+        prefixes: hashes of the prompt's beginnings that end at a variable.
+        sensitive: whether the request's own latency matters.
     """
 
     __slots__ = (
@@ -48,23 +49,24 @@ class Ticket:
 
     @property
     def work(self) -> int:
-        """Tokens of the prompt that were believed not to be cached."""
+        """Number of the prompt's tokens that were believed not to be cached."""
         return self.length - self.cached
 
 
 class RoutedEngine:
-    """Requests and cache of an engine.
+    """Requests and believed cache of an engine.
 
     Attributes:
-        slots: requests that it runs at a time.
-        cache: what it is believed to have cached.
+        slots: most requests that the engine runs at once.
+        cache: the believed cache.
+        rate: measured seconds for a token.
         waiting: requests without a first token, the oldest first.
-        running: number of requests with one.
-        pending: tokens of the waiting prompts that are to be computed.
-        live: tokens of memory that the requests need beyond what was cached.
+        running: number of requests with a first token.
+        pending: number of tokens of the waiting prompts that must be computed.
+        live: number of tokens of memory that the requests need beyond the cached ones.
         free_at: predicted moment when the pending tokens will be computed.
-        adapters: those that it has had, the last used last.
-        sensitive: number of requests whose own latency counts.
+        adapters: adapters that the engine has used, the last used one last.
+        sensitive: number of requests whose own latency matters.
     """
 
     __slots__ = (
@@ -73,7 +75,7 @@ class RoutedEngine:
     )  # fmt: skip
 
     def __init__(self, name: str, capacity_tokens: int, slots: int) -> None:
-        """Describe an engine by its memory and its slots. Raises ValueError where either is below
+        """Describe an engine by its memory and its slots. Raises ValueError if either is below
         1."""
         for what, value in (("capacity_tokens", capacity_tokens), ("slots", slots)):
             if value < 1:
@@ -89,14 +91,14 @@ class RoutedEngine:
 
     @property
     def load(self) -> int:
-        """Number of requests that it has."""
+        """Number of the engine's requests."""
         return len(self.waiting) + self.running
 
     def wait(self, now: float, averages: Averages) -> float:
-        """Predict the seconds until it begins with one more prompt.
+        """Predict the seconds until the engine begins to compute one more prompt.
 
-        What is late will take as long again; requests beyond its slots or its memory wait for
-        others to end.
+        If the oldest request is late, assume the same delay once more. Requests beyond the engine's
+        slots or memory wait until others end.
         """
         seconds = max(self.free_at - now, 0.0)
         if self.waiting:
@@ -106,12 +108,12 @@ class RoutedEngine:
         return seconds + self.excess() * averages.service
 
     def excess(self) -> float:
-        """Return how many times over its slots or its memory would be used, less 1, with one more
-        request; 0 where they suffice."""
+        """Return the use of slots or memory with one more request, relative to the limit, minus 1;
+        0 if both suffice."""
         return max((self.load + 1) / self.slots, self.live / self.cache.capacity, 1.0) - 1.0
 
     def send(self, ticket: Ticket, now: float, averages: Averages) -> None:
-        """Count a request."""
+        """Count a request that is sent to the engine, and predict its first token."""
         rate = self.rate.per_token(averages.per_token)
         wait = self.wait(now, averages)
         ticket.sent, ticket.expected = now, now + wait + ticket.work * rate
@@ -126,7 +128,7 @@ class RoutedEngine:
         """Count the first token of a request that had ``cached`` tokens cached."""
         self._leave_queue(ticket)
         self.running += 1
-        if ticket.ahead >= 0:  # no waiting for others to end
+        if ticket.ahead >= 0:  # the request did not wait for others to end
             tokens = ticket.ahead + ticket.length - cached
             self.rate.observe(now - ticket.sent, tokens)
             averages.rate.observe(now - ticket.sent, tokens)
@@ -134,7 +136,7 @@ class RoutedEngine:
         self.free_at = now + self.pending * self.rate.per_token(averages.per_token)
 
     def end(self, ticket: Ticket) -> None:
-        """Count the end of a request, also of one that had no token."""
+        """Count the end of a request, with or without a first token."""
         if ticket in self.waiting:
             self._leave_queue(ticket)
         else:
@@ -144,7 +146,7 @@ class RoutedEngine:
         ticket.state = None
 
     def use_adapter(self, name: str) -> None:
-        """Remember an adapter as the last used one."""
+        """Record an adapter as the last used one."""
         self.adapters[name] = None
         self.adapters.move_to_end(name)
         if len(self.adapters) > ADAPTERS:

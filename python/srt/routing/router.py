@@ -1,11 +1,11 @@
 """Router: chooses an engine for each request, without I/O; moments are arguments, in seconds.
 
-    choose         a ticket: the engine believes to have the prompt from now on
-    first_token    what the prompt had cached corrects the tree, its moment the engine's rate
-    ended          once for every ticket, also where the request failed or was aborted
+    choose         returns a ticket; from now on the engine is believed to cache the prompt
+    first_token    corrects the tree by the number of cached tokens, and the engine's measured rate
+    ended          must be called once for every ticket, also if the request failed or was aborted
 
-The tree of prefixes (``meta_tree``) does well with what the router itself sends and with
-``first_token``. Reports of the engines are for routers that do not see all requests.
+For one router, the tree of prefixes (``meta_tree``) is accurate enough with the router's own
+requests and ``first_token``. Reports of engines are for routers that do not see all requests.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ AFFINITIES = 100_000  # most conversations whose engine is remembered
 
 
 class NoEngine(LookupError):
-    """There is no engine that the request may go to."""
+    """There is no engine to which the request may be sent."""
 
 
 class Router:
     """Chooses engines for requests.
 
     Args:
-        policy: word of ``policies.POLICIES``.
-        seed: of the random numbers; equal calls get equal choices.
-        most_nodes: of the tree of prefixes, some 500 bytes each.
-        shared: other routers send requests to the same engines. What none of them knows goes where
-            all of them would send it (``hash_ring``).
+        policy: name in ``policies.POLICIES``.
+        seed: seed of the random numbers; equal calls get equal choices.
+        most_nodes: most nodes of the tree of prefixes, some 500 bytes each.
+        shared: other routers send requests to the same engines. Blocks that a router does not know
+            are sent to the engine that all routers would choose (``hash_ring``).
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Router:
     # -- engines ---------------------------------------------------------------------------------
 
     def add(self, name: str, capacity_tokens: int, slots: int) -> None:
-        """Take in an engine.
+        """Add an engine.
 
         Args:
-            capacity_tokens: of its KV memory.
-            slots: requests that it runs at a time.
+            capacity_tokens: tokens of its KV memory.
+            slots: most requests that it runs at once.
 
-        Raises ValueError for a name that is taken and for a limit below 1.
+        Raises ValueError for a name in use and for a limit below 1.
         """
         if self.engines.get(name) is not None:
             raise ValueError(f"engine {name!r} is there; remove it first, or choose another name")
@@ -85,8 +85,8 @@ class Router:
             self._ring.add(engine)
 
     def remove(self, name: str) -> None:
-        """Take out an engine. Its tickets have no further effect. Raises KeyError where there is
-        none."""
+        """Remove an engine. Its tickets have no further effect. Raises KeyError for an unknown
+        name."""
         engine = self._engine(name)
         self.engines.remove(engine)
         self.tree.forget(engine.cache)
@@ -103,10 +103,10 @@ class Router:
         """Choose an engine, and count the request as sent to it.
 
         Args:
-            allowed: names of the engines that may be chosen; None: all. A set is looked up as it
-                is; other collections are copied.
+            allowed: names of the engines that may be chosen; None: all. A set is used directly;
+                other collections are copied.
 
-        Raises NoEngine where no engine is allowed.
+        Raises NoEngine if no engine is allowed.
         """
         allowed = self._checked(allowed)
         path = prompt.path()
@@ -121,8 +121,8 @@ class Router:
         return self._send(choice, path, engine)
 
     def first_token(self, ticket: Ticket, now: float, cached_tokens: int) -> None:
-        """Note the first token of a request and how many tokens of its prompt were cached. A second
-        call, and one after the end, have no effect."""
+        """Record the first token of a request, and the number of prompt tokens that were cached.
+        Calls after the first one, or after the end, have no effect."""
         engine = ticket.state
         if engine is None or ticket not in engine.waiting:
             return
@@ -133,10 +133,10 @@ class Router:
             self.tree.lose(ticket.path, engine.cache, kept, before=ticket.use)
 
     def ended(self, ticket: Ticket, now: float, generated_tokens: int) -> None:
-        """Note that a request has ended, however. A second call has no effect.
+        """Record the end of a request, for any reason. A second call has no effect.
 
         Args:
-            generated_tokens: those in the engine's cache after the prompt.
+            generated_tokens: number of generated tokens in the engine's cache.
         """
         engine = ticket.state
         if engine is None:
@@ -153,7 +153,7 @@ class Router:
             self.tree.retract(ticket.path, engine.cache, blocks_in(ticket.cached), ticket.use)
 
     def holder(self, prompt: RoutedPrompt, allowed: Collection[str]) -> str:
-        """Return the name of the engine that holds most of the prompt, "" where none holds any."""
+        """Return the name of the engine that holds most of the prompt; "" if none holds a part."""
         for node, _ in reversed(self.tree.match(prompt.path())):
             for cache in sorted(node.holdings, key=lambda held: -node.holdings[held].blocks):
                 name = self.engines.with_cache(cache).name
@@ -164,22 +164,23 @@ class Router:
     # -- reports ---------------------------------------------------------------------------------
 
     def report(self, name: str, sequence: int, events: Iterable[PrefixEvent]) -> bool:
-        """Apply what an engine has stored and evicted.
+        """Apply an engine's report of stored and evicted prefixes.
 
         Args:
-            sequence: number of the report, one more than that of the engine's report before; the
-                first may have any. A report that came before is left out.
+            sequence: number of the report. Numbers are consecutive; the first may have any value. A
+                repeated report is ignored.
 
-        Returns False where a report is missing: reports are left out until ``snapshot`` is called.
-        Raises KeyError where there is no such engine.
+        Returns False if a report is missing. Reports are then ignored until ``snapshot`` is called.
+        Raises KeyError for an unknown engine.
         """
         self._engine(name)
         return self._reports[name].apply(self.tree, sequence, events)
 
     def snapshot(self, name: str, sequence: int, paths: Iterable[PrefixPath]) -> bool:
-        """Believe that an engine holds these prefixes alone, the last used one last, as after its
-        report ``sequence``, and what was sent to it and has no first token. Returns False, changing
-        nothing, where a later report was applied. Raises KeyError where there is no such engine."""
+        """Replace the believed cache of an engine by ``paths``, its content after its report
+        ``sequence``, the most recently used prefix last. Prompts sent to the engine without a first
+        token are added. If a later report was applied, change nothing and return False. Raises
+        KeyError for an unknown engine."""
         engine = self._engine(name)
         applied = self._reports[name].replace(self.tree, sequence, paths)
         if applied:
@@ -196,7 +197,8 @@ class Router:
         return engine
 
     def _checked(self, allowed: Collection[str] | None) -> Collection[str] | None:
-        """Return what membership is looked up in. Raises NoEngine where no engine is in it."""
+        """Return ``allowed`` as a set or dict, None for all. Raises NoEngine if it has no engine of
+        the router."""
         if not len(self.engines):
             raise NoEngine("the router has no engine; add one")
         if allowed is None:
@@ -214,7 +216,7 @@ class Router:
         return engine if engine and (allowed is None or name in allowed) else None
 
     def _agreed(self, path: PrefixPath, steps: Sequence[Step]) -> RoutedEngine | None:
-        """The engine for the first block that this router knows nowhere."""
+        """Return the engine of the hash ring for the first block that this router does not know."""
         if self._ring is None:
             return None
         node, length = steps[-1] if steps else (None, 0)

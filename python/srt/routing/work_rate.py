@@ -1,18 +1,18 @@
-"""WorkRate: seconds that an engine needs for a token, learnt from the moments of first tokens."""
+"""WorkRate: seconds that an engine needs for a token, estimated from the times of first tokens."""
 
 from __future__ import annotations
 
-FIRST_GUESS = 5e-5  # seconds a token, until something was measured
-KEPT = 0.97  # weight of what was measured before, at each observation
-PRIOR = 2000.0  # tokens that a guess counts for
+FIRST_GUESS = 5e-5  # seconds for a token, before any measurement
+KEPT = 0.97  # decay of earlier observations at each new one
+PRIOR = 2000.0  # weight of a guess, in tokens
 LEARNT = 0.02  # weight of one observation in a running mean
 
 
 class WorkRate:
-    """The seconds of waiting for first tokens over the tokens computed meanwhile.
+    """Estimate: seconds of waiting for first tokens divided by the tokens computed meanwhile.
 
-    A ratio of decaying sums: large prompts count more than small ones, which wait for passes that
-    compute little.
+    Both are decaying sums. So large prompts have more weight than small ones, whose time is mostly
+    that of passes that compute few tokens.
     """
 
     __slots__ = ("_seconds", "_tokens")
@@ -21,13 +21,13 @@ class WorkRate:
         self._seconds = self._tokens = 0.0
 
     def observe(self, seconds: float, tokens: int) -> None:
-        """Count a first token that came after ``seconds``; ``tokens`` were to be computed before
-        it, those of other prompts included."""
+        """Add an observation: a first token came after ``seconds``, in which ``tokens`` tokens were
+        computed, those of other prompts included."""
         self._seconds = KEPT * self._seconds + seconds
         self._tokens = KEPT * self._tokens + tokens
 
     def per_token(self, guess: float) -> float:
-        """Return the seconds a token. ``guess`` counts as one observation."""
+        """Return the seconds for a token. ``guess`` counts as one observation."""
         return (self._seconds + PRIOR * guess) / (self._tokens + PRIOR)
 
 
@@ -35,8 +35,9 @@ class Averages:
     """Running means over the requests of all engines of a router.
 
     Attributes:
-        service: seconds from the first token of a request to its end.
-        generated: generated tokens of a request.
+        rate: seconds for a token over all engines.
+        service: mean seconds from the first token of a request to its end.
+        generated: mean number of generated tokens of a request.
     """
 
     __slots__ = ("generated", "rate", "service")
@@ -48,7 +49,7 @@ class Averages:
 
     @property
     def per_token(self) -> float:
-        """Seconds a token."""
+        """Mean seconds for a token."""
         return self.rate.per_token(FIRST_GUESS)
 
     def ended(self, seconds: float, generated: int) -> None:

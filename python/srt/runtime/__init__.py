@@ -1,1 +1,1 @@
-"""The runtime of one engine: what every API and the offline engine stand on."""
+"""The runtime: requests of text and media, for all HTTP APIs and for ``sglang.Engine``."""

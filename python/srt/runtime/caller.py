@@ -1,4 +1,4 @@
-"""Caller: the sender of a request, as far as the runtime needs it."""
+"""Caller: the sender of a request, its rights and its limits."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ SHARED = "\0"  # the namespace of tenants that share a cache
 
 
 class RequestSlot:
-    """One of the requests at once that a key may have. Its first holder is the answer; work that
-    goes on without its client is another one.
+    """One of the simultaneous requests that a key may have. The answer is its first holder; work
+    that continues without its client holds the slot too.
 
     Args:
-        leave: called once the last holder has released it.
+        leave: called once the last holder has released the slot.
     """
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave, self._holders = leave, 1
 
     def hold(self) -> None:
-        """Add a holder; each one calls ``release`` once."""
+        """Add a holder; each holder calls ``release`` once."""
         self._holders += 1
 
     def release(self) -> None:
@@ -32,7 +32,7 @@ class RequestSlot:
 
 
 class InferletGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Rights of a key whose holder may upload and run inferlets. What is not granted is denied.
+    """Rights of a key whose holder may upload and run inferlets. Other rights are denied.
 
     Attributes:
         store: programs may use the tenant's key-value store.
@@ -55,13 +55,13 @@ class Caller:
     Attributes:
         request: the request's id, the client's own (X-Request-Id) or a new one.
         tenant: name of its API key; "" where the server knows one key or none.
-        admin: it may see and end what belongs to others, and change the server.
-        namespace: prefix of its every ``cache_salt``, so that tenants reuse no KV of each other.
-        priority: added to the request's own.
-        charge: called with the number of tokens read or generated for it, as they come; None where
-            its tokens are not counted.
-        slot: of its request; None where its requests are not counted.
-        grant: what its programs in the sandbox may do; None: it may run none.
+        admin: the caller may see and end requests of others, and change the server.
+        namespace: prefix of every ``cache_salt`` of the caller; tenants then share no KV.
+        priority: added to the request's own priority.
+        charge: called with numbers of tokens as they are read or generated for the caller; None if
+            the caller's tokens are not counted.
+        slot: slot of the request; None if the caller's requests are not counted.
+        grant: rights of the caller's inferlets; None: the caller may run none.
     """
 
     request: str = ""
@@ -75,4 +75,4 @@ class Caller:
 
 
 ANYBODY = Caller()
-"""The caller in this process, and of a server without keys."""
+"""The caller of ``sglang.Engine`` and of a server without keys."""

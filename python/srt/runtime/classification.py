@@ -23,7 +23,8 @@ class ClassifyRequest(PoolingFields, kw_only=True):
 
 
 class Label(msgspec.Struct):
-    """``label`` is the most likely one; ``probs`` and ``scores`` are in the order of the labels."""
+    """Classification of one prompt. ``label``: the most likely label, ``index``: that of the
+    prompt. ``probs`` and ``scores`` have one entry for each label, in the model's order."""
 
     index: Count
     label: str
@@ -35,7 +36,7 @@ class Label(msgspec.Struct):
 async def classify(
     runtime: EngineRuntime, body: ClassifyRequest, caller: Caller = ANYBODY
 ) -> tuple[list[Label], list[Done]]:
-    """The label of each prompt, and the prompt's end. Raises RequestError."""
+    """Return the label of each prompt, and its terminal event. Raises RequestError."""
     labels = runtime.info.labels
     if not labels:
         raise RequestError(
@@ -60,7 +61,7 @@ async def classify(
 
 
 def probabilities(scores: Sequence[float]) -> list[float]:
-    """The softmax; of a single score, which is a reward, the logistic function."""
+    """Return the softmax of scores. A single score is a reward: return its logistic function."""
     if len(scores) == 1:
         tail = math.exp(-abs(scores[0]))
         return [(1.0 if scores[0] >= 0 else tail) / (1 + tail)]

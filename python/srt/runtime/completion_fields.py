@@ -21,13 +21,14 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: Annotated[bool | None, None, "Every event has the usage so far."] = None
 
 
-# Parameters that OpenAI spells otherwise: max_tokens, min_tokens.
+# Parameters with other names in OpenAI's API: max_tokens, min_tokens.
 _RESPELLED = ("max_new_tokens", "min_new_tokens")
 _SHARED = tuple(name for name in PARAMETERS if name not in _RESPELLED)
 
 
 def _field_type(parameter: Parameter) -> Any:
-    """Type of a sampling parameter in a body: null is unset, one stop may stand for a list."""
+    """Return the type of a sampling parameter in a body: null is unset, and a single stop string is
+    as good as a list."""
     json_types = {
         tuple[str, ...]: str | list[str],
         tuple[int, ...]: list[int],
@@ -52,10 +53,10 @@ else:
 
 
 class CompletionFields(SamplingFields, kw_only=True):
-    """The sampling parameters, the constraints, and these. Null is unset.
+    """Sampling parameters, constraints and further fields of a completion. Null is unset.
 
-    Other fields are ignored where they have no effect; a field that would change the text and
-    cannot be honoured is refused (``request_fields``).
+    Unknown fields without effect on the text are ignored. Unsupported fields that would change the
+    text are refused (``request_fields``).
     """
 
     model: fields.Model | None = None
@@ -74,14 +75,14 @@ class CompletionFields(SamplingFields, kw_only=True):
 
 
 def sampling_of(body: CompletionFields, max_tokens: int) -> SamplingParams:
-    """The body's sampling parameters. Raises RequestError."""
+    """Return the body's sampling parameters. Raises RequestError."""
     names = (*_SHARED, "min_tokens")
     settings = {name: value for name in names if (value := getattr(body, name)) is not None}
     return sampling_from({**settings, **settings_of(body), "max_new_tokens": max_tokens})
 
 
 def refuse(name: str, value: Any) -> None:
-    """Raise RequestError where a field that cannot be honoured is set."""
+    """Raise RequestError if ``value``, of the unsupported field ``name``, is set."""
     if value:
         raise RequestError(
             f"{name} is not available in this version; remove it.", name, "unsupported"
@@ -89,5 +90,5 @@ def refuse(name: str, value: Any) -> None:
 
 
 def hidden_of(runtime: EngineRuntime, body: CompletionFields) -> frozenset[int]:
-    """Ids of control tokens that the text does not show."""
+    """Return the ids of control tokens that are left out of the text."""
     return frozenset() if body.skip_special_tokens is False else runtime.tokenizer.special_ids

@@ -10,7 +10,7 @@ from sglang.srt.requests.completion.constraint_settings import NAMES
 from sglang.srt.requests.request_error import RequestError
 
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
-# As vLLM spells them: beside the others, and in ``structured_outputs``.
+# vLLM's names of constraints: as fields of the body, and in ``structured_outputs``.
 _GUIDED = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
@@ -31,7 +31,7 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class ConstraintFields(msgspec.Struct, kw_only=True):
-    """Fields of a body that say what its text must be; at most one of them may."""
+    """Fields of a body that constrain the generated text; at most one constraint may be given."""
 
     response_format: dict[str, Any] | None = None
     regex: Any = None
@@ -51,7 +51,8 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
 
 
 def settings_of(body: ConstraintFields) -> dict[str, Any]:
-    """The constraint as entries of ``sampling_params``. Raises RequestError for two of one kind."""
+    """Return the constraint as entries of ``sampling_params``. Raises RequestError if two fields
+    give the same kind of constraint."""
     found: dict[str, tuple[str, Any]] = {}
 
     def put(kind: str, field: str, value: Any) -> None:
@@ -83,7 +84,8 @@ def settings_of(body: ConstraintFields) -> dict[str, Any]:
 
 
 def _format(given: Mapping[str, Any]) -> tuple[str, Any]:
-    """Kind and value of a ``response_format``; None for text. Raises RequestError."""
+    """Return kind and value of a ``response_format``; the value is None for plain text. Raises
+    RequestError."""
     kind = given.get("type")
     if kind == "text":
         return "regex", None

@@ -1,8 +1,8 @@
 """CrashDump: the requests of a lost engine as a file that ``sglang replay`` runs again.
 
-All requests of an engine learn within a moment that it is lost. What they say of themselves in that
-time is one bundle (``files/crash_file``): their prompts, sampling parameters and seeds, the
-server's settings and the versions.
+Within a fraction of a second after an engine is lost, all its requests notice the loss and report
+to the dump. One bundle (``files/crash_file``) holds the prompts, sampling parameters and seeds of
+these requests, the server's settings and the versions.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sglang.srt.requests.completion.serving_engines import EngineLeft
 from sglang.srt.runtime.supervisor import EngineAbsent
 
 log = logging.getLogger("sglang.server")
-GATHERING = 0.2  # seconds until all requests of a lost engine have said so
+GATHERING = 0.2  # seconds within which all requests of a lost engine report to the dump
 MOST_REQUESTS = 1000
-MOST_TOKENS = 1 << 20  # in the prompts of a bundle
-MOST_FILES = 32  # in a folder; it gets no more
+MOST_TOKENS = 1 << 20  # prompt tokens of a bundle
+MOST_FILES = 32  # bundles of a folder, after which no more are written
 ELSEWHERE = ("host", "port", "crash_dump_folder", "engines")
-"""Settings that a replay on another machine has no use for."""
+"""Settings without a use in a replay on another machine."""
 
 
 @dataclass
@@ -45,7 +45,8 @@ class _Lost:
     left_out: int = 0
 
     def add(self, request: CompletionRequest, text: str) -> None:
-        """Take a request whose text so far is ``text``, unless it cannot be written down."""
+        """Add a request with its text so far. A request that a bundle cannot represent, or has no
+        room for, is only counted (``left_out``)."""
         full = len(self.bodies) >= MOST_REQUESTS
         if full or self.tokens + len(request.prompt) > MOST_TOKENS or not _whole(request):
             self.left_out += 1
@@ -59,10 +60,10 @@ class _Lost:
 
 
 class CrashDump:
-    """Writes bundles into a folder. Every method belongs to the event loop of the clients."""
+    """Writes bundles into a folder. Call every method on the event loop of the clients."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        """Make ``folder`` for the dumps. Raises OSError where that fails."""
+        """Create ``folder`` for the bundles. Raises OSError if that fails."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._settings = folder, changed_settings(config)
         self._lost: dict[Client, _Lost] = {}
@@ -71,8 +72,8 @@ class CrashDump:
     def note(
         self, client: Client, error: EngineLost, request: CompletionRequest, text: str
     ) -> None:
-        """Note that ``request`` was on a lost engine, and had written ``text``. An engine that
-        leaves is not lost, and one that is still being started had no request."""
+        """Record that ``request`` was on a lost engine and had generated ``text``. An engine that
+        has left or is still being started is ignored, because it lost no request."""
         if isinstance(error, (EngineLeft, EngineAbsent)):
             return
         if client not in self._lost:
@@ -83,7 +84,7 @@ class CrashDump:
         self._lost[client].add(request, text)
 
     async def close(self) -> None:
-        """Wait until everything noted is written."""
+        """Wait until all recorded requests are written."""
         await asyncio.gather(*self._writing)
 
     async def _write(self, client: Client) -> None:
@@ -102,7 +103,7 @@ class CrashDump:
                   len(lost.bodies), path, path)  # fmt: skip
 
     def _save(self, lost: _Lost) -> Path | None:
-        """Write a bundle; return its path, None where the folder is full. Raises OSError."""
+        """Write a bundle and return its path, or None if the folder is full. Raises OSError."""
         if len(list(self._folder.glob("engine-*.json"))) >= MOST_FILES:
             return None
         path = self._new_file()
@@ -113,14 +114,14 @@ class CrashDump:
                 "faults": [], "clients": 1, "seconds": 0.0, "failures": lost.failures,
                 "versions": versions(),
             })  # fmt: skip
-        except OSError:  # half a bundle would count, and be no file of a replay
+        except OSError:  # a partial bundle would count as a file, and no replay could read it
             with suppress(OSError):
                 path.unlink()
             raise
         return path
 
     def _new_file(self) -> Path:
-        """An empty file of a name that no other thread has taken. Raises OSError."""
+        """Create an empty file under a name that is not in use. Raises OSError."""
         name = time.strftime("engine-%Y%m%d-%H%M%S", time.gmtime())
         for ending in ("", *(f"-{n}" for n in range(2, MOST_FILES + 1))):
             path = self._folder / f"{name}{ending}.json"
@@ -132,8 +133,8 @@ class CrashDump:
 
 @asynccontextmanager
 async def crash_dumps(order: ResumeOrder, config: Config) -> AsyncIterator[None]:
-    """Write what lost engines were computing, where ``--crash-dump-folder`` is set. Raises
-    OSError where that cannot be a folder."""
+    """Write the requests of lost engines to ``--crash-dump-folder`` during the block, if that is
+    set. Raises OSError if the folder cannot be created."""
     folder = config.operations.crash_dump_folder
     if not folder:
         yield
@@ -149,7 +150,7 @@ async def crash_dumps(order: ResumeOrder, config: Config) -> AsyncIterator[None]
 
 
 def changed_settings(config: Config) -> dict[str, Any]:
-    """The settings that are not the default, without secrets and without ``ELSEWHERE``."""
+    """Return the settings that differ from the defaults, without secrets and ``ELSEWHERE``."""
     default: Mapping[str, Any] = Config.of().settings()
     return {
         name: value
@@ -159,7 +160,7 @@ def changed_settings(config: Config) -> dict[str, Any]:
 
 
 def body_of(request: CompletionRequest) -> dict[str, Any]:
-    """The body of ``/generate`` that makes the same request."""
+    """Return a body of ``/generate`` that makes the same request."""
     body: dict[str, Any] = {
         "input_ids": request.prompt.tolist(), "sampling_params": _params(request.sampling),
     }  # fmt: skip
@@ -179,7 +180,7 @@ def body_of(request: CompletionRequest) -> dict[str, Any]:
 
 
 def _whole(request: CompletionRequest) -> bool:
-    """Whether a body of token ids can say all of the request."""
+    """Whether a body of token ids can represent the whole request."""
     return not (request.media or request.segments or request.scored)
 
 

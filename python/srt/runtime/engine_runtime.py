@@ -1,8 +1,8 @@
-"""EngineRuntime: the requests of one engine, admitted, run, measured and ended.
+"""EngineRuntime: admits, runs, measures and ends the requests of a server.
 
-The HTTP server and ``sglang.Engine`` both stand on it. What a client requests is a struct of
-this package (``generation``, ``vectors``, ``scoring``, ``classification``); each of those modules
-runs its struct on a ``EngineRuntime``.
+The HTTP server and ``sglang.Engine`` both use it. A client's request is a struct of this package
+(``generation``, ``vectors``, ``scoring``, ``classification``); the struct's module runs it on an
+``EngineRuntime``.
 """
 
 from __future__ import annotations
@@ -52,35 +52,36 @@ EMBEDDED_NAME = "sglang-tiny"
 
 
 class Follower(Protocol):
-    """Follows the completions of one prompt."""
+    """Observer of the completions of one prompt."""
 
     def update(self, output: Output) -> None:
-        """Take a completion that has grown or ended."""
+        """Record the state of a completion that has grown or ended."""
 
 
 class Observer(Protocol):
-    """Counts what a runtime does."""
+    """Observer of a runtime's requests, for metrics."""
 
     def watch(self, request: CompletionRequest) -> AbstractContextManager[Follower]:
-        """Follow the completions of ``request``, which may be left before their end."""
+        """Follow the completions of ``request``. The block may be left before they end."""
 
     def computed(self, done: Done, seconds: float) -> None:
-        """A prompt was computed without generating, ``seconds`` after its request came."""
+        """Record a prompt that was computed without generating, in ``seconds`` since its request
+        arrived."""
 
 
 class EngineRuntime:
-    """One engine's requests.
+    """The requests of a server, or of ``sglang.Engine``.
 
     Attributes:
         observer: counts requests and tokens; None counts nothing.
-        tenants: API keys that share the engine, None where every caller is the same.
-        explanations: of the last prompts, None where none are kept.
-        adapters: those that requests may name.
-        tool_format: how the model writes calls. thought_marks: what its thoughts stand between.
+        tenants: API keys that share the engine; None: all callers are the same.
+        explanations: cache explanations of the last prompts; None: none are kept.
+        adapters: LoRA adapters that requests may name.
+        tool_format: syntax of the model's tool calls. thought_marks: marks around its reasoning.
         viewer: reads images and videos; None for a model without a vision tower.
         queue: requests of several tenants that wait for their turn.
-        programs: turns of programs that wait at the gate; None where there is none.
-        parked: contexts that wait for a tool. handles: those that programs know by name.
+        programs: turns of programs at the gate; None: there is no gate.
+        parked: contexts that wait for a tool. handles: names of parked contexts.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class EngineRuntime:
 
     @property
     def placeholders(self) -> dict[str, str]:
-        """The text of an image and of a video in a prompt."""
+        """The placeholder texts of an image and of a video in a prompt, by kind."""
         return {} if self.viewer is None else written(self.viewer, self.tokenizer)
 
     @property
@@ -132,10 +133,10 @@ class EngineRuntime:
     def run(
         self, requests: Sequence[CompletionRequest], caller: Caller = ANYBODY
     ) -> AsyncGenerator[tuple[int, Output], None]:
-        """Outputs of all requests as they grow, each with its request's index, once with ``finish``
-        set.
+        """Yield the outputs of all requests as they grow, each with its request's index. Each
+        output comes once with ``finish`` set.
 
-        Raises RequestError, ``queue_full`` where they would wait behind too many.
+        Raises RequestError; ``queue_full`` if too many requests wait already.
         """
         self.admit(sum(request.sampling.n for request in requests), caller)
         explained = None
@@ -150,7 +151,7 @@ class EngineRuntime:
     async def finish(
         self, requests: Sequence[CompletionRequest], caller: Caller = ANYBODY
     ) -> list[list[Output]]:
-        """The finished outputs of each request. Raises the errors of ``run``."""
+        """Return the finished outputs of each request. Raises the errors of ``run``."""
         found: list[dict[int, Output]] = [{} for _ in requests]
         async with aclosing(self.run([request.unread() for request in requests], caller)) as items:
             async for index, output in items:
@@ -163,8 +164,8 @@ class EngineRuntime:
         goal: Embed | Distribution,
         caller: Caller = ANYBODY,
     ) -> list[Done]:
-        """The result of ``goal``, which samples nothing, for each prompt. Raises the errors of
-        ``run``."""
+        """Return the result of ``goal``, which samples nothing, for each prompt. Raises the errors
+        of ``run``."""
         self.admit(len(requests), caller)
         start = time.monotonic()
         owned = [_owned(request, caller) for request in requests]
@@ -183,35 +184,36 @@ class EngineRuntime:
 
     def abort(self, rid: str | None = None, owner: str | None = None) -> int:
         """End requests named ``rid`` (None: all) of ``owner`` (None: of all) with reason "abort",
-        those that wait for their turn too, and close what they have parked; return how many."""
+        also waiting ones, and close the contexts that they have parked. Return how many."""
         ended = self.queue.abort(rid, owner) + self.completion.abort(rid, owner)
         if self.programs is not None:
             ended += self.programs.abort(rid, owner)
         return ended + self.parked.close(rid, owner)
 
     def end(self, error: RequestError) -> None:
-        """End all requests with ``error``, those to come too."""
+        """End all requests with ``error``; also all later ones."""
         self._ended_by = error
         self.abort()
 
     async def unload_adapter(self, name: str) -> None:
-        """Close what is parked with an adapter, and unload it (``LoadedAdapters.unload``). Raises
-        RequestError."""
+        """Close the parked contexts of an adapter, and unload it (``LoadedAdapters.unload``).
+        Raises RequestError."""
         if name in self.adapters.known:
             self.parked.close(adapter=name)
         await self.adapters.unload(name)
 
     def scope(self, caller: Caller, namespace: str, adapter: str) -> ParkingScope:
-        """The scope of parked contexts for a prompt of this caller, salt and adapter."""
+        """Return the scope of parked contexts for a prompt of this caller, salt and adapter."""
         return ParkingScope(caller.tenant, f"{caller.namespace}{namespace}", adapter)
 
     async def control(self, op: str, limit: int = 0) -> Reply:
-        """The engines' answer to a Control, as one. Raises EngineLost, and RequestError
-        ``engine_lost`` where an engine lives but is silent: it answers between two passes only."""
+        """Send a Control to all engines and return their merged reply. Raises EngineLost, and
+        RequestError ``engine_lost`` if a live engine is silent: it replies only between passes."""
         return merged(await self.control_each(op, limit))
 
     async def control_each(self, op: str, limit: int = 0) -> Mapping[str, Reply]:
-        """The same of every engine, by name."""
+        """Send a Control to all engines and return the reply of each by its name. Raises the errors
+        of ``control``."""
         try:
             return await self.completion.control_each(op, limit=limit)
         except asyncio.TimeoutError as error:
@@ -219,8 +221,8 @@ class EngineRuntime:
             raise RequestError(message, code="engine_lost") from error
 
     def admit(self, count: int, caller: Caller = ANYBODY) -> None:
-        """Raise RequestError where ``count`` more requests are too many, now or ever, and after
-        ``end`` its error."""
+        """Raise RequestError if ``count`` more completions are too many, now or always. After
+        ``end``, raise its error."""
         self._raise_end()
         if count > MAX_CHOICES:
             raise RequestError(
@@ -252,7 +254,7 @@ class EngineRuntime:
             raise _full(f"{pending} requests are running or waiting{own} and {limit} may")
 
     def restarted(self, client: Client) -> None:
-        """Go on with another engine, ``client``'s, in place of a lost one."""
+        """Continue with the engine of ``client``, which replaces a lost one."""
         self.adapters.restore(client)
         if self.programs is not None and self.completion.engines.count == 1:
             self.programs.lost()
@@ -260,11 +262,11 @@ class EngineRuntime:
     # -- prompts --------------------------------------------------------------------------------
 
     async def prompt(self, value: object, field: str = "prompt") -> Ints:
-        """Token ids of a prompt given as text or as ids. Raises RequestError."""
+        """Return the token ids of a prompt given as text or as ids. Raises RequestError."""
         if isinstance(value, str):
             return await self.completion.encode_prompt(value)
         if isinstance(value, list):
-            verify_length(len(value), self.info)  # before each of them is looked at
+            verify_length(len(value), self.info)  # before the loop over all ids
         if not isinstance(value, list) or not set(map(type, value)) <= {int}:
             raise RequestError(f"{field} must be text or a list of token ids.", field)
         try:
@@ -284,9 +286,9 @@ class EngineRuntime:
         fits: bool = True,
         owner: str = "",
     ) -> Expanded:
-        """Return the prompt with its images and videos read, each in the position of its
-        placeholder. Raises RequestError; with ``fits`` also as soon as their tokens are too many
-        for the context. ``owner``: the tenant."""
+        """Read images and videos; return the prompt with each of them at its placeholder. Raises
+        RequestError; with ``fits`` also as soon as their tokens exceed the context length.
+        ``owner``: the tenant."""
         self.verify_seen(sources)
         if self.viewer is None:
             return Expanded(tokens, (), segments)
@@ -295,7 +297,7 @@ class EngineRuntime:
         return self.viewer.expand(tokens, seen, segments, field)
 
     def verify_seen(self, sources: Sequence[MediaSource]) -> None:
-        """Raise RequestError where the model takes no images or videos."""
+        """Raise RequestError if the model does not take these images or videos."""
         if self.viewer is not None:
             self.viewer.verify(sources)
         elif sources:
@@ -334,14 +336,14 @@ class EngineRuntime:
             raise RequestError(error.message, code=error.code)
 
     def _gated(self, request: CompletionRequest, caller: Caller) -> AsyncGenerator[Output, None]:
-        """``_in_turn``, when the gate lets the request's program go on."""
+        """Run ``_in_turn`` once the gate admits the request's program."""
         if self.programs is None:
             return self._in_turn(request, caller)
         run = partial(self._in_turn, request, caller)
         return _ending(self.programs.follow(request, run), request)
 
     def _in_turn(self, request: CompletionRequest, caller: Caller) -> AsyncGenerator[Output, None]:
-        """``Completer.run``, when the caller's turn has come."""
+        """Run ``Completer.run`` once the caller's turn has come."""
         if self._takes_turns:
             return _ending(self._in_a_turn(request, caller), request)
         if caller.charge is not None:
@@ -350,14 +352,14 @@ class EngineRuntime:
         return self.completion.run(request)
 
     def _go_on(self, request: CompletionRequest) -> None:
-        """The parked context of a request does not wait any more."""
+        """Record that the request resumes its parked context, if it has one."""
         if request.resumed is not None:
             self.parked.begin(request.resumed, request.owner)
 
     async def _in_a_turn(
         self, request: CompletionRequest, caller: Caller
     ) -> AsyncGenerator[Output, None]:
-        """The same, in the tenant's turn where other tenants wait."""
+        """Wait for the tenant's turn in the queue, then run the request."""
         async with (
             self.queue.turn(caller.tenant, request.sampling.n, request.rid),
             aclosing(self.completion.run(request)) as outputs,
@@ -371,7 +373,8 @@ class EngineRuntime:
     async def _read_in_turns(
         self, requests: Sequence[CompletionRequest], goal: Embed | Distribution
     ) -> list[Done]:
-        """``Completer.read`` with a turn for each request. Raises RequestError and EngineLost."""
+        """Run ``Completer.read`` for each request in its own turn. Raises RequestError and
+        EngineLost."""
 
         async def one(request: CompletionRequest) -> AsyncGenerator[Done, None]:
             async with self.queue.turn(request.owner, 1, request.rid):
@@ -389,7 +392,8 @@ class EngineRuntime:
 async def _ending(
     outputs: AsyncGenerator[Output, None], request: CompletionRequest
 ) -> AsyncGenerator[Output, None]:
-    """The same outputs; where the request was aborted before its turn came, those of the abort."""
+    """Yield ``outputs``. If the request was aborted before its turn, yield outputs with the reason
+    "abort"."""
     try:
         async with aclosing(outputs):
             async for output in outputs:
@@ -401,7 +405,7 @@ async def _ending(
 
 
 def model_name_of(config: Config) -> str:
-    """The name that the model is served by."""
+    """Return the name under which the model is served."""
     return config.server.served_model_name or config.model.model_path or EMBEDDED_NAME
 
 
@@ -410,7 +414,8 @@ def _full(reason: str) -> RequestError:
 
 
 def _owned(request: CompletionRequest, caller: Caller) -> CompletionRequest:
-    """The request as its caller's: no other caller reuses its KV or ends it."""
+    """Return the request with the caller's owner, namespace and priority, so that no other caller
+    can reuse its KV or end it."""
     if not (caller.tenant or caller.namespace or caller.priority):
         return request
     salt = f"{caller.namespace}{request.namespace}"
@@ -421,8 +426,8 @@ def _owned(request: CompletionRequest, caller: Caller) -> CompletionRequest:
 async def _each_once(
     streams: Sequence[AsyncGenerator[tuple[int, Output], None]],
 ) -> AsyncGenerator[tuple[int, Output], None]:
-    """All items of all streams, without the later ones of an output that has ended: an output is
-    one object, which may end while an item that names it waits."""
+    """Yield the items of all streams, but none of an output after its end. An output is one object
+    for all its items, so it may have ended before an earlier item is read."""
     ended: set[tuple[int, int]] = set()
     async with aclosing(merge(streams)) as merged:
         async for _, (index, output) in merged:

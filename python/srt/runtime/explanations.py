@@ -1,5 +1,5 @@
-"""Explanations: of the last requests, how much of each prompt came from the cache and why the rest
-did not."""
+"""Explanations: for recent requests, how much of each prompt came from the cache, and the reasons
+why the rest was computed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BEFORE, BEHIND = 24, 16  # tokens kept around the point where a prompt left the 
 
 
 class Reason(msgspec.Struct):
-    """Reason why ``tokens`` of a prompt were cached or computed.
+    """Reason why ``tokens`` tokens of a prompt were cached or computed.
 
-    ``kind``: "cached", or why they were computed: "evicted", "flushed", "failed" (a forward pass
-    did, and the cache was emptied), "never_seen", "adapter" (cached under another one, or none),
-    "salt" (cached under another one), "page" (less than a page agreed), "wanted" (their own outputs
-    were), "disabled".
+    ``kind``: "cached", or the reason for computing them: "evicted", "flushed", "failed" (a forward
+    pass failed, and the cache was emptied), "never_seen", "adapter" (cached under another adapter,
+    or none), "salt" (cached under another salt), "page" (less than a page matched), "wanted" (the
+    request needs their outputs), "disabled" (there is no cache).
     """
 
     kind: str
@@ -38,8 +38,8 @@ class Reason(msgspec.Struct):
 
 
 class Divergence(msgspec.Struct):
-    """The point where a prompt left the nearest cached path: after ``at`` tokens, with the texts
-    there."""
+    """The point where a prompt differs from the nearest cached path: after ``at`` tokens.
+    ``before``: the common text before the point; the other texts follow it."""
 
     at: int
     before: str
@@ -59,10 +59,10 @@ class CacheExplanation(msgspec.Struct):
 
 
 class Kept(msgspec.Struct):
-    """Facts kept of a prompt.
+    """Facts kept about a prompt.
 
-    ``around`` are its tokens from ``first`` on, about the point where it left the cache; ``at`` is
-    when it was answered.
+    ``length``: its tokens. ``around``: the tokens from index ``first`` on, around the point where
+    the prompt differs from the cache. ``at``: moment of the answer.
     """
 
     length: int
@@ -73,13 +73,13 @@ class Kept(msgspec.Struct):
 
 
 class ExplainedPrompts:
-    """The prompts of one request, by their indices in it."""
+    """The prompts of one request, by their index in the request."""
 
     def __init__(self) -> None:
         self.prompts: dict[int, Kept] = {}
 
     def note(self, place: int, request: CompletionRequest, output: Output) -> None:
-        """A completion of ``request`` has ended."""
+        """Keep the facts of prompt number ``place``, one of whose completions has ended."""
         miss = output.stats.miss
         if miss is None or place in self.prompts or place >= MAX_PROMPTS:
             return
@@ -94,8 +94,8 @@ class ExplainedPrompts:
 
 
 class Explanations:
-    """Entries by every name of their request: X-Request-Id, ``rid``, the id of the answer. A name
-    that a tenant gives again is the newer request's; no tenant's names are in another's way."""
+    """Entries by all names of their request: X-Request-Id, ``rid``, the id of the answer. If a
+    tenant reuses a name, the name means the newer request. Names of tenants are independent."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[str, str], ExplainedPrompts] = (
@@ -103,7 +103,7 @@ class Explanations:
         )  # by name and tenant
 
     def begin(self, requests: Sequence[CompletionRequest], caller: Caller) -> ExplainedPrompts:
-        """A fresh entry, for the caller's request."""
+        """Add and return an empty entry for the caller's request."""
         entry = ExplainedPrompts()
         for name in (caller.request, *(request.rid for request in requests[:MAX_PROMPTS])):
             if name:
@@ -114,7 +114,8 @@ class Explanations:
         return entry
 
     def find(self, name: str, caller: Caller) -> ExplainedPrompts | None:
-        """The caller's own entry; an admin finds the newest of all tenants' too."""
+        """Return the caller's entry of this name, or None. An admin also finds the newest entry of
+        any other tenant."""
         own = self._entries.get((name, caller.tenant))
         if own is not None or not caller.admin:
             return own
@@ -123,8 +124,8 @@ class Explanations:
 
 
 def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> CacheExplanation:
-    """The explanation in words. Only an admin learns what other tenants have cached. ``shared``:
-    there is a cache."""
+    """Return the explanation in words. Only an admin learns what other tenants have cached.
+    ``shared``: the radix cache is enabled."""
     miss = kept.miss
     reasons = list(_reasons(kept, caller, shared))
     may_know = miss.cached_next and _knows(caller)
@@ -149,13 +150,13 @@ def explain(kept: Kept, tokenizer: Tokenizer, caller: Caller, shared: bool) -> C
 
 
 def read(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of tokens, "[image]" for each run that belongs to images or videos."""
+    """Return the text of tokens, with "[image]" for each run of tokens of images or videos."""
     runs = groupby(ids, key=lambda token: token < 0)
     return "".join("[image]" if seen else tokenizer.decode(list(run)) for seen, run in runs)
 
 
 def _knows(caller: Caller) -> bool:
-    """Whether the caller may read what its prompts meet in the cache: not where others share it."""
+    """Whether the caller may read cached text: not if other tenants share the cache."""
     return caller.admin or caller.namespace != SHARED
 
 
@@ -203,7 +204,7 @@ _WHY = {
 
 
 def _agreed(kept: Kept) -> int:
-    """Tokens after the match that the cache holds too."""
+    """Return the number of tokens after the matched prefix that the cache holds too."""
     behind = kept.around[kept.miss.matched - kept.first :]
     agreed = common_prefix(ints(kept.miss.cached_next), behind)
     texts = behind[:agreed]

@@ -1,9 +1,9 @@
 """FairQueue: the order in which the requests of several tenants enter the engine.
 
 The engine orders its queue by prefix, arrival or priority, and knows no tenants: a thousand
-requests of one tenant would all go before one of another. So the engine gets as many as it computes
-at once, and some more to choose from. The rest waits here, and the tenant with the fewest inside is
-next.
+requests of one tenant would all run before one of another tenant. So the engine gets only as many
+requests as it runs at once, and some more to choose from. The others wait in this queue. The tenant
+with the fewest completions in the engine is next.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class TurnAborted(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """``future`` is done when the turn has come, and may be cancelled at any moment."""
+    """The turn of one request of ``count`` completions. ``future`` is done when the turn has come,
+    and may be cancelled at any moment. ``inside``: the request is in the engine."""
 
     count: int
     rid: str
@@ -30,7 +31,8 @@ class _Turn:
 
 
 class FairQueue:
-    """``room``: completions that may be inside; a request of more than that goes in alone."""
+    """Queue before the engine. ``room``: completions that may be in the engine ("inside"). A larger
+    request enters when the engine has no other."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -40,16 +42,17 @@ class FairQueue:
 
     @property
     def waiting(self) -> int:
-        """Completions outside."""
+        """Number of completions that wait in the queue."""
         return self._outside.total()
 
     def held(self, tenant: str) -> int:
-        """Completions of a tenant, inside and outside."""
+        """Return the number of a tenant's completions, waiting and in the engine."""
         return self._inside[tenant] + self._outside[tenant]
 
     @asynccontextmanager
     async def turn(self, tenant: str, count: int, rid: str = "") -> AsyncIterator[None]:
-        """``count`` completions of ``tenant`` are inside during the block. Raises TurnAborted."""
+        """Wait for a turn; ``count`` completions of ``tenant`` are in the engine during the block.
+        Raises TurnAborted."""
         one = _Turn(count, rid, asyncio.get_running_loop().create_future())
         self._queues.setdefault(tenant, deque()).append(one)
         self._outside[tenant] += count
@@ -65,8 +68,8 @@ class FairQueue:
             self._let_in()
 
     def abort(self, rid: str | None = None, tenant: str | None = None) -> int:
-        """End the waiting of those named ``rid`` (None: all) of ``tenant`` (None: of all); return
-        how many."""
+        """Abort waiting requests named ``rid`` (None: all) of ``tenant`` (None: of all). Return how
+        many."""
         queues = [queue for name, queue in self._queues.items() if tenant in (None, name)]
         chosen = [one for queue in queues for one in queue if rid in (None, one.rid)]
         waiting = [one for one in chosen if not one.future.done()]
@@ -83,7 +86,7 @@ class FairQueue:
             if total and total + one.count > self._room:
                 return
             self._forget(tenant, one)
-            if tenant in self._queues:  # to the end of the line
+            if tenant in self._queues:  # to the end of the order of tenants
                 self._queues[tenant] = self._queues.pop(tenant)
             self._inside[tenant] += one.count
             one.inside = True

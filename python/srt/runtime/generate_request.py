@@ -1,4 +1,4 @@
-"""Requests of ``/generate`` and of ``sglang.Engine.generate``: fields, and how they are read."""
+"""Requests of ``/generate`` and of ``sglang.Engine.generate``: their fields and their reading."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from sglang.srt.runtime.sessions import SessionParams
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """One prompt or a list of them; a list field has one entry a prompt. ``parts`` is one prompt:
-    texts that follow each other, and lists of texts that are encoded side by side."""
+    """One prompt or a list of prompts. A field that is a list has one entry for each prompt.
+    ``parts`` is one prompt: consecutive texts, and lists of texts that are encoded in parallel."""
 
     text: Annotated[
         str | list[str] | None, Bounds(words="a text or a list of texts"), "The prompt."
@@ -75,7 +75,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     incremental_streaming_output: Annotated[
         bool | None,
         None,
-        "Each event has what is new, not all so far; null: `--incremental-streaming-output`.",
+        "Each event has only the new part, not all so far; null: `--incremental-streaming-output`.",
     ] = None
     return_progress: fields.ReturnProgress | None = None
     return_logprob: Annotated[
@@ -106,7 +106,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         "`meta_info.hidden_states`: the final hidden state of every token.",
     ] = None
     return_spans: Annotated[
-        bool | None, None, "`meta_info.spans`: when each completion was at which stage."
+        bool | None, None, "`meta_info.spans`: times of the stages of each completion."
     ] = None
     rid: fields.Rid | list[fields.Rid] | None = None
     priority: fields.Priority | None = None
@@ -119,15 +119,17 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     park: Annotated[
         ParkOptions | None,
         Bounds(words="an object"),
-        "The context waits at its end: the answer has a handle to resume it by.",
+        "Park the context at the end: the answer has a handle to resume it by.",
     ] = None
     resume: Annotated[
-        str | None, NAME, "The handle of a parked context; `text` or `input_ids` is put after it."
+        str | None,
+        NAME,
+        "Handle of a parked context to continue; `text` or `input_ids` is appended to it.",
     ] = None
     idempotency_key: Annotated[
         str | None,
         NAME,
-        "With `resume`: the same key gets the same answer again, whatever became of its client.",
+        "With `resume`: a repeated request with the same key gets the same answer again.",
     ] = None
     kv_hints: KvHintsField | None = None
     no_logs: Annotated[
@@ -144,14 +146,14 @@ _LISTED = (
 
 
 class GenerateCall(msgspec.Struct):
-    """The prompts of one request in the engine's terms, and how their answers are shown.
+    """The prompts of one request as CompletionRequests, and the form of their answers.
 
     Attributes:
         single: one prompt, not in a list, and one completion.
         with_text: log-probabilities have the texts of their tokens.
-        received: time.monotonic() of the request, where spans are wanted.
-        states: of each request, whether hidden states are wanted.
-        turn: follows the outputs for a session or a parked context, where there is one.
+        received: time.monotonic() of the request, if spans are wanted.
+        states: for each prompt, whether hidden states are wanted.
+        turn: wraps the run, to follow its outputs for a session or a parked context.
     """
 
     runtime: EngineRuntime
@@ -164,8 +166,8 @@ class GenerateCall(msgspec.Struct):
     turn: Callable[[Run], AsyncGenerator[tuple[int, Output], None]] | None = None
 
     def in_session(self, params: SessionParams) -> GenerateCall:
-        """The same with the prompt of its session. Nothing may be awaited until it is run: the
-        session has it by then. Raises RequestError."""
+        """Return the call with the prompt that its session gives it. The call enters the session
+        now, so the caller must run it without an await in between. Raises RequestError."""
         [request, *others] = self.requests
         parts = (request.segments, request.media, request.generated)
         more = any(parts) or request.score_choices or self.states[0]
@@ -183,13 +185,13 @@ class GenerateCall(msgspec.Struct):
         )
 
     def run(self) -> AsyncGenerator[tuple[int, Output], None]:
-        """Outputs as ``EngineRuntime.run`` has them."""
+        """Yield the outputs of ``EngineRuntime.run``."""
         if self.turn is None:
             return self.runtime.run(self.requests, self.caller)
         return self.turn(partial(self.runtime.run, self.requests, self.caller))
 
     async def finish(self) -> list[list[Output]]:
-        """The finished outputs of each request. Raises EngineLost where none came."""
+        """Return the finished outputs of each prompt. Raises EngineLost if there is no output."""
         if self.turn is None:
             return await self.runtime.finish(self.requests, self.caller)
         last = None
@@ -202,7 +204,7 @@ class GenerateCall(msgspec.Struct):
 
 
 async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Caller) -> GenerateCall:
-    """The request in the engine's terms. Raises RequestError."""
+    """Return a body as a call. Raises RequestError."""
     received = time.monotonic() if body.return_spans else None
     prompts, listed = _prompts(body)
     count = len(prompts)
@@ -247,8 +249,8 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
 
 
 def unlisted(body: GenerateRequest) -> GenerateRequest:
-    """The request of one prompt with the value of each list in place of the list. Raises
-    RequestError where a list has not one entry."""
+    """Return a request of one prompt, with the entry of each list field in place of the list.
+    Raises RequestError if a list does not have exactly one entry."""
     changes = {}
     for name in _LISTED:
         if isinstance(getattr(body, name), list):
@@ -257,7 +259,8 @@ def unlisted(body: GenerateRequest) -> GenerateRequest:
 
 
 def logprobs_of(body: GenerateRequest, count: int) -> list[Logprobs]:
-    """The log-probabilities that each prompt wants, where it wants any. Raises RequestError."""
+    """Return the settings of log-probabilities of each of ``count`` prompts, for prompts that want
+    any. Raises RequestError."""
     starts = _each(body, count, "logprob_start_len", -1)
     tops = _each(body, count, "top_logprobs_num", 0)
     probes, masked = _probes(body.token_ids_logprob, count), bool(body.masked_logprobs)
@@ -267,13 +270,13 @@ def logprobs_of(body: GenerateRequest, count: int) -> list[Logprobs]:
 
 
 def _sources(body: GenerateRequest, kind: str, count: int) -> list[list[MediaSource]]:
-    """The images or videos of each prompt; [] where the request has none."""
+    """Return the images or videos of each prompt; [] if the request has none."""
     value = getattr(body, f"{kind}_data")
     return [] if value is None else sources_of(kind, value, count, f"{kind}_data")
 
 
 def _prompts(body: GenerateRequest) -> tuple[list[Any], bool]:
-    """The prompts and whether they came as a list."""
+    """Return the prompts, and whether the request gave a list of them."""
     given = [name for name in _PROMPTS if getattr(body, name) is not None]
     if len(given) != 1:
         raise RequestError("Give one of text, input_ids and parts.", "text")
@@ -298,8 +301,8 @@ async def _read(
     request: CompletionRequest,
     caller: Caller | None,
 ) -> CompletionRequest:
-    """The request with its prompt. It may go on with a parked context of ``caller``, unless that is
-    None or log-probabilities of the prompt are wanted. Raises RequestError."""
+    """Return the request with its prompt. The prompt may continue a parked context of ``caller``,
+    unless that is None or log-probabilities of the prompt are wanted. Raises RequestError."""
     if body.parts is not None:
         ids, segments = await read_parts(runtime.completion, prompt)
         return replace(request, prompt=ids, segments=segments)
@@ -320,7 +323,7 @@ async def _with_media(
     videos: list[MediaSource],
     caller: Caller,
 ) -> CompletionRequest:
-    """The request with images and videos in place of their placeholders. Raises RequestError."""
+    """Return the request with images and videos at their placeholders. Raises RequestError."""
     field = "video_data" if videos and not images else "image_data"
     sources, owner = [*images, *videos], caller.tenant
     seen = await runtime.see(request.prompt, sources, request.segments, field, owner=owner)
@@ -328,7 +331,7 @@ async def _with_media(
 
 
 def _each(body: GenerateRequest, count: int, name: str, default: Any = None) -> list[Any]:
-    """One entry a prompt of a field that may be given once for all."""
+    """Return one value for each prompt, of a field that has a list or one value for all prompts."""
     value = getattr(body, name)
     if not isinstance(value, list):
         return [default if value is None else value] * count
@@ -342,7 +345,7 @@ def _verify_count(value: list[Any], count: int, name: str) -> None:
 
 
 async def _given(runtime: EngineRuntime, body: GenerateRequest, count: int) -> list[Ints]:
-    """The tokens that each text has already. Raises RequestError."""
+    """Return the tokens that each completion has already (``output_ids``). Raises RequestError."""
     value = body.output_ids
     if not value:
         return [ints()] * count

@@ -17,7 +17,7 @@ from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompt_progress import PromptProgressed
 
 T = TypeVar("T")
-Maybe: TypeAlias = T | UnsetType  # a field that may not be there
+Maybe: TypeAlias = T | UnsetType  # a field that may be absent
 Seconds = Annotated[float, Meta(ge=0)]
 Triple: TypeAlias = tuple[float | None, int, str | None]
 Triples = list[Triple]
@@ -100,7 +100,7 @@ class LogprobWriter:
         self._decode = runtime.tokenizer.decode if with_text else None
         self._request, self._wanted = request, wanted
         self._given = len(request.generated)  # without log-probabilities
-        self._read = 0  # tokens before those in ``_tokens``
+        self._read = 0  # number of tokens before the first one in ``_tokens``
         self._tokens: Triples = []
         self._tops: list[Triples] = []
         self._probes: list[Triples] = []
@@ -120,8 +120,8 @@ class LogprobWriter:
             meta.input_token_ids_logprobs = [None, *probes] if prompt.probes else []
 
     def output(self, meta: CompletionMeta, output: Output, fresh: bool = False) -> None:
-        """Set the fields of all generated tokens except those that the request gave. ``fresh``:
-        only of tokens that are new since the last call."""
+        """Set the fields of all generated tokens, except the tokens given in the request.
+        ``fresh``: only of tokens that are new since the last call."""
         if fresh:
             self._read = self._read + len(self._tokens)
             self._tokens, self._tops, self._probes = [], [], []
@@ -137,7 +137,8 @@ class LogprobWriter:
             meta.output_token_ids_logprobs = self._probes[:]
 
     def _probed(self, row: Iterable[float]) -> Triples:
-        """An id that the constraint does not allow has no value, where that counts."""
+        """Return the entries of the requested ids. An id of log-probability -inf, which the
+        constraint does not allow, has no value."""
         values = (None if value == -math.inf else value for value in row)
         return self._triples(zip(self._wanted.probe, values))
 

@@ -1,8 +1,8 @@
 """Generation: answers of ``/generate`` and of ``sglang.Engine.generate``.
 
-A stream is cumulative, or a sequence of deltas. A cumulative item holds all of the completion so
-far, so sending one with each token would cost the square of its length. The longer the items, the
-further apart they are: ``TOKEN_BYTES``.
+A stream is cumulative, or a sequence of deltas. A cumulative item holds the whole completion so
+far. One item for each token would cost the square of the completion's length. So longer items are
+sent less often: ``TOKEN_BYTES``.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from sglang.srt.runtime.option_scoring import option_logprobs
 from sglang.srt.runtime.prompt_progress import PromptNews
 from sglang.srt.runtime.resumed_request import read_call
 
-TOKEN_BYTES = 16 << 10  # bytes of cumulative items for each generated token
-ENTRY_BYTES = 32  # bytes of one log-probability with its token id in JSON, about
+TOKEN_BYTES = 16 << 10  # most bytes of cumulative items for each generated token, on average
+ENTRY_BYTES = 32  # approximate bytes of one log-probability with its token id in JSON
 ID_BYTES = 8  # bytes of a token id
-COUNTS = len(RequestCounts.__struct_fields__)  # which statistics begin with
+COUNTS = len(RequestCounts.__struct_fields__)  # the first fields of RequestStats
 
 
 async def generate(
     runtime: EngineRuntime, body: GenerateRequest, caller: Caller = ANYBODY
 ) -> Generated | list[Generated]:
-    """The completions of a request: one where it has one prompt, not in a list, and ``n`` is 1.
+    """Return the completions of a request as a list; a single completion (one prompt, not in a
+    list, and ``n`` 1) is returned by itself.
 
-    Raises RequestError, and EngineLost where the engine died.
+    Raises RequestError, and EngineLost if the engine died.
     """
     call = await read_call(runtime, body, caller)
     return await answered(call, await call.finish())
@@ -54,7 +55,7 @@ async def generate(
 async def answered(
     call: GenerateCall, results: Sequence[Sequence[Output]]
 ) -> Generated | list[Generated]:
-    """The completions of a call, whose finished outputs are ``results``."""
+    """Return the completions of a call whose finished outputs are ``results``."""
     runtime, caller, found = call.runtime, call.caller, list[Generated]()
     for request, outputs, wanted in zip(call.requests, results, call.states):
         for output in outputs:
@@ -77,8 +78,9 @@ async def answered(
 async def stream(
     runtime: EngineRuntime, body: GenerateRequest, caller: Caller = ANYBODY
 ) -> AsyncGenerator[Generated, None]:
-    """The same as it grows. The prompt's log-probabilities come with the first item of a
-    completion, and with the last one of a cumulative stream. Raises the errors of ``generate``."""
+    """Yield the completions of a request as they grow. The first item of a completion has the
+    prompt's log-probabilities; in a cumulative stream the last item has them too. Raises the errors
+    of ``generate``."""
     incremental = _incremental(runtime, body)
     if body.options is not None:
         raise RequestError("stream is true and options are scored; set it to false.", "stream")
@@ -115,7 +117,7 @@ async def stream(
 
 
 def _incremental(runtime: EngineRuntime, body: GenerateRequest) -> bool:
-    """Whether a stream is one of deltas. Raises RequestError."""
+    """Whether the stream is a sequence of deltas. Raises RequestError."""
     wanted = body.incremental_streaming_output
     if wanted is None:
         wanted = runtime.config.server.incremental_streaming_output
@@ -130,7 +132,7 @@ def _incremental(runtime: EngineRuntime, body: GenerateRequest) -> bool:
 
 
 class _Streamed:
-    """The streamed part of one completion. ``prompt_news``: reports on its prompt."""
+    """State of one streamed completion. ``prompt_news``: progress reports about its prompt."""
 
     def __init__(
         self, request: CompletionRequest, incremental: bool, writer: LogprobWriter | None
@@ -146,7 +148,8 @@ class _Streamed:
         self._token_bytes = ID_BYTES + ENTRY_BYTES * entries
 
     def is_due(self, output: Output, interval: int) -> bool:
-        """Whether it is time for an item, one in ``interval`` tokens where items are short."""
+        """Whether the next item is due: at the end, and every ``interval`` tokens; less often for
+        long cumulative items."""
         if output.finish is not None:
             return True
         if not self._incremental:
@@ -155,7 +158,7 @@ class _Streamed:
         return output.completion_tokens - self._tokens >= interval
 
     def show(self, output: Output, received: float | None) -> Generated:
-        """The next item: all of the completion, or what is new of it."""
+        """Return the next item: the whole completion so far, or its new part."""
         chars, tokens = (self._chars, self._tokens) if self._incremental else (0, 0)
         shown = _show(self._request, output, received, chars, tokens)
         first, last = not self._begun, output.finish is not None
@@ -174,7 +177,7 @@ def _show(
     chars: int = 0,
     tokens: int = 0,
 ) -> Generated:
-    """A completion without its first ``chars`` characters and ``tokens`` tokens."""
+    """Return a completion without its first ``chars`` characters and ``tokens`` tokens."""
     finish = output.finish
     meta = CompletionMeta(
         *msgspec.structs.astuple(output.stats)[:COUNTS],
@@ -193,8 +196,8 @@ def _show(
 
 
 def _spans(output: Output, received: float) -> Spans:
-    """The stages of a completion, in seconds since its request was received. They never go
-    backwards: its times are those of two processes, each measured from its own beginning."""
+    """Return the stages of a completion, in seconds since its request was received. Two processes
+    measure these times, each from its own start; so clamp them to never decrease."""
     submitted = max(output.started - received, 0.0)
     end = submitted + output.seconds
     scheduled = min(submitted + output.stats.queue_seconds, end)

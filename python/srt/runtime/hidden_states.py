@@ -1,7 +1,7 @@
 """The final hidden states of a request's tokens, for ``return_hidden_states``.
 
-They are read again when a completion has ended: one request computes its prompt and its tokens, so
-that drafts, forced text and what the cache had make no difference.
+When a completion has ended, a second request computes its prompt and tokens anew and reads the
+states. So drafts, forced tokens and cached tokens make no difference.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from sglang.srt.runtime.caller import Caller
 from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.vectors import vector_of
 
-MAX_NUMBERS = 1 << 20  # numbers of one request: 20 MB of JSON
+MAX_NUMBERS = 1 << 20  # most numbers in the states of one request: 20 MB of JSON
 _NOTHING = SamplingParams(max_new_tokens=0)
 
 
 def verify_states(runtime: EngineRuntime, requests: Sequence[CompletionRequest]) -> None:
-    """Raise RequestError where ``requests`` may have more states than ``MAX_NUMBERS``, or none."""
+    """Raise RequestError if the states of ``requests`` may exceed ``MAX_NUMBERS`` numbers, or a
+    prompt has parts."""
     width = runtime.info.hidden_size
     tokens = 0
     for request in requests:
@@ -47,8 +48,8 @@ def verify_states(runtime: EngineRuntime, requests: Sequence[CompletionRequest])
 async def states_of(
     runtime: EngineRuntime, request: CompletionRequest, output: Output, caller: Caller
 ) -> list[Any]:
-    """The states of the prompt's tokens, a list [prompt tokens, hidden size], and after it the
-    state [hidden size] of every generated token but the last, which was not read.
+    """Return a list: first the states of the prompt's tokens [prompt tokens, hidden size], then the
+    state [hidden size] of every generated token but the last, which the model has not read.
 
     Raises RequestError, and EngineLost.
     """

@@ -23,19 +23,19 @@ _ANY = ("", "default")  # names that clients of one model send
 
 
 class LoadedAdapters:
-    """The adapters of all engines, by name, each with the time of its loading.
+    """The adapters of all engines by name, each with the time of its loading.
 
-    An engine knows them by numbers; a name reaches it as it is, so one that is unloaded meanwhile
-    is refused there. What has been loaded is wanted until it is unloaded, whatever becomes of an
-    engine; of another engine it is "restoring" until that one has it too.
+    Requests name adapters in verbs to the engine, so the engine refuses a name that was unloaded
+    meanwhile. A loaded adapter stays "wanted" until it is unloaded, even if an engine is lost. On
+    the engine that replaces a lost one, the adapter is "restoring" until it is loaded there.
     """
 
     def __init__(self, completion: Completer, settings: LoraConfig, models: set[str]) -> None:
-        """``models``: what the model itself is called."""
+        """``models``: names of the model itself."""
         self._completion, self._settings = completion, settings
         self._models = {name for name in models if name}
         self._wanted = {adapter.name: (adapter, int(time.time())) for adapter in self._at_start}
-        # By engine and name; done: that engine was lost.
+        # Tasks by engine and adapter. A done task that is still here: its engine was lost.
         self._restoring: dict[Client, dict[str, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -45,29 +45,30 @@ class LoadedAdapters:
 
     @property
     def known(self) -> Mapping[str, tuple[AdapterInfo, int]]:
-        """All adapters, also those that are being restored."""
+        """All wanted adapters, also the ones that are being restored."""
         return self._wanted
 
     @property
     def loaded(self) -> dict[str, AdapterInfo]:
-        """The adapters that at least one engine has."""
+        """The adapters that are loaded on at least one engine."""
         return {name: info for name, (info, _) in self._wanted.items() if self._somewhere(name)}
 
     def has(self, client: Client, name: str) -> bool:
-        """Whether an engine has the adapter; also true where it is not to have it."""
+        """Whether an engine need not wait for the adapter: it has the adapter, or should not have
+        it."""
         return name not in self._restoring.get(client, ())
 
     def _somewhere(self, name: str) -> bool:
-        """Whether no engine, or not every one, is still to load the adapter."""
+        """Whether at least one engine does not have to restore the adapter first."""
         if not self._restoring:
             return True
         clients = self._completion.engines.clients
         return any(self.has(client, name) for client in clients or self._restoring)
 
     def of(self, model: str | None = None, lora_path: str | None = None) -> str:
-        """The adapter that a request wants, "" for none: by ``lora_path``, by its own name as the
-        model, or as ``model:adapter``. Raises RequestError: ``not_found`` for an unknown name,
-        ``engine_lost`` for an adapter that is being restored."""
+        """Return the adapter that a request names, or "". The request gives it as ``lora_path``, or
+        as ``model``: the adapter's name alone or ``model:adapter``. Raises RequestError:
+        ``not_found`` for an unknown name, ``engine_lost`` for an adapter that is being restored."""
         name = self._named(model or "", lora_path)
         if name and not self._somewhere(name):
             raise RequestError(
@@ -118,7 +119,8 @@ class LoadedAdapters:
     async def load(
         self, name: str, path: str, pinned: bool = False, trusted: bool = False
     ) -> AdapterInfo:
-        """``trusted``: any path will do. Raises RequestError, EngineLost."""
+        """Load an adapter on all engines and return its facts. ``trusted``: any path is allowed.
+        Raises RequestError and EngineLost."""
         self._verify_on("lora_name")
         if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
             raise RequestError(
@@ -144,8 +146,8 @@ class LoadedAdapters:
         return info
 
     async def _load(self, name: str, path: str, pinned: bool) -> AdapterInfo:
-        """Load it on every engine, on one that is started meanwhile too. Where one refuses it, none
-        keeps it."""
+        """Load an adapter on every engine, also on engines that are started meanwhile. If one
+        engine refuses it, unload it on the others."""
         having: dict[Client, AdapterInfo] = {}
         while True:
             asked = [c for c in self._completion.engines.clients if c not in having]
@@ -164,7 +166,7 @@ class LoadedAdapters:
         return info
 
     async def _undo(self, clients: Sequence[Client], name: str) -> None:
-        """Unload what another engine refuses to load."""
+        """Unload an adapter that another engine has refused to load."""
         try:
             await self._unload_on(clients, name)
         except RequestError as error:
@@ -182,8 +184,8 @@ class LoadedAdapters:
         return msgspec.convert(reply.data, AdapterInfo)
 
     async def unload(self, name: str) -> None:
-        """New requests do not find it from now on; returns when those that had it have ended, or
-        their engine has: the next one will be without it. Raises RequestError."""
+        """Unload an adapter: new requests cannot name it from now on. Return when the requests that
+        use it have ended, or their engines are lost. Raises RequestError."""
         if name not in self._wanted:
             raise self._unknown(name, "lora_name")
         del self._wanted[name]
@@ -196,11 +198,11 @@ class LoadedAdapters:
         if having:
             await self._kept(self._unload_on(having, name))
         if pending := [task for task in restoring if not task.done()]:
-            await asyncio.wait(pending)  # each sees that its adapter is not wanted any more
+            await asyncio.wait(pending)  # each restoration sees that the adapter is not wanted
 
     async def _unload_on(self, clients: Sequence[Client], name: str) -> None:
-        """Unload it on these engines; one that is lost meanwhile is without it. Raises
-        RequestError."""
+        """Unload an adapter on these engines. An engine that is lost meanwhile counts as unloaded.
+        Raises RequestError."""
         unloads = (self._unload(client, name) for client in clients)
         for error in await asyncio.gather(*unloads, return_exceptions=True):
             if error is not None and not isinstance(error, EngineLost):
@@ -212,16 +214,16 @@ class LoadedAdapters:
             raise RequestError(f"The adapter was not unloaded: {reply.message}.", "lora_name")
 
     async def _kept(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of ``work``, which goes on where its caller is gone: the engine has begun
-        it."""
+        """Return the result of ``work``. The work continues if this call is cancelled, because the
+        engine has begun it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
     def _allowed(self, path: str) -> str:
-        """The path of an adapter that a request may load: named at the start, or in ``--lora-dir``.
-        The error does not reveal whether there is anything elsewhere."""
+        """Return the path of an adapter that a request may load: one given at the start, or one
+        inside ``--lora-dir``. Raises RequestError for others, whether or not they exist."""
         if path in {given for _, given in self._settings.named()}:
             return path
         root = self._settings.lora_dir
@@ -237,8 +239,9 @@ class LoadedAdapters:
         )  # fmt: skip
 
     def restore(self, client: Client) -> None:
-        """The engine of ``client`` is another one, which has what is loaded at a start: unload what
-        had gone, and load the others again."""
+        """Bring the engine of ``client``, which replaces a lost one, to the wanted adapters. The
+        engine has those of its start: unload the ones that are not wanted, load the missing
+        ones."""
         clients = self._completion.engines.clients
         for lost in [other for other in self._restoring if other not in clients]:
             for task in self._restoring.pop(lost).values():
@@ -255,7 +258,7 @@ class LoadedAdapters:
         }
 
     async def restored(self, client: Client, name: str) -> None:
-        """Return when the engine has the adapter again, or is not to have it, or is lost."""
+        """Return when the engine has the adapter again, should not have it, or is lost."""
         task = self._restoring.get(client, {}).get(name)
         if task is not None:
             await asyncio.wait({task})
@@ -263,8 +266,9 @@ class LoadedAdapters:
     async def _restore(
         self, client: Client, name: str, info: AdapterInfo, first: Sequence[asyncio.Task[None]]
     ) -> None:
-        """``first``: what makes room for it. Raises RequestError where the adapter itself is bad,
-        which ends it on all engines; where this one is lost too, the next one is to try."""
+        """Load a wanted adapter on the engine of ``client``, after ``first``: unloads that make
+        room. If this engine is lost too, its successor tries again. Raises RequestError if the
+        adapter cannot be loaded; it is then unloaded on all engines."""
         if first:
             await asyncio.wait(first)
         restoring = self._restoring[client]

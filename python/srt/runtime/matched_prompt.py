@@ -1,7 +1,7 @@
-"""Prompts that begin with the text of a parked context: they go on with its own tokens.
+"""Prompts that begin with the text of a parked context: they take over the context's tokens.
 
-What a model has generated is not always what its text is tokenized to, and a text after another
-may be joined with it. With the context's own tokens nothing of it is computed again.
+Generated tokens may differ from the tokenization of their text, and the tokenizer may merge the end
+of one text with the beginning of the next. With the context's own tokens, all its KV is reused.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sglang.srt.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class MatchedPrompt:
-    """A prompt that goes on with a parked context, whose tokens it begins with."""
+    """The token ids of a prompt that begins with the tokens of a parked context."""
 
     tokens: Ints
     resumed: Resumption
 
 
 def framed_text(tokenizer: Tokenizer, text: str) -> str:
-    """The text with that of the tokens that the tokenizer puts before it, once."""
+    """Return the text with the text of the tokenizer's leading tokens before it, once."""
     before = tokenizer.decode(tokenizer.before)
     return text if text.startswith(before) else before + text
 
@@ -32,9 +32,10 @@ def framed_text(tokenizer: Tokenizer, text: str) -> str:
 async def matched(
     runtime: EngineRuntime, scope: ParkingScope, text: str, special: bool = False
 ) -> MatchedPrompt | None:
-    """The prompt of a text, by the parked context whose text it begins with; None where there is
-    none, or where its own tokens and the rest are too many. ``special``: the tokenizer's own tokens
-    belong before the text, unless it begins with them. Raises RequestError."""
+    """Return the prompt of a text that begins with the text of a parked context. Return None if no
+    context matches, or if its tokens and the rest exceed the context length. ``special``: the
+    tokenizer's leading tokens belong before the text, unless the text has them. Raises
+    RequestError."""
     store, tokenizer = runtime.parked, runtime.tokenizer
     if store.empty or (special and tokenizer.after):
         return None

@@ -1,4 +1,5 @@
-"""offload: long work is done in a thread, so that the event loop goes on; short work at once."""
+"""offload: runs long work in a thread, so that the event loop stays free, and short work at
+once."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ import msgspec
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LONG = 1 << 12  # tokens, entries: some milliseconds of work
-TEXT = 1 << 8  # characters of a text that are the work of one entry
+LONG = 1 << 12  # tokens or entries: some milliseconds of work
+TEXT = 1 << 8  # characters of a text that cost as much as one entry
 
 
 async def offload(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of ``work``, which takes as long as ``size`` tokens or entries of a list do.
+    """Return the result of ``work``, whose cost is that of ``size`` tokens or list entries.
 
-    Other tasks have the loop in between, however short the work is.
+    Even short work first yields to the other tasks of the event loop.
     """
     if size <= LONG:
         await asyncio.sleep(0)
@@ -30,10 +31,10 @@ async def offload(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kw
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of ``work``, done in a thread. Where this is cancelled, once or more often, the
-    work ends first, as it uses what its caller gives up then."""
+    """Return the result of ``work``, run in a thread. A cancelled call still waits for the end of
+    the work, because the work uses objects that the caller then releases."""
     run = partial(contextvars.copy_context().run, work, *args, **kwargs)
-    # No task: the end of the event loop cancels every task, also one that others are waiting for.
+    # A future and not a task, because the event loop cancels all tasks when it ends.
     done = asyncio.get_running_loop().run_in_executor(None, run)
     try:
         return await asyncio.shield(done)
@@ -45,8 +46,8 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 def entries(value: Any, most: int = LONG) -> int:
-    """Number of entries of plain data, at any depth, of which at most ``most`` are counted. A long
-    text counts as several."""
+    """Return the number of entries of plain data, at any depth. Counting stops above ``most``. A
+    long text counts as several entries."""
     count, waiting = 0, [value]
     while waiting and count <= most:
         one = waiting.pop()

@@ -1,8 +1,8 @@
 """Options of ``/generate``: texts that are scored after a prompt, in place of a generation.
 
-A tokenizer may join the end of the prompt with the beginning of an option. So each option is
-tokenized together with the prompt, and all of them are scored from the first token at which any
-leaves the prompt's own tokens.
+A tokenizer may merge the end of the prompt with the beginning of an option. So each option is
+tokenized together with the prompt. All options are scored from the same index: the first token at
+which the tokens of any option differ from the prompt's own.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.generate_request import GenerateCall, GenerateRequest
 from sglang.srt.runtime.generated import Triple
 
-MOST_SCORED = 1 << 20  # tokens of all options together
-# Fields without a meaning where nothing is generated.
+MOST_SCORED = 1 << 20  # most tokens of all options of a request
+# Fields that have no meaning if nothing is generated.
 _WITHOUT = (
     "parts", "output_ids", "image_data", "video_data", "sampling_params", "stream",
     "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
@@ -43,7 +43,7 @@ OptionLogprobs = list[list[Triple]]
 async def read_options(
     runtime: EngineRuntime, body: GenerateRequest, caller: Caller
 ) -> GenerateCall:
-    """A request with ``options`` in the engine's terms: its prompt, and the rows that are scored.
+    """Return a request with ``options`` as a call: its prompt, and the rows of tokens to score.
     Raises RequestError."""
     received = time.monotonic() if body.return_spans else None
     request = await _read(runtime, body)
@@ -72,7 +72,7 @@ async def _read(runtime: EngineRuntime, body: GenerateRequest) -> CompletionRequ
     else:
         raise RequestError("options must be texts after a text, or lists of token ids.", "options")
     behind = min(common_prefix(own, row) for row in rows)
-    for i, row in enumerate(rows):  # the ids that all options begin with are verified once
+    for i, row in enumerate(rows):  # the ids common to all options are verified only once
         verify_prompt(row, runtime.info, behind if i else 0)
     scored = ScoredRows([row[behind:].tolist() for row in rows], behind)
     _verify_scored(sum(map(len, scored.rows)))
@@ -90,7 +90,8 @@ async def _read(runtime: EngineRuntime, body: GenerateRequest) -> CompletionRequ
 def option_logprobs(
     call: GenerateCall, request: CompletionRequest, output: Output
 ) -> OptionLogprobs:
-    """The entries of each option's tokens. A token that nothing precedes has no value."""
+    """Return the log-probability entries of each option's tokens. The first token after an empty
+    prompt has no value."""
     assert request.scored is not None
     texts, decode = dict[int, str | None](), call.runtime.tokenizer.decode
     found = OptionLogprobs()
@@ -106,7 +107,7 @@ def option_logprobs(
 
 
 async def _own(runtime: EngineRuntime, body: GenerateRequest) -> Ints:
-    """Token ids of the prompt; none where it is empty."""
+    """Return the token ids of the prompt; an empty prompt has none."""
     if body.text:
         return await runtime.prompt(body.text, "text")
     return await runtime.prompt(body.input_ids or [], "input_ids")
@@ -115,8 +116,8 @@ async def _own(runtime: EngineRuntime, body: GenerateRequest) -> Ints:
 async def _tokenized(
     runtime: EngineRuntime, text: str, options: Sequence[str]
 ) -> tuple[Ints, list[Ints]]:
-    """Token ids of the prompt, and of the prompt with each option after it. What is tokenized
-    alike in all of them is tokenized once."""
+    """Return the token ids of the prompt, and of the prompt with each option. The part of the
+    prompt that options cannot affect is tokenized once."""
     completion, tokenizer = runtime.completion, runtime.tokenizer
     completion.verify_chars(len(text) + max(map(len, options)))
     cut = tokenizer.last_cut(text)
@@ -135,7 +136,7 @@ async def _tokenized(
 
 
 def _one(body: GenerateRequest, name: str) -> Any:
-    """A field that has one value. Raises RequestError for a list."""
+    """Return the value of a field that must not be a list here. Raises RequestError."""
     value = getattr(body, name)
     if isinstance(value, list):
         raise RequestError(f"{name} is a list; with options there is one prompt.", name)

@@ -1,5 +1,4 @@
-"""ProgramTurns: the turns of programs that wait at the gate before the engine, or that the gate let
-pass.
+"""ProgramTurns: turns of programs that wait at the gate before the engine, or have passed it.
 
 A program is a conversation of several requests: a session, or requests each of which continues the
 context that the previous one parked. Any other request is a program of its own, which ends with its
@@ -29,8 +28,8 @@ from sglang.srt.runtime.fair_queue import TurnAborted
 from sglang.srt.runtime.parking.parked_store import ParkedContext, Timer, later
 
 BLOCK = 128  # tokens of a block of the working set, at least
-POLL = 0.05  # seconds after which the gate is looked at again while turns wait
-LINGER = 0.1  # seconds after an answer within which its context is parked, where it is
+POLL = 0.05  # seconds after which waiting turns are offered to the gate again
+LINGER = 0.1  # seconds after an answer within which its context may be parked
 
 Outputs: TypeAlias = AsyncGenerator[Output, None]
 
@@ -55,7 +54,7 @@ class _GatedTurn:
 
 @dataclass(slots=True)
 class GateTimes:
-    """Turns that have passed the gate, and the seconds that they waited there."""
+    """Number of turns that have passed the gate, and the sum of their waiting times in seconds."""
 
     turns: int = 0
     seconds: float = 0.0
@@ -78,7 +77,7 @@ class ProgramTurns:
     _turns: dict[Key, _GatedTurn] = field(default_factory=dict)
     _named: dict[tuple[str, str], _GatedTurn] = field(default_factory=dict)  # by owner and rid
     _contexts: dict[int, Key] = field(default_factory=dict)  # programs by number in the store
-    _parked: Counter[Key] = field(default_factory=Counter)  # how many of these a program has
+    _parked: Counter[Key] = field(default_factory=Counter)  # number of parked contexts by program
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _timer: Timer | None = None
 
@@ -225,7 +224,7 @@ class ProgramTurns:
         self._timer = None
         self._admit()
 
-    # -- seen --------------------------------------------------------------------------------------
+    # -- statistics --------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, float]:
         """Return gauges and counters by name."""
@@ -245,7 +244,7 @@ class ProgramTurns:
         assert self._parked == Counter(self._contexts.values())
         for program, turn in self._turns.items():
             assert turn.program == program
-            assert turn.future.done() or self.gate.has_turn(program), "neither in line nor let go"
+            assert turn.future.done() or self.gate.has_turn(program), "neither queued nor admitted"
         assert not self.gate.waiting or self._timer is not None, "turns wait, and no look is due"
 
 

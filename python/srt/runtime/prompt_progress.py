@@ -1,5 +1,5 @@
-"""Prompt progress: how much of a prompt is computed, in the streams of requests that want to know
-(``return_progress``). The field is that of llama.cpp's server."""
+"""Prompt progress: the computed part of a prompt, reported in streams of requests that set
+``return_progress``. The field is the one of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class PromptProgressed(msgspec.Struct):
 
     Attributes:
         total: tokens of the prompt.
-        cache: those that the cache had.
-        processed: those that are ready, the cache's included.
+        cache: tokens of the prompt that were cached.
+        processed: tokens of the prompt that are cached or computed.
         time_ms: milliseconds since the request was submitted.
     """
 
@@ -28,13 +28,14 @@ class PromptProgressed(msgspec.Struct):
 
 
 class PromptNews:
-    """Remembers how much of a prompt's progress a stream has sent, so that it sends only news."""
+    """The progress that a stream has reported so far, so that it reports only changes."""
 
     def __init__(self) -> None:
         self._sent = 0
 
     def of(self, output: Output) -> PromptProgressed | None:
-        """Progress since the last call; None where there is none, or the request wants none."""
+        """Return the progress if it has changed since the last call, otherwise None. Requests
+        without ``return_progress`` have no progress."""
         if output.prompt_ready == self._sent:
             return None
         self._sent, stats = output.prompt_ready, output.stats
@@ -44,8 +45,8 @@ class PromptNews:
 
 
 def reporting(request: CompletionRequest) -> CompletionRequest:
-    """The request, which reports its prompt now. Raises RequestError where its prompt is computed
-    apart from its completions."""
+    """Return the request with prompt progress enabled. Raises RequestError if the prompt is
+    computed separately from its completions (several completions, or scored choices)."""
     if request.sampling.n > 1 or request.score_choices:
         given = f"n is {request.sampling.n}" if request.sampling.n > 1 else "choices are scored"
         raise RequestError(

@@ -12,7 +12,8 @@ from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 
 def prompts_of(value: Any, field: str) -> list[Any]:
-    """One prompt an entry, all of them text or all of them ids. Raises RequestError."""
+    """Return a list with one entry for each prompt; all are texts, or all are lists of token ids.
+    Raises RequestError, naming ``field``."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -29,7 +30,7 @@ def prompts_of(value: Any, field: str) -> list[Any]:
 async def read_prompt(
     runtime: EngineRuntime, value: str | list[int], field: str, add_special_tokens: bool = True
 ) -> Ints:
-    """Token ids of one prompt that the engine can take. Raises RequestError, naming ``field``."""
+    """Return the verified token ids of one prompt. Raises RequestError, naming ``field``."""
     try:
         if isinstance(value, str):
             ids = await runtime.completion.encode_prompt(value, add_special_tokens)
@@ -43,5 +44,5 @@ async def read_prompt(
 
 
 def places(field: str, values: Sequence[Any]) -> list[str]:
-    """The names of a field's values in errors."""
+    """Return the names of a field's values for error messages, such as ``input[0]``."""
     return [field] if len(values) == 1 else [f"{field}[{i}]" for i in range(len(values))]

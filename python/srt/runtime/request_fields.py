@@ -1,8 +1,8 @@
-"""Fields of requests: how plain data becomes a request's struct, and which fields are refused.
+"""Fields of requests: conversion of plain data to a request's struct, and refused fields.
 
-The tables name the fields of upstream SGLang's requests that this runtime lacks. One that would
-change the answer, or which requests share a cache, is refused. One without such an effect is
-ignored. A struct that declares a field honours it, whatever the tables say.
+The tables name the fields of upstream SGLang's requests that this runtime lacks. A field is refused
+if it would change the answer, or the set of requests that share a cache; otherwise it is ignored.
+The tables do not matter for a struct that declares the field: the struct supports it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FEATURES = {
 UNSUPPORTED: Mapping[str, str] = {
     name: feature for feature, names in _FEATURES.items() for name in names.split()
 }
-"""The feature that each refused field stands for, by its name."""
+"""The missing feature of each refused field, by the field's name."""
 
 _HARMLESS = {
     "names and labels for other programs": "user session_id conversation_id routing_key "
@@ -72,9 +72,9 @@ IGNORED = frozenset(name for names in _HARMLESS.values() for name in names.split
 
 
 def refuse_unsupported(body: Mapping[str, Any], declared: tuple[str, ...]) -> None:
-    """Raise RequestError where ``body`` sets a field that cannot be honoured.
+    """Raise RequestError if ``body`` sets an unsupported field.
 
-    ``declared``: the fields that the route has.
+    ``declared``: the fields that the route supports.
     """
     for name in _set(body):
         if name not in declared:
@@ -91,15 +91,15 @@ def _set(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _given(value: Any) -> bool:
-    """Whether a field's value has an effect. Null, false, 0 and what is empty have none, nor has a
-    list of nothing but these; token id 0 in a list has one."""
+    """Whether a field's value has an effect. Null, false, 0 and empty values have none, nor has a
+    list of such values; but an integer in a list, such as token id 0, has one."""
     if isinstance(value, list):
         return any(type(item) is int or _given(item) for item in value)
     return bool(value)
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """Plain data as the struct of a request, each declared field within its bounds.
+    """Convert plain data to the struct of a request, and verify the bounds of declared fields.
 
     Raises RequestError, naming the field.
     """
@@ -131,7 +131,7 @@ def _refuse_unknown(body: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 def _unknown_field(kind: type[msgspec.Struct], param: str, name: str) -> RequestError:
-    """The error for a field ``name`` that the object in ``param`` cannot have."""
+    """Return the error for the unknown field ``name`` of the object in field ``param``."""
     [given] = [field for field in msgspec.structs.fields(kind) if field.encode_name == param]
     found = msgspec.inspect.type_info(given.type)
     options = found.types if isinstance(found, msgspec.inspect.UnionType) else (found,)
@@ -143,5 +143,5 @@ def _unknown_field(kind: type[msgspec.Struct], param: str, name: str) -> Request
 
 
 def plain(answer: Any) -> Any:
-    """The structs of an answer as dicts and lists, fields that are not set left out."""
+    """Return the structs of an answer as dicts and lists, without unset fields."""
     return msgspec.to_builtins(answer)

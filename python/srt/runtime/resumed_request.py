@@ -1,4 +1,4 @@
-"""Requests of ``/generate`` that park their context or resume one that was parked."""
+"""Requests of ``/generate`` that park their context, or resume a parked one."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from sglang.srt.runtime.parking.resumable import (
 )
 from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
 
-# Fields that a resumed request may not have: what they say is the parked context's.
+# Fields that a resuming request may not have, because the parked context determines their values.
 _KEPT = ("lora_path", "cache_salt", "extra_key")
 _ALONE = (
     "parts", "image_data", "video_data", "session_params", "return_hidden_states", "output_ids",
 )  # fmt: skip
-# Fields that decide the answer: requests of one idempotency key have the same.
+# Fields that decide the answer: requests with the same idempotency key must agree in them.
 _DECIDING = (
     "text", "input_ids", "sampling_params", "park", "return_logprob", "logprob_start_len",
     "top_logprobs_num", "token_ids_logprob", "masked_logprobs",
@@ -57,8 +57,8 @@ _DECIDING = (
 
 
 async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Caller) -> GenerateCall:
-    """A request in the engine's terms. Nothing may be awaited until it is run: what it parks has
-    its room, and what it resumes is taken by then. Raises RequestError."""
+    """Return a body as a call. This reserves the room of a context to park, and takes the handle to
+    resume. So the caller must run the call without an await in between. Raises RequestError."""
     if body.options is not None:
         return await read_options(runtime, body, caller)
     if body.park is not None:
@@ -73,14 +73,15 @@ async def read_call(runtime: EngineRuntime, body: GenerateRequest, caller: Calle
             "idempotency_key is given without resume; leave it out.", "idempotency_key"
         )
     if body.park is not None and body.session_params is not None:
-        raise _refused("session_params")  # before its session has the request
+        raise _refused("session_params")  # before ``read_new`` adds the request to its session
     call = await read_new(runtime, body, caller)
     call = call if body.park is None else _parked(call, body, body.park)
     return call if body.kv_hints is None else _hinted(call, body, body.kv_hints)
 
 
 def _hinted(call: GenerateCall, body: GenerateRequest, hints: KvHints) -> GenerateCall:
-    """A call whose hints are answered at its end. Raises RequestError for several texts."""
+    """Return the call with hints that are answered when it ends. Raises RequestError if the call
+    generates several texts."""
     if not call.single:
         raise RequestError(
             "kv_hints is given with several prompts, or n above 1; give it with one prompt.",
@@ -112,7 +113,7 @@ def _hinted(call: GenerateCall, body: GenerateRequest, hints: KvHints) -> Genera
 def _text_of(
     runtime: EngineRuntime, body: GenerateRequest, request: CompletionRequest
 ) -> ContextText:
-    """The text of a prompt of one text or of ids."""
+    """Return the text of a prompt that was given as one text or as token ids."""
     if isinstance(body.text, str):
         framed = framed_text(runtime.tokenizer, body.text)
         return ContextText(framed.encode("utf-8", "surrogatepass"))
@@ -120,7 +121,7 @@ def _text_of(
 
 
 def _parked(call: GenerateCall, body: GenerateRequest, options: ParkOptions) -> GenerateCall:
-    """A call whose context is parked at its end."""
+    """Return the call with its context to be parked when it ends. Raises RequestError."""
     runtime, [request, *others] = call.runtime, call.requests
     if others or not call.single:
         raise _refused("several prompts, or n above 1")
@@ -190,7 +191,8 @@ async def _read_resumed(
 def _turn(
     runtime: EngineRuntime, body: GenerateRequest, handle: Handle, behind: Ints, caller: Caller
 ) -> ParkedTurn:
-    """The request that goes on with a waiting handle. Raises RequestError."""
+    """Return the request that resumes a waiting handle, with the tokens ``behind`` after its
+    context. Raises RequestError."""
     context, before = handle.context, handle.generation
     assert context is not None
     scope = context.scope
@@ -226,7 +228,7 @@ def _verify_one(request: CompletionRequest) -> None:
     one = request.sampling.n == 1 and not request.score_choices
     if not one or request.sampling.max_new_tokens == 0:
         raise RequestError(
-            "resume goes on with one text: n must be 1, max_new_tokens at least 1, and "
+            "resume continues one text: n must be 1, max_new_tokens at least 1, and "
             "choices_scoring cannot be whole.",
             "resume",
             "unsupported",
@@ -234,9 +236,9 @@ def _verify_one(request: CompletionRequest) -> None:
 
 
 def laid_over(before: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The sampling parameters of a generation with those given at its resumption, and whether they
-    begin a new one: a seed or a constraint does, null too, and a constraint takes the place of the
-    one before."""
+    """Return a generation's sampling parameters, overridden by those ``given`` at its resumption,
+    and whether they begin a new generation. A given seed or constraint, even null, begins a new
+    one. A given constraint replaces the earlier one."""
     old = {RENAMED.get(name, name): value for name, value in before.items()}
     new = {RENAMED.get(name, name): value for name, value in given.items()}
     constrained = not new.keys().isdisjoint(CONSTRAINT_NAMES)
@@ -260,11 +262,11 @@ def _verify_resumed(body: GenerateRequest) -> None:
     if body.text is not None and body.input_ids is not None:
         raise RequestError("Give text or input_ids with resume, not both.", "text")
     if not isinstance(body.text, str | None):
-        raise RequestError("resume goes on with one text; give no lists.", "resume", "unsupported")
+        raise RequestError("resume continues one text; give no lists.", "resume", "unsupported")
 
 
 async def _behind(runtime: EngineRuntime, body: GenerateRequest) -> Ints:
-    """The tokens that follow the parked context's. Raises RequestError."""
+    """Return the tokens that the request appends to the parked context. Raises RequestError."""
     if body.text:
         runtime.completion.verify_chars(len(body.text))
         assert isinstance(body.text, str)
@@ -273,8 +275,8 @@ async def _behind(runtime: EngineRuntime, body: GenerateRequest) -> Ints:
 
 
 def _digest(body: GenerateRequest) -> bytes:
-    """Digest of the fields that decide the answer. Raises RequestError where one is not JSON, as
-    in a call of ``sglang.Engine.generate``."""
+    """Return a digest of the fields that decide the answer. Raises RequestError if a value is not
+    JSON, which a call of ``sglang.Engine.generate`` may contain."""
     digest = sha256()
     for name in _DECIDING:
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sglang.srt.tokenizer.tokenizer_files import read_json
 
-# By the name in generation_config.json: the name in a request, and the values that are passed on.
+# Name in generation_config.json: the name in a request, and the range of values that are used.
 _NAMES: dict[str, tuple[str, float, float]] = {
     "temperature": ("temperature", 0.0, 100.0),
     "top_p": ("top_p", 0.0, 1.0),
@@ -19,10 +19,10 @@ _NAMES: dict[str, tuple[str, float, float]] = {
 
 
 def sampling_defaults(directory: Path) -> dict[str, float]:
-    """The recommended parameters under the names of a chat request; {} where the file is missing.
+    """Return the recommended parameters by their names in a chat request; {} without the file.
 
-    ``do_sample: false`` is temperature 0. Values that no request may have are left out. Raises
-    TokenizerError where the file is not a JSON object.
+    ``do_sample: false`` means temperature 0. Values outside a request's limits are left out. Raises
+    TokenizerError if the file is not a JSON object.
     """
     if not directory.is_dir():  # a GGUF file
         return {}

@@ -1,4 +1,4 @@
-"""Scoring: how well texts go together, by a causal model.
+"""Scoring: measures by a causal model how well texts fit together.
 
 query, items, label_token_ids    probabilities of the labels as the next token
 text_1, text_2                   cosine of two embeddings
@@ -45,7 +45,7 @@ class ScoreRequest(PoolingFields, kw_only=True):
 
     @property
     def paired(self) -> bool:
-        """Whether texts are compared with texts."""
+        """Whether the request compares ``text_1`` with ``text_2``."""
         return self.text_1 is not None or self.text_2 is not None
 
 
@@ -54,12 +54,12 @@ class RerankRequest(PoolingFields, kw_only=True):
 
     query: str | None = None
     documents: list[str | dict[str, Any]] | None = None
-    top_n: Annotated[int | None, Bounds(least=1), "Only so many documents, best first."] = None
-    return_documents: Annotated[bool | None, None, "The answer has the documents."] = None
+    top_n: Annotated[int | None, Bounds(least=1), "Most documents to return, best first."] = None
+    return_documents: Annotated[bool | None, None, "Return the documents, too."] = None
 
 
 class LabelScores(msgspec.Struct):
-    """The probability of every label for each item, and the end of each prompt."""
+    """The probability of every label for each item, and each prompt's terminal event."""
 
     scores: list[list[float]]
     found: list[Done]
@@ -70,14 +70,15 @@ class LabelScores(msgspec.Struct):
 
 
 class Similarities(msgspec.Struct):
-    """Cosines, in [-1, 1], and the end of each prompt."""
+    """Cosines, in [-1, 1], and each prompt's terminal event."""
 
     scores: list[float]
     found: list[Done]
 
 
 class Ranking(msgspec.Struct):
-    """Documents, best first: the index of each, all cosines by index, all texts by index."""
+    """Ranking of documents. ``order``: indices of documents, best first. ``scores``, ``texts``: the
+    cosine and text of each document, by index."""
 
     order: list[int]
     scores: list[float]
@@ -91,7 +92,8 @@ class Ranking(msgspec.Struct):
 async def label_scores(
     runtime: EngineRuntime, body: ScoreRequest, caller: Caller = ANYBODY
 ) -> LabelScores:
-    """The probability of every label as the token after query and item. Raises RequestError."""
+    """Return for each item the probability of every label as the token after query and item. Raises
+    RequestError."""
     labels = _label_ids(runtime, body)
     prompts, names = _joined(body)
     requests = await read_requests(runtime, body, prompts, names, caller)
@@ -118,7 +120,8 @@ def _label_ids(runtime: EngineRuntime, body: ScoreRequest) -> tuple[int, ...]:
 
 
 def _joined(body: ScoreRequest) -> tuple[Iterator[Any], list[str]]:
-    """Query and item, in the requested order, of each item, and the item's name in errors."""
+    """Return for each item its prompt (query and item, in the requested order), and its name in
+    error messages. Raises RequestError."""
     if body.query is None:
         raise RequestError("query is missing; give a text or token ids.", "query")
     items = prompts_of(body.items, "items")
@@ -148,7 +151,8 @@ def _softmax(logprobs: Sequence[float]) -> list[float]:
 async def similarities(
     runtime: EngineRuntime, body: ScoreRequest, caller: Caller = ANYBODY
 ) -> Similarities:
-    """One of ``text_1`` with each of ``text_2``, or the n-th with the n-th. Raises RequestError."""
+    """Return the cosines of each pair of ``text_1`` and ``text_2``. A single ``text_1`` is compared
+    with every ``text_2``. Raises RequestError."""
     if body.query is not None or body.items is not None:
         raise RequestError("Give query and items, or text_1 and text_2.", "text_1")
     left, right = _texts(body.text_1, "text_1"), _texts(body.text_2, "text_2")
@@ -171,7 +175,7 @@ def _texts(value: str | list[str] | None, field: str) -> list[str]:
 
 
 async def rerank(runtime: EngineRuntime, body: RerankRequest, caller: Caller = ANYBODY) -> Ranking:
-    """Documents by their similarity to the query; equal ones in their own order. Raises
+    """Rank documents by their similarity to the query; ties keep the order of the request. Raises
     RequestError."""
     if body.query is None:
         raise RequestError("query is missing; give a text.", "query")

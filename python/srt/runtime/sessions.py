@@ -1,9 +1,9 @@
 """Sessions: token ids of earlier requests, kept so that the next one sends what is new.
 
-A session is a tree of requests. The prompt of a request is the context of the one that it names,
-which is that one's prompt and what it generated, and then its own tokens. The server keeps token
-ids; their KV is in the prefix cache like any other. So a flush, an eviction or another engine costs
-time and changes no answer.
+A session is a tree of requests. A request names its parent. The request's prompt is the parent's
+context (the parent's prompt and generated tokens), followed by the request's own tokens. The server
+keeps token ids; their KV is in the prefix cache like any other. So a flush, an eviction or another
+engine costs time and changes no answer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sglang.srt.requests.common_fields import NAME, verify_fields
 from sglang.srt.requests.completion.output import Output
 from sglang.srt.requests.request_error import RequestError, shown
 
-MAX_SESSIONS = 1024  # open at once, of one tenant
-MAX_REQUESTS = 4096  # of one session
-MAX_TOKENS = 1 << 22  # kept for one tenant: 16 MiB
-IDLE_SECONDS = 3600.0  # without a request until a session is closed, where it names no time
+MAX_SESSIONS = 1024  # open sessions of one tenant
+MAX_REQUESTS = 4096  # requests of one session
+MAX_TOKENS = 1 << 22  # tokens kept for one tenant: 16 MiB
+IDLE_SECONDS = 3600.0  # default time without a request after which a session is closed
 MOST_IDLE_SECONDS = 7 * 86400.0
-SWEPT_SESSIONS = 64  # sessions of any tenant that one call looks at
-SWEPT_REQUESTS = 4096  # requests removed in one call, after which the sweep ends
+SWEPT_SESSIONS = 64  # sessions of any tenant that one call of ``_sweep`` examines
+SWEPT_REQUESTS = 4096  # a sweep ends when it has removed so many requests
 
 
 class SessionParams(msgspec.Struct, kw_only=True):
@@ -39,32 +39,34 @@ class SessionParams(msgspec.Struct, kw_only=True):
     rid: Annotated[
         str | None,
         None,
-        "The request that is continued (`meta_info.id` of its answer); null: a new beginning.",
+        "Request to continue (`meta_info.id` of its answer); null: begin without a context.",
     ] = None
     offset: Annotated[
         int | None,
         None,
-        "Only so many tokens of its context, or, negative, all but so many; 0: all.",
+        "Leading tokens of the context to use; negative: trailing tokens to drop; 0: use all.",
     ] = None
     replace: Annotated[
         bool | None,
         None,
-        "What followed that request is removed, and aborted where it is running; without `rid` "
-        "everything is.",
+        "Remove the requests that continue `rid`, and abort running ones; without `rid` all "
+        "requests.",
     ] = None
-    drop_previous_output: Annotated[bool | None, None, "The context is its prompt alone."] = None
+    drop_previous_output: Annotated[
+        bool | None, None, "Continue only the prompt of `rid`, without its output."
+    ] = None
 
 
 class OpenSession(msgspec.Struct, kw_only=True):
     """A session to be opened. Null is unset."""
 
     session_id: Annotated[
-        str | None, NAME, "A name of it; one that is open is refused; null: a new one."
+        str | None, NAME, "Name of the session, which must not be open already; null: a new name."
     ] = None
     capacity_of_str_len: Annotated[
         int,
         Bounds(least=0),
-        "Tokens that a prompt of it may have; 0: as many as the model takes.",
+        "Most tokens of a prompt in the session; 0: the model's limit.",
     ] = 0
     streaming: Annotated[
         bool | None,
@@ -74,7 +76,7 @@ class OpenSession(msgspec.Struct, kw_only=True):
     timeout: Annotated[
         float | None,
         Bounds(0, MOST_IDLE_SECONDS, open=True),
-        f"Seconds without a request after which it is closed; null: {IDLE_SECONDS:.0f}.",
+        f"Seconds without a request after which the session is closed; null: {IDLE_SECONDS:.0f}.",
     ] = None
 
 
@@ -84,8 +86,8 @@ class CloseSession(msgspec.Struct, kw_only=True):
 
 @dataclass(eq=False, slots=True)
 class SessionTurn:
-    """One request of a session. ``parent`` is the id of the request that it continues; ``output``
-    grows while it runs."""
+    """One request of a session. ``parent``: id of the request whose context this one continues;
+    None: a new beginning. ``output``: the generated tokens, which grow while the request runs."""
 
     session: Session
     rid: str
@@ -101,8 +103,10 @@ class SessionTurn:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """``used``: when a request of it last began or ended. ``turns``: by the id of the request.
-    ``running``: requests that began and have not ended."""
+    """A tree of requests of one tenant. ``capacity``: most tokens of a prompt, 0: no limit.
+    ``idle``: seconds without a request after which the session is closed. ``used``: moment when one
+    of its requests last began or ended. ``running``: number of requests that have not ended.
+    ``turns``: the requests by id."""
 
     id: str
     tenant: Tenancy
@@ -116,7 +120,7 @@ class Session:
 
 @dataclass(eq=False, slots=True)
 class Tenancy:
-    """The sessions of one tenant. ``tokens``: those kept in all of them."""
+    """The sessions of one tenant. ``tokens``: number of tokens kept in all of them."""
 
     name: str
     sessions: dict[str, Session] = field(default_factory=dict)
@@ -126,12 +130,13 @@ class Tenancy:
 class Sessions:
     """The sessions of all tenants. Each tenant sees only its own.
 
-    Every call looks at some sessions of all tenants and closes those that were idle for too long,
-    so that one whose tenant does not return is closed too.
+    Every call examines some sessions of all tenants and closes those that were idle for too long.
+    So a session is closed even if its tenant sends no more requests.
 
     Args:
-        abort: ends the requests of an id and an owner.
-        begin: ids that the tokenizer puts before a text, which are left out after another.
+        abort: ends the requests with an id and an owner; returns how many.
+        begin: token ids that the tokenizer puts before a text. They are removed from a request's
+            tokens when these follow an earlier context.
     """
 
     def __init__(
@@ -142,10 +147,10 @@ class Sessions:
     ) -> None:
         self._abort, self._begin, self._clock = abort, list(begin), clock
         self._tenants: dict[str, Tenancy] = {}
-        self._ring: OrderedDict[Session, None] = OrderedDict()  # all; the next to look at is first
+        self._ring: OrderedDict[Session, None] = OrderedDict()  # all; the next to sweep is first
 
     def open(self, body: OpenSession, owner: str = "") -> str:
-        """The id of a new session of the tenant ``owner``. Raises RequestError."""
+        """Open a session of the tenant ``owner`` and return its id. Raises RequestError."""
         verify_fields(body)
         idle = IDLE_SECONDS if body.timeout is None else body.timeout
         session_id = body.session_id or uuid.uuid4().hex
@@ -169,8 +174,8 @@ class Sessions:
         return session_id
 
     def close(self, session_id: str, owner: str = "") -> bool:
-        """Close a session; what runs in it ends with reason "abort". False where there is none.
-        Raises RequestError for a name that none can have."""
+        """Close a session; its running requests end with reason "abort". Return False if there is
+        no such session. Raises RequestError for an invalid name."""
         verify_fields(CloseSession(session_id=session_id))
         session = self._open(self._tenant(owner), session_id)
         if session is not None:
@@ -178,8 +183,8 @@ class Sessions:
         return session is not None
 
     def begin(self, params: SessionParams, rid: str, tokens: Ints, owner: str = "") -> SessionTurn:
-        """The next request of a session, with its whole prompt. It must then be followed
-        (``follow``). Raises RequestError."""
+        """Add a request to a session and return it with its whole prompt. The caller must then run
+        it with ``follow``. Raises RequestError."""
         session = self._named(params.id, owner)
         parent = self._parent(session, params)
         if rid in session.turns:
@@ -205,8 +210,9 @@ class Sessions:
     async def follow(
         self, turn: SessionTurn, run: Callable[[], AsyncGenerator[tuple[int, Output], None]]
     ) -> AsyncGenerator[tuple[int, Output], None]:
-        """The items of ``run()``; what is generated becomes the turn's. A request that is refused
-        leaves no turn. Raises what ``run`` raises."""
+        """Yield the items of ``run()`` and keep the generated tokens in ``turn``. If ``run`` yields
+        nothing, because the request was refused, the turn is removed. Raises the errors of
+        ``run``."""
         seen = False
         try:
             async with aclosing(run()) as items:
@@ -225,7 +231,8 @@ class Sessions:
     # -- the tree -----------------------------------------------------------------------------
 
     def _parent(self, session: Session, params: SessionParams) -> SessionTurn | None:
-        """The turn that a request continues."""
+        """Return the turn that a request continues, None for a new beginning. Raises
+        RequestError."""
         rid = params.rid
         if session.streaming:
             if rid is not None or params.offset or params.replace or params.drop_previous_output:
@@ -251,7 +258,7 @@ class Sessions:
         return parent
 
     def _continued(self, parent: SessionTurn, params: SessionParams, tokens: Ints) -> Ints:
-        """The parent's context, cut at ``offset``, and ``tokens``."""
+        """Return the parent's context, cut at ``offset``, followed by ``tokens``."""
         context, offset = parent.context(bool(params.drop_previous_output)), params.offset or 0
         if abs(offset) > len(context):
             raise RequestError(
@@ -265,7 +272,7 @@ class Sessions:
         return (context[:offset] if offset else context) + tokens
 
     def _replace(self, session: Session, parent: SessionTurn | None) -> None:
-        """End and remove what follows ``parent``, or everything."""
+        """Abort and remove all requests that follow ``parent`` (None: all of the session)."""
         if parent is None:
             self._remove(list(session.turns.values()))
             return
@@ -281,8 +288,8 @@ class Sessions:
             del self._tenants[session.tenant.name]
 
     def _remove(self, turns: Sequence[SessionTurn]) -> None:
-        """Take turns and what follows them out of their session, ending those that run. Each turn
-        costs the same, however many siblings it has."""
+        """Remove turns and all their descendants from their session, and abort the running ones.
+        The cost of a turn does not depend on the number of its siblings."""
         waiting = list(turns)
         while waiting:
             turn = waiting.pop()
@@ -302,13 +309,13 @@ class Sessions:
     # -- bounds -------------------------------------------------------------------------------
 
     def _tenant(self, owner: str) -> Tenancy:
-        """The sessions of a tenant, after a sweep over those of all."""
+        """Sweep the sessions of all tenants, then return those of one tenant."""
         self._sweep()
         return self._tenants.get(owner) or Tenancy(owner)
 
     def _sweep(self) -> None:
-        """Close idle sessions of all tenants, as far as one call may take: the next call looks at
-        those that follow."""
+        """Close idle sessions of all tenants. One call examines a bounded number of sessions; the
+        next call continues after them."""
         removed = 0
         for _ in range(min(SWEPT_SESSIONS, len(self._ring))):
             session = next(iter(self._ring))
@@ -329,7 +336,8 @@ class Sessions:
                 self._close(session)
 
     def _open(self, tenant: Tenancy, session_id: str) -> Session | None:
-        """The session of this id, which is closed if it is idle and the sweep is yet to come."""
+        """Return the open session of this id, or None. An idle one is closed now, because the sweep
+        may not have reached it yet."""
         session = tenant.sessions.get(session_id)
         if session is not None and self._is_idle(session):
             self._close(session)

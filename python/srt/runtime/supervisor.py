@@ -1,8 +1,8 @@
-"""Supervisor: one engine, whose process is started again where it is lost.
+"""Supervisor: one engine, whose process is restarted if it is lost.
 
-serving    an engine runs; a ping now and then shows that it still answers
-lost       requests in flight wait for the next engine, which is being loaded; new requests get an
-           error that says so
+serving    an engine runs; periodic pings verify that it still answers
+lost       the next engine is being loaded; requests in flight wait for it, and new requests get an
+           error with the reason
 (gone)     lost too often, or the next engine differs from the first: the server ends
 """
 
@@ -36,25 +36,26 @@ from sglang.srt.tokenizer import Tokenizer
 
 log = logging.getLogger("sglang.server")
 
-WINDOW = 600.0  # seconds in which --max-engine-restarts are counted
-PAUSE = 1.0  # before each further restart of a window; the first is made at once
+WINDOW = 600.0  # seconds within which --max-engine-restarts are counted
+PAUSE = 1.0  # seconds before the second restart of a window, 1 more before each further one
 PERIOD = 10.0  # most seconds between two pings
 PROBE_SECONDS = 20.0  # the longest wait for a probe's token
-# How passes are computed; graphs, say, that found no memory this time.
+# Facts that may differ after a restart; graphs, for example, may not have found memory.
 _MAY_CHANGE = ("attention", "graph_rows", "fallbacks")
-GRACE = 1.0  # for an answer that is there and not read yet: this process may have been stopped too
+GRACE = 1.0  # seconds to read an answer that has arrived: this process may have been stopped too
 
 
 class EngineAbsent(EngineLost):
-    """There is no engine yet, and one may come."""
+    """There is no engine at the moment, but one is being started or awaited."""
 
 
 class AnotherEngine(EngineLost):
-    """The engine that came in place of a lost one differs from it."""
+    """The engine that was started in place of a lost one differs from it."""
 
 
 class EngineHandle(Protocol):
-    """An engine of this machine (``EngineProcess``) or of another one (``RemoteEngine``)."""
+    """An engine on this machine (``EngineProcess``) or reached over the network
+    (``RemoteEngine``)."""
 
     client: Client
 
@@ -72,18 +73,18 @@ class EngineHandle(Protocol):
 
 
 class Supervisor(OneEngine):
-    """Keeps an engine alive. Its ``client`` is the engine's of this moment, or one that answers
-    with the reason that there is none.
+    """Keeps an engine alive. ``client`` is the client of the current engine. While there is no
+    engine, it is a client that fails every request with the reason.
 
     Attributes:
-        name: of the engine.
+        name: name of the engine.
         restarts: number of engines started after a loss.
         changed: called when the engine is lost, and when there is one again.
-        resumed: called when a request goes on with the next engine.
-        adapters: knows whether an engine has an adapter again.
+        resumed: called when a request continues on the next engine.
+        adapters: tells whether an engine has an adapter again.
     """
 
-    may_differ: Sequence[str] = ()  # facts that another engine in its place need not share
+    may_differ: Sequence[str] = ()  # further facts that may differ after a restart
     _engine: EngineHandle
 
     def __init__(self, config: Config, tokenizer: Tokenizer, name: str = "0") -> None:
@@ -94,23 +95,23 @@ class Supervisor(OneEngine):
         self.changed: Callable[[Supervisor], None] = _nothing
         self.resumed: Callable[[], None] = _nothing_at_all
         self.adapters: AdapterHolders = AllHaveAll()
-        self._changed = asyncio.Condition()  # another engine, or none any more
+        self._changed = asyncio.Condition()  # notified of a new engine, and of the end of ``run``
         self._watching, self._over = False, EngineLost("")
         self._nobody: Client | None = None  # answers while there is no engine
 
     async def start(self, started: Started | None = None) -> None:
-        """The first engine, loaded: ``started``, or another one.
+        """Wait until the first engine is loaded: ``started``, or a new process if that is None.
 
-        Raises EngineLost or OSError where it cannot be.
+        Raises EngineLost or OSError if it cannot be loaded.
         """
         info = await self._load(self._config, started)
         self.client = self._engine.client
-        # The next one must be like it, however much memory is free by then.
+        # Later engines must have the same KV capacity, however much memory is free by then.
         memory = replace(self._config.memory, max_total_tokens=info.capacity)
         self._config = replace(self._config, memory=memory)
 
     async def run(self) -> EngineLost:
-        """Start the engine again whenever it is lost; returns why that is over."""
+        """Restart the engine whenever it is lost. Return the reason why that is over."""
         self._watching = True
         try:
             self._over = await self._run()
@@ -120,8 +121,8 @@ class Supervisor(OneEngine):
         return self._over
 
     async def reassign(self, request: CompletionRequest, client: Client) -> Assignment:
-        """Wait for the engine after ``client``'s, until it has the request's adapter, or is not to
-        have it. Raises EngineLost where no engine comes."""
+        """Wait for the engine after ``client``'s, and until that engine has the request's adapter
+        or should not have it. Raises EngineLost if no engine comes."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: self.client not in (client, self._nobody) or not self._watching
@@ -155,16 +156,16 @@ class Supervisor(OneEngine):
         return lost
 
     def _attempt(self, nth: int) -> str:
-        """Text for the log about the ``nth`` attempt at another engine."""
+        """Return a text for the log about the ``nth`` restart."""
         return f"starting the engine again ({nth} of {self._limit})"
 
     async def stop(self) -> None:
-        """End the engine, if there is one. Nothing is left behind."""
+        """End the engine, if there is one, with all its processes."""
         if hasattr(self, "_engine"):
             await self._engine.stop()
 
     def kill(self) -> None:
-        """The same at once, from wherever it is called."""
+        """Kill the engine at once. May be called outside the event loop."""
         if hasattr(self, "_engine"):
             self._engine.kill()
 
@@ -182,7 +183,7 @@ class Supervisor(OneEngine):
         return engine.info
 
     async def _warm(self, client: Client) -> None:
-        """Have the engine answer a prompt. Raises EngineLost."""
+        """Let the engine answer a short prompt, unless warm-up is disabled. Raises EngineLost."""
         try:
             if not self._config.server.skip_server_warmup:
                 await probe(Completer(client, self._tokenizer))
@@ -194,14 +195,14 @@ class Supervisor(OneEngine):
         info = await self._load(self._config)
         if changed := difference(self.info, info, self.may_differ):
             self._engine.kill()
-            raise AnotherEngine(f"it is another one now: {changed}")
+            raise AnotherEngine(f"the new engine differs from the lost one: {changed}")
         self.client = self._engine.client
         self.restarts += 1
         self.changed(self)
         await self._notify()
 
     async def _lost(self) -> EngineLost:
-        """Returns when the engine is lost."""
+        """Wait until the engine is lost, and return the loss."""
         seconds = self._config.operations.watchdog_timeout
         watch = asyncio.ensure_future(watchdog(self._engine, seconds))
         try:
@@ -211,7 +212,7 @@ class Supervisor(OneEngine):
             await asyncio.gather(watch, return_exceptions=True)
 
     def _another(self) -> bool:
-        """Whether the engine may be started once more; if so it counts."""
+        """Whether the engine may be restarted once more; if so, count the restart."""
         now = time.monotonic()
         while self._times and now - self._times[0] > WINDOW:
             self._times.popleft()
@@ -221,7 +222,7 @@ class Supervisor(OneEngine):
         return True
 
     def _tell(self, lost: EngineLost) -> None:
-        """Answer every request with an error that says what happens, until there is an engine."""
+        """Fail every request with the reason of the loss until there is an engine again."""
         self._nobody = Client(self.info, _refuse)
         self._nobody.fail(EngineAbsent(f"{lost}; it is being started again"))
         self.client = self._nobody
@@ -229,8 +230,8 @@ class Supervisor(OneEngine):
 
 
 async def probe(completion: Completer) -> None:
-    """Generate one token, or compute one where the model generates none. Raises EngineLost, also
-    where it does not come in ``PROBE_SECONDS``."""
+    """Generate one token; only compute one if the model cannot generate. Raises EngineLost, also
+    if the answer takes longer than ``PROBE_SECONDS``."""
     start = completion.tokenizer.bos_id or 0
     new = 1 if completion.info.purpose == "generate" else 0
     sampling = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
@@ -243,9 +244,9 @@ async def probe(completion: Completer) -> None:
 
 
 async def watchdog(engine: EngineHandle, seconds: float) -> None:
-    """Kill the engine where it answers no ping for ``seconds`` (0: never), and say so at half of
-    them (``EngineProcess.set_unanswered``). It answers between two passes, so half of ``seconds``
-    must be longer than the longest pass."""
+    """Kill the engine if it answers no ping for ``seconds`` (0: never). After half of ``seconds``,
+    report the silence (``EngineHandle.set_unanswered``). The engine answers between two passes, so
+    half of ``seconds`` must be longer than the longest pass."""
     while seconds:
         await asyncio.sleep(min(PERIOD, seconds / 4))
         ping = asyncio.ensure_future(engine.client.control("ping"))
@@ -276,7 +277,8 @@ def _refuse(verbs: Sequence[object]) -> None:
 
 
 def difference(old: EngineInfo, new: EngineInfo, besides: Sequence[str] = ()) -> str:
-    """The facts that differ, of those that requests depend on, ``besides`` left out."""
+    """Return a text with the facts that differ between two engines, "" if there are none. Facts of
+    ``_MAY_CHANGE`` and ``besides`` are ignored."""
     before, after = msgspec.structs.asdict(old), msgspec.structs.asdict(new)
     same = {*_MAY_CHANGE, *besides}
     changed = (name for name in before if before[name] != after[name] and name not in same)

@@ -1,11 +1,11 @@
-"""Tenants: the API keys that a server knows, and what the tenant of each may still use.
+"""Tenants: the API keys that a server knows, and the remaining quota of each key's tenant.
 
-    --api-key          one key; it may do everything, unless there is an admin key
-    --admin-api-key    may do everything
-    --api-keys-file    keys of tenants, each with limits and, unless it says otherwise, a cache
+    --api-key          one key; it has all rights, unless there is an admin key
+    --admin-api-key    a key with all rights
+    --api-keys-file    keys of tenants, each with limits and, by default, a cache of its own
 
-Without any of them every caller may do everything. With the admin key alone every caller may do
-what concerns no other.
+Without these flags every caller has all rights. With the admin key alone, a caller without a key
+may do everything that does not affect other callers.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _MISSING = "Send one API key, as 'Authorization: Bearer KEY' or as 'x-api-key: K
 
 
 class Key(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One entry of the file of keys; exactly one of ``key`` and ``sha256``, the digest in hex.
+    """One entry of the file of keys. It has either ``key`` or ``sha256``, the key's digest in hex.
 
-    Limits of 0 do not limit.
+    A limit of 0 means no limit.
 
     Attributes:
-        shared_cache: its requests may meet the KV of others'; else of its own alone.
-        priority: added to that of each of its requests.
-        admin: it may do what concerns others.
-        inferlets: it may upload and run inferlets, with these rights; an admin's may do everything.
+        shared_cache: the tenant's requests share the cache with others; otherwise only with
+            requests of the same tenant.
+        priority: added to the priority of each of the tenant's requests.
+        admin: the tenant may affect other callers and change the server.
+        inferlets: rights of the tenant's inferlets; None: it may run none. An admin has all rights.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return list(dict.fromkeys(digest(self.key.encode(name)) for name in encodings))
 
     def verify(self) -> None:
-        """Raise ValueError, naming the entry."""
+        """Raise ValueError, naming the entry, if a field is invalid."""
         if self.name == ADMIN:
             raise ValueError(f"the name {ADMIN!r} is that of --admin-api-key; use another")
         if not 1 <= len(self.name) <= MAX_NAME or not self.name.isprintable():
@@ -89,17 +90,17 @@ class Bucket:
         self._level, self._then = self._most, clock()
 
     def resize(self, per_minute: int) -> None:
-        """Set another rate. What has been used stays used."""
+        """Set another rate. The amount used so far stays used."""
         self._level = self._now() + per_minute - self._most
         self._most = float(per_minute)
 
     def take(self, amount: float) -> None:
-        """Use ``amount``, of the future too where there is not enough."""
+        """Use ``amount``; the level becomes negative if there is not enough."""
         if self._most:
             self._level = self._now() - amount
 
     def wait(self, amount: float) -> float:
-        """Seconds until ``amount`` is there; 0 where it is, or nothing is limited."""
+        """Return the seconds until ``amount`` is available; 0 if it is, or if there is no limit."""
         lack = amount - self._now()
         return max(lack, 0.0) * MINUTE / self._most if self._most else 0.0
 
@@ -111,8 +112,8 @@ class Bucket:
 
 
 class Tenant:
-    """The holder of a key. ``open``: its requests that are being answered, or run on without
-    their clients."""
+    """The holder of a key. ``open``: number of its requests that are being answered, or continue
+    without their clients."""
 
     def __init__(
         self, key: Key, namespace: str = "", clock: Callable[[], float] = time.monotonic
@@ -122,7 +123,7 @@ class Tenant:
         self._tokens = Bucket(key.tokens_per_minute, clock)
 
     def caller(self, request: str) -> Caller:
-        """The caller of the request of this id."""
+        """Return the Caller of the request with this id."""
         key = self.key
         grant = EVERY_RIGHT if key.admin else key.inferlets
         return Caller(
@@ -130,13 +131,13 @@ class Tenant:
         )
 
     def change(self, key: Key, namespace: str) -> None:
-        """Set other limits, from now on."""
+        """Set new limits; the usage so far is kept."""
         self.key, self.namespace = key, namespace
         self._requests.resize(key.requests_per_minute)
         self._tokens.resize(key.tokens_per_minute)
 
     def enter(self) -> None:
-        """Count one request in; each is followed by one ``leave``. Raises RequestError
+        """Count a request that begins; the caller later calls ``leave`` once. Raises RequestError
         ``rate_limit_exceeded``."""
         most, requests = self.key.max_concurrent_requests, self.key.requests_per_minute
         if most and self.open >= most:
@@ -157,7 +158,7 @@ class Tenant:
         self.open -= 1
 
     def charge(self, tokens: int) -> None:
-        """Count tokens read or written, as they come: a debt keeps later requests out."""
+        """Count tokens that were read or generated. A negative level blocks later requests."""
         self._tokens.take(tokens)
 
 
@@ -171,10 +172,11 @@ def _limited(limit: int, what: str, name: str, wait: float) -> RequestError:
 
 
 class Tenants:
-    """All keys. Attributes:
+    """All keys of a server.
 
-    required: a request needs a key.
-    guarded: there are things that need the right to do them.
+    Attributes:
+        required: every request needs a key.
+        guarded: some routes need rights, so there is at least one key.
     """
 
     def __init__(self, config: Config) -> None:
@@ -201,9 +203,9 @@ class Tenants:
         self.reload()
 
     def reload(self) -> None:
-        """Read the file again. Limits of a key are new at once, what it has used stays.
+        """Read the file of keys again. New limits hold at once; the usage so far is kept.
 
-        Raises ValueError and OSError, and nothing has changed.
+        Raises ValueError and OSError; the keys are then unchanged.
         """
         keys = [*self._own, *read(self._path)] if self._path else self._own
         if self.guarded and not keys:
@@ -220,7 +222,7 @@ class Tenants:
         self._known = [(one, tenants[key.name]) for key in keys for one in key.digests()]
 
     def _namespace(self, key: Key) -> str:
-        """No salt that a client may choose makes one of these another."""
+        """Return the key's namespace. A NUL ends each, so no client's salt can imitate another."""
         if not self._path:
             return ""
         return SHARED if key.shared_cache else f"{key.name}\0"
@@ -231,9 +233,9 @@ class Tenants:
         return len(self._tenants) > 1 and bool(self._path)
 
     def caller_of(self, name: str, request: str) -> Caller | None:
-        """The caller of a request that this server makes for the tenant ``name``, one of a batch;
-        None where there is no such tenant any more. Raises RequestError ``rate_limit_exceeded``
-        while the tenant's tokens are used up; its requests are not counted."""
+        """Return the Caller of a batch's request, which this server makes for the tenant ``name``;
+        None if the tenant does not exist any more. Such requests are not counted. Raises
+        RequestError ``rate_limit_exceeded`` while the tenant's tokens are used up."""
         if not self.guarded:
             return Caller(request)
         tenant = self._tenants.get(name)
@@ -243,10 +245,10 @@ class Tenants:
         return None if name or self.required else Caller(request, admin=False)
 
     def of(self, key: bytes | None) -> Tenant | None:
-        """The tenant of a key that a request brings (None: it brings none); None where no tenant
-        has it and none is required.
+        """Return the tenant of a request's key (None: the request has no key). Return None if no
+        tenant has the key and none is required.
 
-        Every digest is compared, whole: the time taken tells nothing. Raises RequestError
+        Every digest is compared completely, so the time reveals nothing. Raises RequestError
         ``invalid_api_key``.
         """
         if not self.guarded:
@@ -262,7 +264,7 @@ class Tenants:
 
 
 def read(path: str) -> list[Key]:
-    """The keys in a file. Raises ValueError and OSError."""
+    """Return the keys in a file. Raises ValueError and OSError."""
     try:
         data = Path(path).read_bytes()
         if not data.strip():
@@ -286,7 +288,7 @@ def digest(key: bytes) -> bytes:
 
 
 def _is_sendable(key: str) -> bool:
-    """Whether a header can carry the key as it is."""
+    """Whether an HTTP header can carry the key unchanged."""
     return key == key.strip() and key.isprintable()
 
 

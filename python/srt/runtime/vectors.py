@@ -1,6 +1,6 @@
 """Vectors: the model's last hidden states, pooled, for ``/encode``, ``/v1/embeddings`` and scores.
 
-A causal model was not trained to make them: how good they are is the model's affair.
+Causal models are usually not trained for embeddings, so the quality depends on the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sglang.srt.runtime.engine_runtime import EngineRuntime
 from sglang.srt.runtime.prompts import places, prompts_of, read_prompt
 
 MAX_INPUTS = 2048  # prompts of one request
-MAX_TOKENS = 1 << 23  # of all its prompts: what they share need not be in the body more than once
+MAX_TOKENS = 1 << 23  # of all prompts; a short body may repeat one text (the query) in each
 NOTHING = SamplingParams(max_new_tokens=0)
 
 
@@ -55,13 +55,13 @@ class VectorFields(PoolingFields, kw_only=True):
     dimensions: Annotated[
         int | None,
         Bounds(least=1),
-        "Only so many of the vector's first numbers, normalized again; for models trained so.",
+        "Leading numbers of the vector to keep, normalized again; for models trained for this.",
     ] = None
     normalize: Annotated[bool | None, None, "Scale to length 1; true by default."] = None
 
 
 class EncodeRequest(VectorFields, kw_only=True):
-    """One prompt or a list of them."""
+    """One prompt or a list of prompts."""
 
     text: str | list[str] | None = None
     input_ids: list[Any] | None = None
@@ -86,9 +86,9 @@ class Encoded(msgspec.Struct):
 async def encode(
     runtime: EngineRuntime, body: EncodeRequest, caller: Caller = ANYBODY
 ) -> Encoded | list[Encoded]:
-    """The vector of each prompt, one where the prompt is not in a list.
+    """Return the vector of each prompt as a list; a single prompt's vector is returned by itself.
 
-    Raises RequestError, and EngineLost where the engine died.
+    Raises RequestError, and EngineLost if the engine died.
     """
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give one of text and input_ids.", "text")
@@ -116,17 +116,18 @@ async def embed(
     names: Sequence[str],
     caller: Caller,
 ) -> tuple[list[Done], list[Floats]]:
-    """The end of each prompt, text or ids, and its vector, float32, as long and as normalized as
-    the request says. ``names`` are those of the prompts in errors. Raises RequestError."""
+    """Return each prompt's terminal event and its float32 vector, cut and normalized as requested.
+    ``prompts``: texts or token ids; ``names``: their names in error messages. Raises
+    RequestError."""
     _verify_dimensions(runtime, body)
     found = await pooled(runtime, body, prompts, names, caller)
-    # The scores of a classifier are left as they are, unless the request says otherwise.
+    # A classifier's scores are not normalized unless the request sets ``normalize``.
     wanted = not runtime.info.labels if body.normalize is None else body.normalize
     vectors = []
     for done in found:
         vector = vector_of(done)[: body.dimensions]
         vectors.append(unit(vector) if wanted else vector)
-        await asyncio.sleep(0)  # other requests have the loop between two prompts
+        await asyncio.sleep(0)  # let other requests run between two prompts
     return found, vectors
 
 
@@ -137,7 +138,8 @@ async def pooled(
     names: Sequence[str],
     caller: Caller,
 ) -> list[Done]:
-    """The pooled states of each prompt, in ``Done.embedding``. Raises RequestError."""
+    """Return each prompt's terminal event, with the pooled state in ``Done.embedding``. Raises
+    RequestError."""
     pooling = body.pooling or runtime.config.server.embedding_pooling
     requests = await read_requests(runtime, body, prompts, names, caller)
     return await runtime.read(requests, Embed(pooling), caller)
@@ -150,7 +152,8 @@ async def read_requests(
     names: Sequence[str],
     caller: Caller,
 ) -> list[CompletionRequest]:
-    """The prompts of one request that generates nothing. Raises RequestError."""
+    """Return CompletionRequests for the prompts of a request that generates nothing. Raises
+    RequestError."""
     if body.truncate_prompt_tokens is not None:
         raise RequestError(
             "truncate_prompt_tokens is not available: shorten the text yourself, or send ids.",
@@ -176,8 +179,8 @@ async def read_requests(
 
 
 def verify_count(names: Sequence[str]) -> str:
-    """The field that prompts of these names stand in. Raises RequestError where they are too
-    many."""
+    """Return the body's field that holds the prompts with these names. Raises RequestError if there
+    are too many prompts."""
     field = names[-1].partition("[")[0]
     if len(names) > MAX_INPUTS:
         raise RequestError(f"{field} has {len(names)} entries; at most {MAX_INPUTS}.", field)
@@ -185,20 +188,20 @@ def verify_count(names: Sequence[str]) -> str:
 
 
 def vector_of(done: Done) -> Floats:
-    """float32 [hidden size], as the engine found it."""
+    """Return the engine's vector as float32 [hidden size]."""
     vector = array("f")
     vector.frombytes(done.embedding)
     return vector
 
 
 def unit(vector: Floats) -> Floats:
-    """The vector's direction; a zero vector stays what it is."""
+    """Return the vector scaled to length 1; a zero vector is returned unchanged."""
     length = math.hypot(*vector)
     return array("f", [value / length for value in vector]) if length else vector
 
 
 def cosine(a: Floats, b: Floats) -> float:
-    """The cosine of two unit vectors, in [-1, 1]."""
+    """Return the cosine of two unit vectors, in [-1, 1]."""
     return max(-1.0, min(1.0, math.fsum(map(mul, a, b))))
 
 

@@ -10,11 +10,11 @@ from sglang.srt.files.location import locate
 from sglang.srt.requests.media_input.media_loading import MediaError, Viewer
 from sglang.srt.tokenizer import Tokenizer
 
-AROUND = ("<|vision_start|>", "<|vision_end|>")  # Qwen's models have these around a placeholder
+AROUND = ("<|vision_start|>", "<|vision_end|>")  # Qwen models put these around a placeholder
 
 
 def written(viewer: Viewer, tokenizer: Tokenizer) -> dict[str, str]:
-    """The placeholder texts of an image and of a video in a prompt."""
+    """Return the placeholder texts of an image and of a video in a prompt, by kind."""
     found = {}
     for kind in ("image", "video"):
         token = viewer.token(kind)
@@ -25,8 +25,8 @@ def written(viewer: Viewer, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def viewer_of(config: Config, info: EngineInfo) -> Viewer | None:
-    """The reader of images and videos; None for a model without a vision tower. Raises
-    MediaError."""
+    """Return the reader of images and videos; None for a model without a vision tower. Raises
+    MediaError if the model's files do not say how images are read."""
     if not info.vision:
         return None
     from sglang.srt.media.processor_registry import processor_of
@@ -38,5 +38,5 @@ def viewer_of(config: Config, info: EngineInfo) -> Viewer | None:
     except (OSError, ValueError) as error:
         raise MediaError(f"how the model reads images is unknown: {error}") from error
     if processor is None:
-        raise MediaError(f"{info.architecture} sees images and there is no processor for them")
+        raise MediaError(f"{info.architecture} reads images, but there is no processor for them")
     return Viewer(processor, config.media, info.vocab_size)

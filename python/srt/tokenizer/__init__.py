@@ -1,4 +1,4 @@
-"""Text to token ids and back: every token is a byte string, text is their concatenation."""
+"""Tokenizer: converts text to token ids and back. Every token is a byte string."""
 
 from sglang.srt.tokenizer.detokenizer import Detokenizer
 from sglang.srt.tokenizer.tokenizer import LONG, Tokenizer

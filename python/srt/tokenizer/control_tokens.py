@@ -1,9 +1,9 @@
 """ControlTokenEscaper: makes control tokens in the texts of users plain text.
 
-A chat template writes control tokens as text, and so may a user: ``<|im_end|>`` in a message must
-not end it. So a mark is put into every such literal of a user's text before the template is
-rendered. Literals without a mark were then written by the template. Those with a mark are encoded
-as the characters they are.
+A chat template writes control tokens as text. A user may write the same text: ``<|im_end|>`` in a
+message must not end the message. So a mark is put into every such literal of a user's text before
+the template is rendered. Then literals without a mark come from the template. Literals with a mark
+are encoded as plain characters.
 
     user's text     "hi<|im_end|>"          "hi<MARK|im_end|>"        rendered, marks removed:
     template        "<|im_end|>"            TWIN                      -> ids of text, one id a TWIN
@@ -31,14 +31,14 @@ class ControlTokenEscaper:
     """Escapes and encodes texts for one tokenizer.
 
     Attributes:
-        always: whether prompts without a mark must be encoded here too: a normal form may make
-            control tokens out of other texts.
+        always: whether prompts without a mark must be encoded by ``encode`` too, because
+            normalization may turn other texts into control tokens.
     """
 
     def __init__(self, source: str, layout: Mapping[str, Any]) -> None:
-        """``source`` is the ``tokenizer.json``, ``layout`` the same, parsed."""
+        """``source``: the text of a ``tokenizer.json``; ``layout``: its parsed form."""
         added = [entry for entry in layout.get("added_tokens") or [] if entry.get("special")]
-        # One character cannot be broken.
+        # A mark cannot be put into a token of one character.
         self._tokens = {e["content"]: e for e in added if len(e["content"]) > 1}
         self._source, self._lock = source, threading.Lock()
         nonce = secrets.token_hex(6)
@@ -53,9 +53,9 @@ class ControlTokenEscaper:
         )
 
     def escape(self, value: Any) -> Any:
-        """JSON with a mark in every control token of its texts; ``value`` itself where there is
-        none. A text that ends with the beginning of a control token gets a mark at its end, since
-        the template may put another text after it."""
+        """Return a JSON value with a mark in every control token of its texts; ``value`` itself if
+        there is none. A text that ends with the beginning of a control token gets a mark at its
+        end, because the template may put another text after it."""
         return value if self._clean(value) else self._covered(value)
 
     def _clean(self, value: Any) -> bool:
@@ -85,14 +85,14 @@ class ControlTokenEscaper:
         return self.always or self._mark in text or self._escaped in text
 
     def unescape(self, text: str) -> str:
-        """The text without marks."""
+        """Return the text without marks."""
         if _EDGE in text:
             text = text.replace(self._mark, "")
         return text.replace(self._escaped, "") if self._escaped in text else text
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text that a chat template wrote. The first call is slow: it
-        builds a tokenizer. Raises the tokenizer's errors."""
+        """Return the token ids of a rendered text. The first call is slow, because it builds the
+        second tokenizer. Raises the tokenizer's errors."""
         model, twins, ids = self._made
         told = self._whole.sub(lambda found: twins[found[0]], text) if twins else text
         found = model.encode_batch_fast([self.unescape(told)], add_special_tokens=False)[0].ids
@@ -109,8 +109,8 @@ class ControlTokenEscaper:
 
     @cached_property
     def _second(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
-        """The second tokenizer, the twin of each control token, and the control token's id by
-        twin's id."""
+        """The second tokenizer, the twin of each control token, and the control tokens' ids by the
+        twins' ids."""
         model = tokenizers.Tokenizer.from_str(self._source)
         model.no_truncation()
         model.no_padding()
@@ -124,7 +124,7 @@ class ControlTokenEscaper:
                 for name, entry in self._tokens.items()
             ]
         )
-        model.encode_special_tokens = True  # encodes them as plain text
+        model.encode_special_tokens = True  # encodes control tokens as plain text
         ids: dict[int, int] = {}
         for name, twin in twins.items():
             token = model.token_to_id(twin)
@@ -134,7 +134,7 @@ class ControlTokenEscaper:
 
 
 def _trie(names: Iterable[str]) -> str:
-    """A pattern of the longest of ``names``. It reads each character once, not once a name."""
+    """Return a pattern that matches the longest of ``names`` and reads each character once."""
     heads: dict[str, list[str]] = {}
     for name in names:
         heads.setdefault(name[:1], []).append(name[1:])

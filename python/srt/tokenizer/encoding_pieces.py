@@ -1,11 +1,11 @@
-"""Pieces of a long text that may be tokenized one by one, with the ids of the whole.
+"""Pieces of a long text that can be tokenized separately, with the same ids as the whole text.
 
-A byte-level tokenizer splits a text by a pattern and merges bytes within each split alone. In none
-of the patterns known here is a letter or digit of a match followed by a space or newline, and none
-looks behind itself. So every text is split between the two. The rest is split as if the text began
-there, and the part before as if the text ended there: a pattern that looks ahead (for a letter, or
-past spaces) finds the same. The other parts of a tokenizer must not see across that position
-either: see ``can_cut``.
+A byte-level tokenizer splits a text by a pattern, and merges bytes only within each part. No match
+of the patterns known here contains a letter or digit followed by a space or newline, and no pattern
+looks behind. So each of them splits every text between these two characters. The text after that
+position is split as if it were alone, and so is the text before: look-ahead (for a letter, or past
+spaces) has the same result. The other parts of a tokenizer must not see across the position either:
+see ``can_cut``.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 
 from sglang.srt.tokenizer.split_patterns import GPT2, GPT4O, LLAMA3, QWEN2, TEKKEN
 
-PIECE = 1 << 15  # characters, at least
+PIECE = 1 << 15  # least characters of a piece
 FAR = 1 << 15  # further characters that are searched for a position to cut at
 _PLACE = re.compile("[A-Za-z0-9](?=[ \n])")
 _WITHIN = re.compile("[A-Za-z0-9][ \n]")
 _KNOWN = {GPT2, LLAMA3, QWEN2, GPT4O, TEKKEN}
-_FAMILIAR = re.compile(  # common words with their space; that of the embedded model
+_FAMILIAR = re.compile(  # the embedded model's pattern: it lists common words with their space
     r" \(\?:[A-Za-z|]+\)\(\?!\\p\{L\}\)\|" + re.escape(r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n+| +|\s")
 )
 
 
 def can_cut(layout: Mapping[str, Any]) -> bool:
-    """Whether the tokenizer of a parsed ``tokenizer.json`` may be given a text in ``pieces``.
+    """Whether the tokenizer of a parsed ``tokenizer.json`` may encode a text in ``pieces``.
 
-    Its normal form changes nothing there. It splits by a known pattern and merges bytes within the
-    splits. No added token holds such a position, or takes in characters around it.
+    Conditions: its normalization changes nothing at the cuts, it splits by a known pattern and
+    merges bytes within the parts, and no added token contains a cut or strips characters around it.
     """
     normalizer = layout.get("normalizer") or {}
     model = layout.get("model") or {}
@@ -67,8 +67,8 @@ def _sees_far(token: Mapping[str, Any]) -> bool:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in pieces of ``PIECE`` characters and up to ``FAR`` more. The last piece is the
-    rest, which is long where it cannot be cut."""
+    """Yield pieces of ``PIECE`` to ``PIECE + FAR`` characters. The last piece is the rest, which
+    may be longer if it cannot be cut."""
     start = 0
     while len(text) - start > PIECE:
         place = _PLACE.search(text, start + PIECE - 1, start + PIECE + FAR)
@@ -80,7 +80,8 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def last_cut(text: str) -> int:
-    """The last position at which the text can be cut, whatever follows it; 0: there is none."""
+    """Return the last position at which the text can be cut, independent of any following text; 0:
+    there is none."""
     for end in range(len(text) - 1, 0, -1):
         if text[end] in " \n" and _WITHIN.match(text, end - 1):
             return end

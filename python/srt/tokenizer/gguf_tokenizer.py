@@ -1,4 +1,4 @@
-"""A GGUF file's tokenizer: ``tokenizer.ggml.*``, written as a ``tokenizer.json``."""
+"""Conversion of a GGUF file's tokenizer (``tokenizer.ggml.*``) to a ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from sglang.srt.tokenizer.tokenizer_json import (
 
 _PREFIX = "tokenizer.ggml."
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-# Files of these begin a text with its token unless they say otherwise.
+# Patterns of tokenizers that by default put the bos token before a text.
 _BEGUN = ("llama3", "tekken")
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]:
-    """The layout, the configuration and the ids that end a generation. Raises ValueError."""
+    """Return the layout (``tokenizer.json``), the configuration (``tokenizer_config.json``), and
+    the ids that end a generation. Raises ValueError."""
     file = Gguf(path)
     kind = file.values.get(f"{_PREFIX}model")
     tokens = file.array(f"{_PREFIX}tokens", strings=True)
@@ -69,7 +70,7 @@ def _flag(file: Gguf, name: str, missing: bool) -> bool:
 
 
 def _byte_level(file: Gguf, tokens: list[str], types: list[int]) -> tuple[dict[str, Any], bool]:
-    """The layout, and whether texts begin with a token."""
+    """Return the layout, and whether texts begin with the bos token."""
     name = file.values.get(f"{_PREFIX}pre", "default")
     if name not in GGUF:
         raise file.error(f"{_PREFIX}pre", f"known are {', '.join(sorted(GGUF))}.")

@@ -1,4 +1,4 @@
-"""JinjaChatTemplate: a model's jinja2 template turns messages into prompt text, in a sandbox."""
+"""JinjaChatTemplate: renders messages to prompt text by a model's jinja2 template, in a sandbox."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["SECONDS", "ChatTemplateError", "JinjaChatTemplate", "SlowTemplateErr
 LONGEST = 1 << 20  # characters of a template
 REASON = 2000  # characters of a template's own error
 _PROBE = "probe"
-_MARK = "\ue000\ue001\ue000"  # private-use characters: where the last message's content ends
+_MARK = "\ue000\ue001\ue000"  # private-use characters: marks the end of the last message's content
 
 
 class ChatTemplateError(ValueError):
@@ -34,9 +34,9 @@ class SlowTemplateError(ChatTemplateError):
 
 
 class JinjaChatTemplate:
-    """A compiled template. Raises ChatTemplateError where ``source`` is no template.
+    """A compiled template. Raises ChatTemplateError if ``source`` is not a valid template.
 
-    ``specials`` are the names a template may use for control tokens (``bos_token``, ...).
+    ``specials``: control tokens by the names of the template's variables (``bos_token``, ...).
     """
 
     def __init__(self, source: str, specials: Mapping[str, str]) -> None:
@@ -59,8 +59,8 @@ class JinjaChatTemplate:
 
     @cached_property
     def takes_text(self) -> bool:
-        """Whether a message's content may be text. True too where the template takes no parts: its
-        error then says what it accepts."""
+        """Whether a message's content may be text. True also for a template that supports no parts,
+        so that its own error message reports the accepted form."""
         return _PROBE in self._probed(_PROBE) or not self.takes("image")
 
     def takes(self, kind: str) -> bool:
@@ -68,12 +68,12 @@ class JinjaChatTemplate:
         if kind not in self._takes:
             text = {"type": "text", "text": _PROBE}
             alone, both = self._probed([text]), self._probed([{"type": kind}, text])
-            plain = _PROBE in both and repr(_PROBE) not in both  # not as Python would write it
+            plain = _PROBE in both and repr(_PROBE) not in both  # text, and not a Python literal
             self._takes[kind] = plain and both != alone
         return self._takes[kind]
 
     def _probed(self, content: Any) -> str:
-        """The prompt of one user message; "" where the template refuses it."""
+        """Return the prompt of one user message; "" if the template refuses it."""
         try:
             return self.render([{"role": "user", "content": content}])
         except ChatTemplateError:
@@ -87,9 +87,9 @@ class JinjaChatTemplate:
         seconds: float = SECONDS,
         **variables: Any,
     ) -> str:
-        """The prompt. Raises ChatTemplateError, SlowTemplateError after ``seconds``.
+        """Return the prompt. Raises ChatTemplateError, and SlowTemplateError after ``seconds``.
 
-        With ``continue_final_message`` the text ends where the last message's content does, so
+        With ``continue_final_message`` the prompt ends at the end of the last message's content, so
         that the model continues it.
         """
         talk = [dict(message) for message in messages]

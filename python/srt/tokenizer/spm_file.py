@@ -21,7 +21,7 @@ from sglang.srt.tokenizer.tokenizer_json import NORMAL, SentencePieces
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """Pieces, and the ids of the begin and end tokens, -1 where there is none."""
+    """Pieces, and the ids of the begin and end tokens; -1: there is none."""
 
     pieces: SentencePieces
     begin: int
@@ -29,8 +29,8 @@ class SentencePieceModel:
 
 
 def parse(data: bytes, prefix: bool | None = None, legacy: bool = True) -> SentencePieceModel:
-    """Parse a model. ``prefix`` overrides whether a space is put before a text. Raises
-    ValueError."""
+    """Parse a model. ``prefix``: whether a space is put before a text; None: the model's own
+    setting. Raises ValueError."""
     texts: list[str] = []
     scores: list[float] = []
     types: list[int] = []
@@ -70,7 +70,7 @@ def parse(data: bytes, prefix: bool | None = None, legacy: bool = True) -> Sente
 
 
 def _message(value: int | bytes) -> dict[int, int | bytes]:
-    """The last value of each field."""
+    """Return the last value of each field of a nested message. Raises ValueError."""
     return dict(_fields(_bytes(value)))
 
 
@@ -90,7 +90,7 @@ def _bytes(value: int | bytes, size: int = -1) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field. Raises ValueError."""
+    """Yield number and value of each field of a message. Raises ValueError."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

@@ -1,4 +1,4 @@
-"""The budget of one rendering of a template: seconds, and characters of the values it makes."""
+"""The budget of one rendering of a template: seconds, and characters of all created values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from jinja2.utils import Namespace
 
 SECONDS = 1.0
-CHARS = 1 << 25  # characters of one value
-ALL_CHARS = 1 << 27  # characters of all values that one rendering makes
-SHORT = 256  # characters of a value that costs nothing
-BITS = 4096  # bits of a number
-NODE = 8  # characters that a list, a dict or a number counts for where it is in another value
-PART = 16  # characters that each text counts for that is cut out of another one
-LOOK = 1 << 12  # parts of a value that are counted between two looks at the time
+CHARS = 1 << 25  # most characters of one value
+ALL_CHARS = 1 << 27  # most characters of all values that one rendering creates
+SHORT = 256  # texts of up to this many characters are not charged
+BITS = 4096  # most bits of a number
+NODE = 8  # characters charged for a list, a dict or a number inside another value
+PART = 16  # characters charged for each text that is cut out of another one
+LOOK = 1 << 12  # parts of a value that are counted between two checks of the time
 _VIEWS: tuple[type[Iterable[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
@@ -30,7 +30,7 @@ class TooSlowError(TooMuchError):
 
 
 class _Budget(threading.local):
-    """The rest of the budget of the rendering in this thread."""
+    """The remaining budget of the rendering in this thread."""
 
     deadline, chars, seconds = float("inf"), ALL_CHARS, SECONDS
 
@@ -55,22 +55,22 @@ def tick() -> None:
 
 
 def pay(chars: int) -> None:
-    """Charge a value's characters, before or right after it is made. Raises TooMuchError."""
+    """Charge the characters of a value that is being created. Raises TooMuchError."""
     _budget.chars -= chars
     if chars > CHARS or _budget.chars < 0:
         raise TooMuchError(f"it makes texts of more than {CHARS} characters")
 
 
 def paid(value: Any) -> Any:
-    """Charge the characters of a long text. Returns the value."""
+    """Charge the characters of a long text, and return the value. Raises TooMuchError."""
     if isinstance(value, str) and len(value) > SHORT:
         pay(len(value))
     return value
 
 
 def weigh(value: Any) -> Any:
-    """Charge the characters of a value written out, in which a part held twice counts twice.
-    Returns the value. Raises TooMuchError."""
+    """Charge the characters of a value in written form, and return the value. A part that occurs
+    twice counts twice. Raises TooMuchError."""
     if isinstance(value, _VIEWS):
         weigh(list(value))
     if isinstance(value, Namespace):
@@ -99,7 +99,7 @@ def _children(node: Any) -> Iterable[Any]:
 
 
 def concat(parts: Iterable[str]) -> str:
-    """The texts as one."""
+    """Join texts and charge their characters. Raises TooMuchError."""
     found, total, most = [], 0, min(CHARS, _budget.chars)
     for part in parts:
         total += len(part)
@@ -111,7 +111,7 @@ def concat(parts: Iterable[str]) -> str:
 
 
 def pay_bits(bits: int) -> None:
-    """Check the bits of an integer before it is made. Raises TooMuchError."""
+    """Verify the bits of an integer before it is created. Raises TooMuchError."""
     if bits > BITS:
         raise TooMuchError(f"it makes numbers of more than {BITS} bits")
 
@@ -120,21 +120,21 @@ def pay_bits(bits: int) -> None:
 
 
 class MadeList(list[Any]):
-    """A list that knows what it counts for (``weight``), so that one in which it is need not look
-    into it: a part that is held twice counts twice, and a few literals can hold a part many times
-    over."""
+    """A list that stores its own weight (``weight``). So the weight of an outer value is computed
+    without visiting the list again. This matters because a part that occurs twice counts twice, and
+    a few nested literals can contain one part a huge number of times."""
 
     _weight = 0
 
 
 class MadeTuple(tuple[Any, ...]):
-    """A tuple, as ``MadeList``."""
+    """A tuple that stores its weight, like ``MadeList``."""
 
     _weight = 0
 
 
 class MadeDict(dict[Any, Any]):
-    """A dict, as ``MadeList``."""
+    """A dict that stores its weight, like ``MadeList``."""
 
     _weight = 0
 
@@ -143,7 +143,7 @@ _MADE: dict[type, Any] = {list: MadeList, tuple: MadeTuple, dict: MadeDict}
 
 
 def weight(value: Any) -> int:
-    """Characters of a value written out, about. Raises TooMuchError where they are too many."""
+    """Return the approximate characters of a value in written form. Raises TooMuchError."""
     total, looks, stack = 0, 0, [value]
     while stack:
         node = stack.pop()
@@ -162,7 +162,7 @@ def weight(value: Any) -> int:
 
 
 def nested(value: Any) -> Any:
-    """A list, tuple or dict as one that knows its weight; any other value as it is. Raises
+    """Return a list, tuple or dict as one that stores its weight; other values unchanged. Raises
     TooMuchError."""
     tick()
     kind = _MADE.get(type(value))
@@ -170,7 +170,7 @@ def nested(value: Any) -> Any:
 
 
 def joined(left: Any, right: Any) -> Any:
-    """Two lists, or tuples, as one. Raises TooMuchError."""
+    """Concatenate two lists or two tuples. Raises TooMuchError."""
     total = weight(left) + weight(right)
     _verify_weight(total)
     made = left + right
@@ -178,7 +178,7 @@ def joined(left: Any, right: Any) -> Any:
 
 
 def repeated(value: Any, count: int) -> Any:
-    """A list or tuple ``count`` times over. Raises TooMuchError."""
+    """Repeat a list or tuple ``count`` times. Raises TooMuchError."""
     total = weight(value) * max(count, 0)
     _verify_weight(total)
     return _made(MadeList if isinstance(value, list) else MadeTuple, value * count, total)

@@ -1,6 +1,6 @@
-"""Operators, methods and filters of templates that check the budget before they compute.
+"""Operators, methods and filters of templates that charge the budget before they compute.
 
-Each of them can make a large value from small ones (``template_budget``).
+Each of these operations can create a large value from small ones (``template_budget``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sglang.srt.tokenizer.template_budget import (
 SPACES = " \t\n\r\f\v\x1c\x1d\x1e\x1f"
 WIDE_SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
 LINE_ENDS = "\n\r\f\v\x1c\x1d\x1e\x85\u2028\u2029"
-PLACES = 100  # digits of a rounded number; characters of an indent
+PLACES = 100  # most digits of a rounded number, and most characters of an indent
 _WIDE = re.compile(  # a format with a large or variable width
     r"%(\([^)]*\))?[-+ #0]*(\d*\.)?(\d{3,}|\*)|\{[^{}:]*:[^{}]*?(\d{3,}|\{)"
 )
@@ -137,7 +137,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as chat templates expect it of ``tojson``: nothing is escaped for HTML."""
+    """Return JSON in the form that chat templates expect of ``tojson``: without HTML escapes."""
     if isinstance(value, Undefined):
         raise TypeError("an undefined value has no JSON")
     if environment.nests:

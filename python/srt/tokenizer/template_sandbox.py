@@ -1,9 +1,10 @@
 """Sandbox: the jinja2 environment of chat templates, with limits of time and memory.
 
-jinja2's own sandbox keeps templates from Python's internals. This one also bounds their work, since
-a template comes with a model from anywhere. The time is checked in every turn of a loop, call of a
-macro, filter or test. Operations that can make large values from small ones (operators, filters,
-methods of texts, blocks) charge the characters before they make them (``template_budget``).
+jinja2's own sandbox blocks access to Python's internals. This one also bounds a template's work,
+because a template comes with a model and is not trusted. The time is checked in every iteration of
+a loop and every call of a macro, filter or test. Operations that can create large values from small
+ones (operators, filters, methods of texts, blocks) first charge their characters
+(``template_budget``).
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from sglang.srt.tokenizer.template_operations import (
     check_width,
 )
 
-_WITHOUT = (  # filters without a use here that can make large values
+_WITHOUT = (  # removed filters: chat templates do not need them, and they can create large values
     "batch", "center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlencode",
     "urlize", "wordcount", "wordwrap", "xmlattr",
 )  # fmt: skip
-_CUTS = {"list", "max", "min", "sort", "title", "unique"}  # make parts of a text
-_COLLECTS = {"groupby", "list"}  # make a list in which one value may be many times
+_CUTS = {"list", "max", "min", "sort", "title", "unique"}  # filters that cut a text into parts
+_COLLECTS = {"groupby", "list"}  # filters whose list may contain one value many times
 _NESTS = re.compile(r"\bgroupby\b|\bdict\b|\bnamespace\b.*\bnamespace\b", re.DOTALL)
 # Filters and tests that cost next to nothing, whatever their arguments.
 _QUICK_FILTERS = {"abs", "count", "first", "float", "int", "length"}
@@ -56,7 +57,7 @@ _QUICK_TESTS = {
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the model's own text, for training; here it changes nothing."""
+    """``{% generation %}``, which marks the model's own text for training; it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -98,7 +99,7 @@ class _Code(CodeGenerator):
         self._made(node, super().visit_Dict, frame)
 
     def _made(self, node: Any, visit: Callable[[Any, Frame], None], frame: Frame) -> None:
-        """A literal that holds no constants alone knows what it counts for."""
+        """Write a literal. If it has non-constant parts, wrap it so that it stores its weight."""
         varies = _varies(node)
         self.write("environment.nested(" if varies else "")
         visit(node, frame)
@@ -112,7 +113,7 @@ class _Code(CodeGenerator):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment. Renderings run inside ``with limited(...)``."""
+    """The jinja2 environment of chat templates. Render inside ``with limited(...)``."""
 
     code_generator_class = _Code
     intercepted_binops = frozenset(("*", "**", "%", "+"))
@@ -140,7 +141,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def tilde(parts: Iterable[Any]) -> str:
-        """``a ~ b``."""
+        """Evaluate the operator ``~``: join the parts as texts."""
         return concat([str(weigh(part)) for part in parts])
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -174,7 +175,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.binop_table[operator](left, right)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(argument, tuple):  # all parts of a tuple are hashed
+        if isinstance(argument, tuple):  # hashing a tuple visits all of its parts
             tick()
         return super().getitem(obj, argument)
 
@@ -190,12 +191,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _varies(literal: nodes.Node) -> bool:
-    """Whether a literal holds more than constants."""
+    """Whether a literal has parts that are not constants."""
     return any(not isinstance(child, nodes.Const) for child in literal.iter_child_nodes())
 
 
 def _measured(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter or test, with a check of the time and a charge for the texts it makes."""
+    """Return the filter or test, extended by a time check and a charge for the texts it makes."""
 
     @wraps(function)
     def measured(*args: Any, **kwargs: Any) -> Any:

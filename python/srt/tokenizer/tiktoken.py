@@ -19,7 +19,7 @@ def looks_so(data: bytes) -> bool:
 
 
 def parse(data: bytes) -> dict[bytes, int]:
-    """Ranks by token. Raises ValueError."""
+    """Return the ranks by token. Raises ValueError."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
@@ -46,9 +46,9 @@ def parse(data: bytes) -> dict[bytes, int]:
 
 
 def family(kind: str, ranks: dict[bytes, int]) -> tuple[tuple[str, ...], list[Added], str]:
-    """Patterns, control tokens and the name of the first token, "" where there is none; ``kind`` is
-    what the model's configuration calls itself. Raises ValueError for a family that is not
-    known."""
+    """Return the split patterns, the control tokens and the name of the bos token ("" for none) of
+    a model family. ``kind``: tokenizer class and model type of the model's configuration. Raises
+    ValueError for an unknown family."""
     known = kind.lower()
     after = max(ranks.values()) + 1
     if "qwen" in known:

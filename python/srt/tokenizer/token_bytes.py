@@ -1,11 +1,11 @@
 """The exact bytes of every vocabulary entry.
 
-A ``tokenizer.json`` writes its vocabulary in one of two ways:
+A ``tokenizer.json`` has its vocabulary in one of two notations:
 
     byte-level     each byte is one printable character (GPT-2's table): "Ġthe" is b" the"
     sentencepiece  a space is "▁"; a byte without a piece of its own is "<0xNN>"
 
-Added tokens (control tokens included) are literal text in both.
+Added tokens (control tokens included) are literal text in both notations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The printable character of each byte, inverted.
+    """Return the byte of each printable character of the byte-level notation.
 
     Printable Latin-1 bytes stand for themselves; the other 68 are numbered from U+0100 on, in
     order (Radford et al. 2019, section 2.2: byte-level BPE without unknown tokens).
@@ -31,10 +31,10 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def piece_bytes(vocab: Mapping[str, int], layout: Mapping[str, Any]) -> list[bytes]:
-    """Bytes by token id; an id without an entry is ``b""``.
+    """Return the bytes by token id; an id without an entry has ``b""``.
 
-    ``vocab`` maps pieces to ids; ``layout`` is the parsed ``tokenizer.json``. Raises ValueError
-    where the vocabulary is written in neither way.
+    ``vocab``: ids by piece; ``layout``: the parsed ``tokenizer.json``. Raises ValueError if the
+    vocabulary has neither notation.
     """
     decoders = list(_parts(layout.get("decoder"), "decoders"))
     kinds = {part["type"] for part in decoders}
@@ -66,7 +66,7 @@ def piece_bytes(vocab: Mapping[str, int], layout: Mapping[str, Any]) -> list[byt
 
 
 def _parts(section: Mapping[str, Any] | None, nested: str) -> Iterator[Mapping[str, Any]]:
-    """The components of a section, a Sequence unfolded."""
+    """Yield a section and its nested components."""
     if section:
         yield section
         for part in section.get(nested) or []:
@@ -74,7 +74,7 @@ def _parts(section: Mapping[str, Any] | None, nested: str) -> Iterator[Mapping[s
 
 
 def _space(decoders: list[Mapping[str, Any]]) -> str | None:
-    """The character that stands for a space."""
+    """Return the character that represents a space, or None."""
     for part in decoders:
         if part["type"] == "Metaspace":
             return str(part.get("replacement", "▁"))

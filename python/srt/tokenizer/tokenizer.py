@@ -1,4 +1,4 @@
-"""Tokenizer: text to ids and back, made from a model's files (``tokenizer/tokenizer_source``)."""
+"""Tokenizer: converts text to ids and back, by a model's files (``tokenizer/tokenizer_source``)."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ log = logging.getLogger("sglang.tokenizer")
 
 __all__ = ["EMBEDDED", "LONG", "Tokenizer", "TokenizerError"]
 
-LONG = 1 << 12  # characters from which on ``encode`` lets other threads run meanwhile
-HUGE = 1 << 15  # and leaves tens of megabytes of garbage in the heap
-MAX_NAME, MAX_NAMES = 1 << 8, 1 << 18  # characters of a control token, and of all
-MARKS = ("\n", "\x00")  # before a text; hardly any tokenizer merges them with it
+LONG = 1 << 12  # characters from which on ``encode`` releases the GIL
+HUGE = 1 << 15  # characters from which on the heap is trimmed: tens of megabytes become free
+MAX_NAME, MAX_NAMES = 1 << 8, 1 << 18  # most characters of a control token, and of all together
+MARKS = ("\n", "\x00")  # texts that hardly any tokenizer merges with a following text
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 class Tokenizer:
-    """Text to ids and back.
+    """A model's tokenizer and chat template.
 
     Attributes:
-        path: the directory or GGUF file it was read from.
-        token_bytes: bytes of every id; control tokens are their literal text. The text of ids is
-            the concatenation, read as UTF-8 with errors replaced.
-        special_ids: control tokens, hidden by ``skip_special``.
+        path: the directory or GGUF file that was read.
+        token_bytes: bytes of every id; those of a control token are its literal text. The text of
+            ids is the concatenation of their bytes, decoded as UTF-8 with errors replaced.
+        special_ids: ids of control tokens, which ``skip_special`` hides.
         eos_ids: ids that end a generation.
-        bos_id: the id that begins every sequence, None where the model has none.
+        bos_id: the id that begins every sequence; None if the model has none.
         before, after: ids that ``encode`` puts before and after a text.
         vocab_size: one more than the largest id.
-        longest: bytes of the longest token.
-        control_tokens: keeps control tokens in the texts of users plain text.
+        longest: number of bytes of the longest token.
+        control_tokens: escapes control tokens in the texts of users.
     """
 
     def __init__(self, path: Path, chat_template: str = "") -> None:
-        """Read directory or file ``path``; ``chat_template`` is the template to prefer, its path or
-        the name of a built-in one.
+        """Read directory or file ``path``. ``chat_template``: path of a template, or name of a
+        built-in one, to use in place of the model's.
 
         Raises TokenizerError.
         """
@@ -86,8 +86,8 @@ class Tokenizer:
         self._template = self._find_template(chat_template)
 
     def _added_tokens(self, layout: dict[str, Any]) -> list[dict[str, Any]]:
-        """The layout's added tokens, with the ids that the library gives them: it ignores those in
-        the file. Raises ValueError."""
+        """Return the layout's added tokens with the ids that the library gives them. The library
+        ignores the ids in the file. Raises ValueError."""
         listed = layout.get("added_tokens") or []
         names = [entry["content"] for entry in listed if entry.get("special")]
         if max(map(len, names), default=0) > MAX_NAME or sum(map(len, names)) > MAX_NAMES:
@@ -116,10 +116,10 @@ class Tokenizer:
     # -- text and ids ---------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> array[int]:
-        """Ids of ``text`` (int32); control tokens written in it are recognised.
+        """Return the ids of ``text`` (int32). Control tokens written in the text are recognised.
 
-        ``add_special_tokens`` puts the model's own before and after it, unless ``text`` already
-        begins (ends) with them. Raises ValueError on lone surrogates.
+        ``add_special_tokens`` adds the ids ``before`` and ``after``, unless the text already begins
+        (ends) with them. Raises ValueError on lone surrogates.
         """
         found = array("i")
         for piece in self.pieces(text):
@@ -127,17 +127,18 @@ class Tokenizer:
         return self.framed(found) if add_special_tokens else found
 
     def pieces(self, text: str) -> Iterable[str]:
-        """Pieces whose ids in a row are those of the text, so that a long text takes memory piece
-        by piece; the text itself where this tokenizer cannot cut it."""
+        """Return pieces of a text whose concatenated ids are the text's ids. Tokenizing pieces
+        takes less memory. If this tokenizer cannot cut texts, the only piece is the text."""
         return pieces(text) if self._can_cut else (text,)
 
     def last_cut(self, text: str) -> int:
-        """The last position of the text at which its ids and those of what is after, whatever
-        follows the text, are apart; 0: there is none, or this tokenizer cannot cut."""
+        """Return the last position at which the text can be cut: the ids before it do not depend on
+        the text after it. 0: there is none, or this tokenizer cannot cut texts."""
         return last_cut(text) if self._can_cut else 0
 
     def encode_pieces(self, texts: Sequence[str]) -> list[array[int]]:
-        """``encode_piece`` of each text. Raises ValueError on lone surrogates."""
+        """Return the result of ``encode_piece`` for each text. Raises ValueError on lone
+        surrogates."""
         try:
             found = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:
@@ -147,7 +148,7 @@ class Tokenizer:
         return [array("i", each.ids) for each in found]
 
     def encode_piece(self, text: str) -> array[int]:
-        """Ids of one of ``pieces``. Raises ValueError on lone surrogates."""
+        """Return the ids of one of ``pieces``. Raises ValueError on lone surrogates."""
         try:
             if len(text) < LONG:
                 found = self._model.encode(text, add_special_tokens=False).ids
@@ -162,8 +163,8 @@ class Tokenizer:
         return array("i", found)
 
     def encode_behind(self, text: str) -> array[int]:
-        """Ids of a text behind another one, whose ids are known. Control tokens are recognised, but
-        for those that ``control_tokens`` has marked. Raises ValueError on lone surrogates."""
+        """Return the ids of a text that follows another text. Control tokens are recognised, except
+        those that ``control_tokens`` has escaped. Raises ValueError on lone surrogates."""
         infix, escaper = self._infix, self.control_tokens
         marked = infix.mark + text
         try:
@@ -180,7 +181,7 @@ class Tokenizer:
         return InfixEncoder(self._model, self.token_bytes)
 
     def framed(self, ids: array[int]) -> array[int]:
-        """The ids of a text with the model's own before and after them, once."""
+        """Return the ids of a text with ``before`` and ``after`` added, unless they are there."""
         before, after = array("i", self.before), array("i", self.after)
         if before and ids[: len(before)] != before:
             ids = before + ids
@@ -189,25 +190,25 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """Text of ``ids``; ids past the vocabulary have none."""
+        """Return the text of ``ids``. Ids beyond the vocabulary have no text."""
         table = self.token_bytes
         hidden: frozenset[int] = self.special_ids if skip_special else frozenset()
         pieces = (table[i] for i in ids if 0 <= i < len(table) and i not in hidden)
         return b"".join(pieces).decode("utf-8", "replace")
 
     def detokenizer(self, skip_special: bool = True) -> Detokenizer:
-        """A fresh incremental decoder."""
+        """Return a new incremental decoder."""
         return Detokenizer(self.token_bytes, self.special_ids if skip_special else ())
 
     def id_of(self, piece: str) -> int | None:
-        """The id of an added token or a vocabulary entry, None where there is none."""
+        """Return the id of an added token or a vocabulary entry; None for an unknown one."""
         if not piece:
             return None
         found = self._added.get(piece)
         return self._model.token_to_id(piece) if found is None else found
 
     def vocabulary(self, size: int = 0, eos: Sequence[int] = ()) -> Vocabulary:
-        """The vocabulary for grammars. ``size`` is the number of logits, ``eos`` the model's own
+        """Return the vocabulary for grammars. ``size``: number of logits. ``eos``: the model's own
         end tokens."""
         plain = tokenizers.Tokenizer.from_str(self._text)
         plain.encode_special_tokens = True  # control tokens in a text are plain text
@@ -229,7 +230,7 @@ class Tokenizer:
         return self._template.source if self._template else None
 
     def encode_escaped(self, text: str) -> array[int]:
-        """Ids of a rendered conversation that holds marks of ``control_tokens``. Raises ValueError
+        """Return the ids of a rendered conversation with escaped control tokens. Raises ValueError
         on lone surrogates."""
         try:
             found = array("i", self.control_tokens.encode(text))
@@ -249,7 +250,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt text of a conversation. Raises ChatTemplateError."""
+        """Return the prompt text of a conversation. Raises ChatTemplateError."""
         if self._template is None:
             raise ChatTemplateError(
                 f"the model in {self.path} has no chat template; pass a path or one of "
@@ -266,7 +267,7 @@ class Tokenizer:
                 )
         else:
             source = self._config.get("chat_template")
-        if isinstance(source, list):  # several, by name
+        if isinstance(source, list):  # several templates with names
             entries = [entry for entry in source if isinstance(entry, dict)]
             named = {str(entry.get("name")): entry.get("template") for entry in entries}
             source = named.get("default") or next(iter(named.values()), None)
@@ -291,7 +292,8 @@ class Tokenizer:
         return names
 
     def _surroundings(self) -> tuple[list[int], list[int]]:
-        """Ids put before and after every text: the post-processor's, unless the config decides."""
+        """Return the ids put before and after every text: those of the tokenizer's post-processor,
+        unless the configuration (``add_bos_token``, ``add_eos_token``) overrides them."""
         plain = self._model.encode("a", add_special_tokens=False).ids
         whole = self._model.encode("a", add_special_tokens=True).ids
         at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
@@ -306,14 +308,14 @@ class Tokenizer:
 
 
 class InfixEncoder:
-    """Encodes texts as they are tokenized in the middle of a longer one.
+    """Encodes texts as if they were in the middle of a longer text.
 
-    Sentencepiece-style tokenizers put a space before a text. Such a text is encoded after a mark,
-    and the mark's tokens are left out. Where the mark cannot be separated, the text's own tokens
-    are returned; their bytes then begin with the space.
+    Sentencepiece-style tokenizers put a space before a text. To avoid this, a text is encoded after
+    a mark, and the mark's tokens are removed. If the tokenizer merges every mark with the text, the
+    text is encoded without a mark; its bytes then begin with the space.
 
     Attributes:
-        mark: the text before each text; "" where none is needed.
+        mark: the text put before each text; "" if none is needed.
     """
 
     def __init__(self, model: tokenizers.Tokenizer, table: Sequence[bytes]) -> None:
@@ -324,7 +326,7 @@ class InfixEncoder:
         self.mark = ""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text."""
+        """Return the token ids of each text."""
         if len(texts) == 1:
             found = [self._model.encode(self.mark + texts[0], add_special_tokens=False).ids]
         else:
@@ -338,7 +340,7 @@ class InfixEncoder:
         return b"".join(self._table[i] for i in ids) == b"a"
 
     def without_mark(self, ids: list[int]) -> list[int]:
-        """Token ids of a text that was encoded after the mark, without those of the mark."""
+        """Return the ids of a text that was encoded after the mark, without the mark's ids."""
         if not self.mark:
             return ids
         seen = b""
@@ -350,7 +352,8 @@ class InfixEncoder:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a template's file; None where there is none."""
+    """Return the text of a template's file; None if the file does not exist. Raises
+    TokenizerError."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

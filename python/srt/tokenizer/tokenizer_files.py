@@ -1,4 +1,4 @@
-"""TokenizerError, and reading of a model's tokenizer files: bounded, and inside its directory."""
+"""TokenizerError, and bounded reading of a model's tokenizer files inside the model's directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TokenizerError(ValueError):
 
 @contextmanager
 def told(path: Path) -> Iterator[None]:
-    """Raise errors of the block as a TokenizerError that names the file."""
+    """Convert errors of the block to a TokenizerError that names the file."""
     try:
         yield
     except BaseException as error:
@@ -30,8 +30,8 @@ def told(path: Path) -> Iterator[None]:
 
 
 def failed(error: BaseException, path: Path) -> BaseException:
-    """The TokenizerError for an exception, or for a panic of the Rust library, which is no
-    ``Exception``. Other BaseExceptions are returned as they are."""
+    """Return the TokenizerError for an exception, or for a panic of the Rust library (which is not
+    an ``Exception``). Other BaseExceptions are returned unchanged."""
     panic = type(error).__name__ == "PanicException"
     if isinstance(error, TokenizerError) or not (panic or isinstance(error, Exception)):
         return error
@@ -40,7 +40,7 @@ def failed(error: BaseException, path: Path) -> BaseException:
 
 
 def read_bytes(directory: Path, name: str, most: int = MAX_CONFIG) -> bytes | None:
-    """The file, None where there is none. Raises TokenizerError."""
+    """Return the bytes of a file; None if there is no such file. Raises TokenizerError."""
     path = directory / name
     if not path.exists() and not path.is_symlink():
         return None
@@ -64,7 +64,8 @@ def read_text(directory: Path, name: str, most: int = MAX_CONFIG) -> str | None:
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The file's object, {} where there is none or it is empty. Raises TokenizerError."""
+    """Return the JSON object of a file; {} if the file is missing or empty. Raises
+    TokenizerError."""
     source = read_text(directory, name)
     try:
         value = json.loads(source) if source else {}

@@ -1,4 +1,4 @@
-"""Other tokenizer formats written as a ``tokenizer.json``, which the library reads."""
+"""Conversion of other tokenizer formats to a ``tokenizer.json``, which the library reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 
 @dataclass(frozen=True)
 class Added:
-    """A token that is found in a text before anything else. ``special``: a control token."""
+    """A token that is matched in a text before the text is split. ``special``: a control token."""
 
     id: int
     content: str
@@ -62,8 +62,8 @@ def _bpe(vocab: Mapping[str, int], merges: Iterable[Sequence[str]], **more: Any)
 
 
 def _numbered(vocab: Mapping[str, int], added: Iterable[Added]) -> dict[str, int]:
-    """The vocabulary, with the added tokens to which the library would give other ids: it numbers
-    tokens that are not in the vocabulary from its size on."""
+    """Return the vocabulary. The added tokens are included if the library would number them
+    otherwise: it numbers tokens that are not in the vocabulary from the vocabulary's size on."""
     tail = sorted((token.id, token.content) for token in added if token.content not in vocab)
     dense = max(vocab.values(), default=-1) == len(vocab) - 1
     if dense and [i for i, _ in tail] == list(range(len(vocab), len(vocab) + len(tail))):
@@ -78,8 +78,8 @@ def byte_level(
     added: Sequence[Added] = (),
     whole: bool = True,
 ) -> dict[str, Any]:
-    """Byte-level BPE over pieces in GPT-2's alphabet. A text is cut by each of ``patterns`` in
-    turn. ``whole``: a part that is a token needs no merges."""
+    """Return the layout of a byte-level BPE over pieces in GPT-2's alphabet. A text is split by
+    each of ``patterns`` in turn. ``whole``: a part that is itself a token needs no merges."""
     bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
                 "use_regex": False}  # fmt: skip
     parts = [*map(_split, patterns), bytewise]
@@ -90,8 +90,8 @@ def byte_level(
 def from_ranks(
     ranks: Mapping[bytes, int], patterns: Sequence[str], added: Sequence[Added]
 ) -> dict[str, Any]:
-    """Byte-level BPE with tokens in order of rank alone (tiktoken): the pair of neighbours that
-    makes the token of the lowest rank merges first."""
+    """Return the layout of a byte-level BPE given only the tokens' ranks (tiktoken): the pair of
+    neighbours that forms the token of the lowest rank merges first."""
     letters = {byte: char for char, byte in byte_alphabet().items()}
     spelled = {piece: "".join(letters[byte] for byte in piece) for piece in ranks}
     pairs = [
@@ -102,7 +102,8 @@ def from_ranks(
 
 
 def splits(order: Iterable[Any], known: Mapping[Any, int]) -> list[tuple[Any, Any]]:
-    """Merges: every way to make a piece of two, pieces in ``order``."""
+    """Return the merges: for each piece of ``order``, all pairs of known pieces that form it.
+    Raises ValueError for a piece that is too long."""
     found = []
     for piece in order:
         if len(piece) > MAX_PIECE:
@@ -121,13 +122,13 @@ class SentencePieces:
     """A sentencepiece vocabulary (Kudo and Richardson 2018).
 
     Attributes:
-        texts, scores, types: by id; a space is "▁".
-        unigram: the most probable pieces (Kudo 2018), else BPE in the order of scores.
-        unknown: id of the piece for what no other has.
-        prefix: a text begins with a space; of the parts between control tokens each (``legacy``)
-            or the first.
-        squeeze: spaces at the ends and repeated ones are left out.
-        charsmap: the compiled normal form.
+        texts, scores, types: one entry for each id; a space in a text is "▁".
+        unigram: choose the most probable pieces (Kudo 2018); otherwise BPE in the order of scores.
+        unknown: id of the piece for text that no other piece covers; None: there is none.
+        prefix: put a space before a text. ``legacy``: before each part between control tokens;
+            otherwise only before the first part.
+        squeeze: remove spaces at the ends, and repeated spaces.
+        charsmap: the compiled normalization map.
     """
 
     texts: Sequence[str]
@@ -143,7 +144,7 @@ class SentencePieces:
 
 
 def sentencepiece(pieces: SentencePieces, more: Sequence[Added] = ()) -> dict[str, Any]:
-    """The layout of a vocabulary. ``more``: added tokens beside it. Raises ValueError."""
+    """Return the layout of a vocabulary. ``more``: further added tokens. Raises ValueError."""
     texts, types = pieces.texts, pieces.types
     if not 0 < len(texts) == len(pieces.scores) == len(types) <= MAX_TOKENS:
         raise ValueError(
@@ -206,9 +207,9 @@ def _spm_bpe(pieces: SentencePieces, added: Sequence[Added]) -> dict[str, Any]:
 
 
 def _unigram(pieces: SentencePieces, added: Sequence[Added]) -> dict[str, Any]:
-    """A unigram model. Pieces that a user defined get a score that every segmentation takes."""
+    """Return a unigram model. User-defined pieces get a score so high that they are always used."""
     normal = [s for s, type in zip(pieces.scores, pieces.types) if type == NORMAL]
-    lowest, own = min(normal, default=0.0), -0.1  # sentencepiece's, where all others are below it
+    lowest, own = min(normal, default=0.0), -0.1  # sentencepiece's score if all others are lower
 
     def score(i: int) -> float:
         type = pieces.types[i]
@@ -229,8 +230,8 @@ def _unigram(pieces: SentencePieces, added: Sequence[Added]) -> dict[str, Any]:
 
 
 def _isolated(user: Iterable[str], hidden: Iterable[str]) -> str:
-    """A pattern of the user's own pieces, the longest first, and of the first character of hidden
-    pieces, which no text may become."""
+    """Return a pattern of user-defined pieces, the longest first, and of the first character of
+    hidden pieces. Splitting there prevents any text from becoming a hidden piece."""
     firsts = broken(text for text in hidden if len(text) > 1)
     own = map(re.escape, sorted(user, key=len, reverse=True))
     return "|".join(filter(None, [firsts, *own])) or "(?!)"

@@ -1,4 +1,4 @@
-"""TokenizerSource: a tokenizer as read from any of the files that models bring.
+"""TokenizerSource: a tokenizer that was read from any of the supported file formats.
 
 A directory is searched, in this order, for ``tokenizer.json``; ``tokenizer.model`` (sentencepiece,
 or tiktoken's format under that name); ``*.tiktoken``; ``vocab.json`` with ``merges.txt``; a GGUF
@@ -36,10 +36,10 @@ class TokenizerSource:
     """The parts of a tokenizer.
 
     Attributes:
-        path: the file it was read from, for messages.
-        layout: a parsed ``tokenizer.json``; ``text``: the same, as JSON.
+        path: the file that was read, for messages.
+        layout: a parsed ``tokenizer.json``. text: its JSON text.
         config: a parsed ``tokenizer_config.json``.
-        ends: ids that end a generation, besides the config's end token.
+        ends: ids that end a generation, in addition to the configuration's end token.
     """
 
     path: Path
@@ -158,7 +158,7 @@ def _merges(directory: Path, config: dict[str, Any]) -> TokenizerSource | None:
             raise ValueError("a line of merges.txt is not two tokens")
         qwen = "qwen" in str(config.get("tokenizer_class")).lower()
         added = _more(directory, config)
-        if not added and ids.get("<|endoftext|>") is not None:  # GPT-2's has no other
+        if not added and ids.get("<|endoftext|>") is not None:  # GPT-2's only control token
             added = [Added(ids["<|endoftext|>"], "<|endoftext|>")]
             config.setdefault("eos_token", "<|endoftext|>")
         pattern = PATTERNS["qwen2" if qwen else "gpt2"]
@@ -170,7 +170,7 @@ def _merges(directory: Path, config: dict[str, Any]) -> TokenizerSource | None:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """The values of ``tokenizer_config.json``, or of other files where it lacks them."""
+    """Return the values of ``tokenizer_config.json``; missing ones are read from other files."""
     named = read_json(directory, "special_tokens_map.json")
     config = {k: v for k, v in named.items() if k in _ROLES}
     config |= read_json(directory, "tokenizer_config.json")
@@ -193,15 +193,15 @@ def _ends(directory: Path) -> tuple[int, ...]:
 
 
 def token_id(value: Any, what: str) -> int:
-    """Return ``value``, a token id. Raises TokenizerError, which calls it ``what``, where it is
-    none."""
+    """Return ``value`` if it is a valid token id. Otherwise raises TokenizerError. ``what``: name
+    of the value in the message."""
     if type(value) is not int or not 0 <= value < MAX_TOKENS:
         raise TokenizerError(f"{what} is {value!r:.80}; ids are integers in [0, {MAX_TOKENS})")
     return value
 
 
 def _more(directory: Path, config: Mapping[str, Any]) -> list[Added]:
-    """Added tokens that a model's configuration lists."""
+    """Return the added tokens that a model's configuration lists. Raises TokenizerError."""
     found: dict[int, Added] = {}
     for content, number in read_json(directory, "added_tokens.json").items():
         number = token_id(number, f"{directory / 'added_tokens.json'}: {content!r:.40}")

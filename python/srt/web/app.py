@@ -1,4 +1,4 @@
-"""The ASGI application: every route behind its guards, and how errors leave."""
+"""The ASGI application: all routes behind their guards, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from starlette.types import Receive, Scope, Send
 
 
 def make_app(state: ServerState) -> Starlette:
-    """An application of one server; ``app.state.server`` is its state."""
+    """Return the application of a server; ``app.state.server`` is the server's state."""
     paths: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
-    # Starlette tries one route after the other, so those that generate are the first, and those
-    # with parameters the last: a name of a path is no id.
+    # Starlette tries routes in order. Streaming routes are first, so that they are found quickly.
+    # Routes with parameters are last, so that no fixed path is taken for an id.
     for route in sorted(ROUTES, key=lambda route: ("{" in route.path, not route.streams)):
         paths[route.path][route.method] = route.handler
-    for path in ("/", "/health", *PROBES):  # as Ollama's command and load balancers ask
+    for path in ("/", "/health", *PROBES):  # Ollama's command and load balancers send HEAD
         paths[path]["HEAD"] = paths[path]["GET"]
     paths["/openapi.json"]["GET"], paths["/docs"]["GET"] = _described(state)
     served = [Route(path, _Endpoint(state, handlers), methods=list(handlers))
@@ -51,9 +51,9 @@ def make_app(state: ServerState) -> Starlette:
 
 
 class _Endpoint:
-    """All methods of one path, as an ASGI application: Starlette answers others with 405.
+    """All methods of one path, as an ASGI application. Starlette answers other methods with 405.
 
-    Errors are answered here, because Starlette would log those that are expected.
+    The class converts errors to responses itself, because Starlette would log expected ones.
     """
 
     def __init__(self, state: ServerState, handlers: dict[str, Handler]) -> None:
@@ -75,8 +75,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 def _described(state: ServerState) -> tuple[Handler, Handler]:
-    """The handlers of /openapi.json and /docs. The document is made from the routes at the first
-    request."""
+    """Return the handlers of /openapi.json and /docs. The document is made from the routes at the
+    first request."""
 
     def secured(path: str) -> bool:
         tenants = state.tenants

@@ -1,8 +1,8 @@
-"""Drain: a server takes no new request, and its open ones end in a bounded time.
+"""Drain: the server takes no new requests, and open requests end within a bounded time.
 
 serving    every request is taken
 draining   from ``begin`` on: new requests get 503, open ones may finish
-drained    ``over`` is set: none is open, or the time is up and those left have ended with an error
+drained    ``over`` is set: all requests have finished, or the rest was ended after ``timeout``
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from sglang.srt.requests.request_error import RequestError
 
 log = logging.getLogger("sglang.server")
 
-_POLL = 0.02  # seconds between two looks at the open requests
+_POLL = 0.02  # seconds between two checks of the number of open requests
 
 
 class Drain:
     """The drain of one server.
 
     Args:
-        timeout: seconds that open requests may take.
-        pending: counts open requests.
-        end: ends all that are open with an error.
+        timeout: seconds after which open requests are ended.
+        pending: returns the number of open requests.
+        end: ends all open requests with an error.
 
     Attributes:
-        begun: no new request is taken.
+        begun: the drain has begun: no new request is taken.
         over: set when the drain has ended.
     """
 
@@ -44,7 +44,7 @@ class Drain:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Begin the drain; a drain that has begun goes on with the deadline that it has."""
+        """Begin the drain. A drain that has begun keeps its deadline."""
         if self.begun:
             return
         self.begun, self._deadline = True, time.monotonic() + self._timeout
@@ -52,8 +52,8 @@ class Drain:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def status(self) -> dict[str, object]:
-        """Whether it has begun, how many requests are open, and the seconds that they still have
-        (None before it has begun)."""
+        """Return whether the drain has begun, the number of open requests, and the seconds until
+        their deadline (None before the drain)."""
         left = max(self._deadline - time.monotonic(), 0.0) if self.begun else None
         return {"draining": self.begun, "pending": self._pending(), "seconds_left": left}
 

@@ -1,8 +1,9 @@
 """Journal: the end of each HTTP request, written to the metrics, the trace and the log.
 
-With ``--log-requests`` one line a request, when it has ended. ``--log-requests-level``: 0 nothing
-of prompts, parameters and answers, 1 the sampling parameters, 2 also the beginnings of prompts and
-texts, 3 all of them. A request with ``no_logs`` is logged as with 0.
+With ``--log-requests`` each request gets one log line when it has ended. Contents by
+``--log-requests-level``: 0 neither prompts, parameters nor answers; 1 the sampling parameters; 2
+also the beginnings of prompts and texts; 3 whole prompts and texts. A request with ``no_logs`` is
+logged as with level 0.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("sglang.requests")
 
-OTHER = "other"  # the route of paths that no route has
+OTHER = "other"  # route label of unknown paths
 QUIET = ("/health", "/metrics", "/livez", "/readyz", "/startupz")
-"""Paths polled all the time: logged where something is wrong."""
+"""Paths that are polled continuously, so only their errors are logged."""
 
 STREAMS = frozenset({EVENTS.encode(), LINES.encode()})
-BEGINNING = 256  # characters of a text, tokens of a prompt
+BEGINNING = 256  # characters of a text, or tokens of a prompt, that level 2 logs
 
 
 class Journal:
-    """ASGI middleware, the outermost. ``paths`` are the templates of all routes."""
+    """The outermost ASGI middleware. ``paths``: path templates of all routes."""
 
     def __init__(self, app: ASGIApp, state: ServerState, paths: Collection[str]) -> None:
         self._app, self._state, self._paths = app, state, frozenset(paths)
@@ -64,7 +65,7 @@ class Journal:
                 log.info("request", extra={"fields": self._fields(found)})
 
     def _route(self, scope: Scope) -> str:
-        """The template of the path, also where the request was refused before it got there."""
+        """Return the path template of a request, also of one that was refused before routing."""
         if "route" in scope:
             return str(scope["route"].path)
         return scope["path"] if scope["path"] in self._paths else OTHER
@@ -88,13 +89,13 @@ class Journal:
         return fields
 
     def _parameters(self, sampling: SamplingParams) -> Any:
-        """The parameters that were set."""
+        """Return the sampling parameters that were set, with texts cut below level 3."""
         plain = msgspec.to_builtins(sampling, str_keys=True)
         return plain if self._level >= 3 else _beginnings(plain)
 
 
 def facts(found: RequestRecord) -> dict[str, Any]:
-    """Facts of a request that has ended, without any text of it."""
+    """Return the facts of a request that has ended, without its texts."""
     fields: dict[str, Any] = {
         "id": found.request_id,
         "method": found.method,
@@ -122,7 +123,7 @@ def facts(found: RequestRecord) -> dict[str, Any]:
 
 
 def _beginnings(value: Any) -> Any:
-    """Plain data with its texts cut."""
+    """Return plain data with all texts cut to ``BEGINNING`` characters."""
     if isinstance(value, str):
         return value[:BEGINNING]
     if isinstance(value, dict):
@@ -131,7 +132,8 @@ def _beginnings(value: Any) -> Any:
 
 
 def _watched(send: Send, found: RequestRecord, streaming: Any) -> Send:
-    """``send`` that notes what leaves."""
+    """Wrap ``send`` to record status, request id, tenant, and whether the answer was sent whole.
+    ``streaming`` is called once if the answer is a stream."""
 
     async def watched(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,13 +1,13 @@
-"""Launch: bind the port, start the engine process, serve, drain, leave nothing behind.
+"""Launch: bind the port, start the engine process, serve, drain, and clean up.
 
-The engine process is started before this one imports the server (``sglang.srt.web.serving``):
-its own imports and its model take longer than everything here.
+The engine process is started before this process imports the server (``sglang.srt.web.serving``),
+because the engine's imports and model take longer than all other steps.
 
-bound      the port is ours; a port in use ends the launch before a model is read
+bound      the port is bound; a port in use ends the launch before a model is read
 loading    the engine process reads the model
-serving    the first line of standard output is out
+serving    the first line of standard output was printed
 draining   after SIGTERM, SIGINT, SIGHUP or POST /drain: new requests get 503, open ones may finish
-(ended)    by the end of a signal's drain, a second signal, or because the engine was lost for good
+(ended)    after the drain of a signal, by a second signal, or because the engine was lost for good
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from sglang.srt.system import logs
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, and every flag of the server."""
+    """Add the model argument and every flag of the server."""
     add_model_argument(parser)
     add_arguments(parser)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal; the exit code."""
+    """Serve until a signal. Return the exit code."""
     parser = Parser(
         prog="python -m sglang.launch_server",
         description="Serve a model over HTTP: OpenAI's routes under /v1, and /generate.",
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Serve as a parsed command line says."""
+    """Serve with the settings of a parsed command line. Return the exit code."""
     logs.configure(arguments.log_level, arguments.log_format)
     try:
         keys_from_environment(arguments, "api_key", "admin_api_key")
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _serve_node(config: Config) -> int:
-    """Compute ranks for the server on another machine."""
+    """Run ranks of this node for the server on another machine. Return the exit code."""
     from sglang.srt.ranks.node import run_node
 
     try:
@@ -87,14 +87,15 @@ def _serve_node(config: Config) -> int:
 
 
 def _signals_before_the_loop(config: Config) -> None:
-    """End in order, engine included, until the event loop has handlers of its own."""
+    """Install signal handlers that end the process and the engine in order. The event loop later
+    replaces them by its own."""
 
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-        reads_keys = bool(config.edge.api_keys_file)  # SIGHUP is no end there
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+        reads_keys = bool(config.edge.api_keys_file)  # SIGHUP then reads the keys again
         signal.signal(signal.SIGHUP, (lambda *_: None) if reads_keys else end)
 
 
@@ -128,7 +129,7 @@ def _serve(
 
 
 def _bind(config: Config) -> socket.socket:
-    """The listening address, taken. Raises OSError, saying what to do."""
+    """Return a socket that is bound to the listening address. Raises OSError with advice."""
     host, port = config.server.host, config.server.port
     try:
         return bind(host, port)

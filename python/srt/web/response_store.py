@@ -1,4 +1,4 @@
-"""Store: the responses that may be retrieved again, in memory, within a bound."""
+"""ResponseStore: the responses that can be retrieved later, in memory, bounded in size."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_COUNT = 10_000
-OVERHEAD = 1000  # bytes of a record besides its texts
+OVERHEAD = 1000  # bytes counted for a record in addition to its texts
 
 
 @dataclass(slots=True)
 class StoredResponse:
-    """One response, as it is answered.
+    """One stored response.
 
     Attributes:
-        tenant: its owner; no other tenant finds it.
-        previous: id of the response that it continues, "" for none.
-        items: its own input, a list of items in JSON. value: the object in JSON.
-        events: the events emitted so far, framed; None where none are kept.
-        live: its writer, as long as it is being written; until then it stays.
-        size: bytes counted for it.
+        tenant: owner of the response; other tenants cannot find it.
+        previous: id of the response that this one continues, "" for none.
+        items: the response's own input, a list of items in JSON. value: the response in JSON.
+        events: the framed events emitted so far; None if no events are kept.
+        live: the BackgroundResponse while the response is generated; such a record is not evicted.
+        size: bytes counted for the record.
     """
 
     id: str
@@ -36,21 +36,21 @@ class StoredResponse:
 
 @dataclass(slots=True)
 class _Shelf:
-    """One tenant's records, the longest unused first."""
+    """One tenant's records, the least recently used first."""
 
     records: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     size: int = 0
 
 
 class ResponseStore:
-    """Holds at most ``limit`` bytes and ``MAX_COUNT`` records.
+    """Store of at most ``limit`` bytes and ``MAX_COUNT`` records.
 
-    A new record may evict others: the tenant that holds most loses its least recently used. A
-    record is never used less recently than one that continues it, so a conversation loses its end
+    A new record may evict others: the tenant with the most bytes loses its least recently used
+    record. Using a record also uses the ones that it continues. So a conversation loses its end
     before its beginning.
 
     Attributes:
-        size: bytes held.
+        size: bytes of all records.
     """
 
     def __init__(self, limit: int) -> None:
@@ -62,7 +62,7 @@ class ResponseStore:
         return self._count
 
     def live(self, tenant: str | None = None) -> int:
-        """Number of records that are being written, of one tenant or of all."""
+        """Return the number of responses in progress, of one tenant or of all (None)."""
         return sum(
             record.live is not None
             for name, shelf in self._shelves.items()
@@ -71,25 +71,26 @@ class ResponseStore:
         )
 
     def peek(self, tenant: str, id: str) -> StoredResponse | None:
-        """The tenant's record with this id; counts as no use of it."""
+        """Return the tenant's record with this id, or None, without marking it as used."""
         shelf = self._shelves.get(tenant)
         return None if shelf is None else shelf.records.get(id)
 
     def find(self, tenant: str, id: str) -> StoredResponse | None:
-        """The same; it, and what it continues, is used."""
+        """Return the tenant's record with this id, or None. Mark the record, and those that it
+        continues, as used."""
         record = self.peek(tenant, id)
         for each in self.chain(record):
             self._shelves[tenant].records.move_to_end(each.id)
         return record
 
     def chain(self, record: StoredResponse | None) -> Iterator[StoredResponse]:
-        """The record and what it continues, the newest first, up to one that is not there."""
+        """Yield a record and those that it continues, the newest first, up to a missing one."""
         while record is not None:
             yield record
             record = self.peek(record.tenant, record.previous)
 
     def put(self, record: StoredResponse) -> bool:
-        """Store a new record; whether there is room for it."""
+        """Store a new record; return whether there is room for it."""
         self._shelves.setdefault(record.tenant, _Shelf()).records[record.id] = record
         self._count += 1
         self._grow(record, OVERHEAD + len(record.items) + len(record.value))
@@ -97,7 +98,7 @@ class ResponseStore:
         return self._shrink(record)
 
     def add(self, record: StoredResponse, event: bytes) -> None:
-        """Keep one more event of a live record; where there is no room for it, none of them."""
+        """Keep one more event of a live record. Without room, drop all events of the record."""
         if record.events is None or not self._holds(record):
             return
         record.events.append(event)
@@ -107,7 +108,7 @@ class ResponseStore:
             record.events = None
 
     def settle(self, record: StoredResponse, value: bytes) -> None:
-        """A live record has its last value."""
+        """Set the last value of a live record, which is finished now."""
         record.live = None
         if self._holds(record):
             self._grow(record, len(value) - len(record.value))
@@ -133,7 +134,7 @@ class ResponseStore:
         self.size += count
 
     def _shrink(self, record: StoredResponse) -> bool:
-        """Drop what is too much; whether ``record`` stayed and all is within bounds."""
+        """Evict records until the limits hold. Return whether they hold and ``record`` is kept."""
         while self.size > self.limit or self._count > MAX_COUNT:
             shelves = sorted(self._shelves.values(), key=lambda shelf: shelf.size, reverse=True)
             rest = (each for shelf in shelves for each in shelf.records.values())

@@ -1,4 +1,4 @@
-"""Route: one method of one path, as the application and the OpenAPI document need it."""
+"""Route: one method of one path, for the application and for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class Route:
     """One method of one path.
 
     Attributes:
-        reply: type of the JSON of a 200; None where it is no JSON.
-        body: of the request, where it has one; ``optional``: it may be left out.
-        query: the parameters, as a struct.
+        reply: type of the JSON of a 200; None if the answer is not JSON.
+        body: type of the request's JSON body; None if there is none.
+        optional: the body may be left out.
+        query: the query's parameters as a struct.
         media: content types of a 200.
-        form: fields of a multipart body, where the request has one; ``file`` is a file.
+        form: fields of a multipart body, if the request has one; the field ``file`` is a file.
     """
 
     method: str
@@ -44,10 +45,10 @@ class Route:
 
     @property
     def streams(self) -> bool:
-        """Whether it may answer with a stream."""
+        """Whether the route may answer with a stream."""
         return EVENTS in self.media or LINES in self.media
 
     @property
     def page(self) -> bool:
-        """Whether it is a file of the page, for which a browser asks."""
+        """Whether the route serves a file of the web page."""
         return self.media[0] == PAGE[0]

@@ -1,4 +1,4 @@
-"""ServerState: what the routes of one HTTP server share besides the runtime."""
+"""ServerState: the runtime and the other objects that all routes of one HTTP server share."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from sglang.srt.web.telemetry.request_tracing import Tracing
 
 
 class ServerState:
-    """One server. ``run``, ``finish`` and ``admit`` are the runtime's, for the caller of the
+    """State of one server. ``run``, ``finish`` and ``admit`` call the runtime for the caller of the
     current request.
 
     Attributes:
-        started: seconds since the epoch, to be shown; began: of the monotonic clock.
-        fleet: the engines, None where they are not this server's to change.
-        tracing: the destination of spans, if there is one.
+        started: moment of the start, in seconds since the epoch, for display.
+        began: the same moment on the monotonic clock.
+        fleet: the engines; None if this server cannot change them.
+        tracing: sender of spans, if there is one.
         toolbox: the operator's tools, if there are any.
-        programs: those that clients submitted whole.
-        inferlets: programs that clients upload, None where they may upload none.
-        batches: files and batches; None where there is no directory for them.
-        responses: those of ``/v1/responses`` that may be retrieved again.
-        open_requests: HTTP requests being answered, except for those that watch the server.
-        drain: the end of them all.
+        programs: programs that clients submit as whole graphs.
+        inferlets: sandbox of programs that clients upload; None if uploads are disabled.
+        batches: files and batches; None without ``--batch-dir``.
+        responses: stored answers of ``/v1/responses``.
+        open_requests: number of HTTP requests being answered, except monitoring requests.
+        drain: the drain of the server.
     """
 
     def __init__(self, config: Config, completion: Completer) -> None:
@@ -72,7 +73,7 @@ class ServerState:
 
     @property
     def draining(self) -> bool:
-        """Whether no new request is taken."""
+        """Whether the server drains, and so takes no new requests."""
         return self.drain.begun
 
     def run(
@@ -87,7 +88,7 @@ class ServerState:
         self.runtime.admit(count, CALLER.get())
 
     def engine_changed(self, engine: Supervisor) -> None:
-        """Take note of an engine that was lost, or is there again."""
+        """Handle the loss or the restart of an engine."""
         if engine.client.lost is None:
             if engine.restarts:
                 self.metrics.engine.restarted(engine.name)

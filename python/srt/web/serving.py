@@ -1,4 +1,4 @@
-"""Serving: the server's life from a bound port and a starting engine to the end of the drain."""
+"""Serving: runs the server, from a bound port and a starting engine to the end of the drain."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from sglang.srt.web.telemetry.request_tracing import connect
 
 log = logging.getLogger("sglang.server")
 
-CLOSE_SECONDS = 1  # connections may take so long, after the drain, to take their last bytes
+CLOSE_SECONDS = 1  # seconds that connections have after the drain to receive their last bytes
 BACKLOG = 2048
-GARBAGE = 20_000  # objects between two collections: a request alone makes thousands
+GARBAGE = 20_000  # new objects between two collections; one request creates thousands
 
 
 async def serve(config: Config, listener: socket.socket, engines: Mapping[str, Started]) -> int:
-    """Serve until a signal; the exit code.
+    """Serve until a signal. Return the exit code.
 
-    Raises OSError, EngineLost, and the errors of a tokenizer, a chat template, a trace's address or
-    a module of tools.
+    Raises OSError, EngineLost, and the errors of loading a tokenizer, a chat template, media
+    processing, tracing, or the module of tools.
     """
     allow_connections()
     calm(asyncio.get_running_loop())
@@ -54,7 +54,7 @@ async def serve(config: Config, listener: socket.socket, engines: Mapping[str, S
     except asyncio.CancelledError:
         if not signals.draining.is_set():
             raise
-        return 128 + signals.number  # the signal came while the model was loaded
+        return 128 + signals.number  # the signal came while the model was being loaded
 
 
 async def _serve(
@@ -64,7 +64,7 @@ async def _serve(
     async with signals.installed():
         if parent:
             when_orphaned(parent, partial(signals.orphaned, asyncio.get_running_loop(), parent))
-        if config.edge.api_keys_file:  # read when the model is there
+        if config.edge.api_keys_file:  # SIGHUP is ignored until the model is loaded
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _nothing)
         tokenizer = Tokenizer.load(
             config.model.tokenizer_path or config.model.model_path,
@@ -113,7 +113,8 @@ def _kill(engines: Mapping[str, Started]) -> None:
 
 
 class _Signals:
-    """The first signal asks (or, while loading, cancels); the second ends the process at once."""
+    """Signal handling. The first signal begins the drain, or cancels the loading of the model. The
+    second signal ends the process at once."""
 
     def __init__(self) -> None:
         self.draining = asyncio.Event()
@@ -126,7 +127,7 @@ class _Signals:
     async def installed(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             numbers.append(signal.SIGHUP)
         for number in numbers:
             loop.add_signal_handler(number, self._on, number)
@@ -157,7 +158,7 @@ class _Signals:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with this module's signals, first line and end."""
+    """uvicorn's server with this module's signal handling, first output line and shutdown."""
 
     def __init__(
         self, state: ServerState, fleet: Fleet, listener: socket.socket, signals: _Signals
@@ -182,18 +183,18 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The signals are this module's own."""
+        """Do nothing, because ``_Signals`` handles the signals."""
         yield
 
     async def run(self) -> int:  # type: ignore[override]
-        """Serve to the end; the exit code."""
+        """Serve to the end. Return the exit code."""
         self._signals.serving = True
         if self._state.config.edge.api_keys_file:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         ends = [asyncio.ensure_future(end) for end in (self._on_signal(), self._on_loss())]
         try:
             await self.serve([self._listener])
-        except SystemExit as error:  # uvicorn could not listen
+        except SystemExit as error:  # uvicorn failed to listen
             raise OSError("cannot listen: the port was taken meanwhile") from error
         finally:
             for end in ends:
@@ -204,7 +205,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # objects of today stay: no collection has to look at them again
+        gc.freeze()  # exclude all present objects from later collections
         gc.set_threshold(GARBAGE)
         info, name = self._state.runtime.info, self._state.runtime.model_name
         log.info("%s", _facts(self._state))
@@ -233,7 +234,7 @@ class _Server(uvicorn.Server):
         self._state.drain.begin()
         await self._state.drain.over.wait()
         self._state.programs.sessions.close_all()
-        self._state.runtime.abort()  # responses in the background
+        self._state.runtime.abort()  # ends responses in the background
         self.should_exit = True
 
     async def _on_loss(self) -> None:
@@ -248,7 +249,7 @@ class _Server(uvicorn.Server):
 
 
 def _facts(state: ServerState) -> str:
-    """Settings in force, by flags or by default, in one line."""
+    """Return the effective settings in one line, for the log."""
     info, tokenizer, tenants = state.runtime.info, state.runtime.tokenizer, state.tenants
     form = type(state.runtime.tool_format).__name__.lower()
     thoughts = "read apart" if state.runtime.thought_marks is not None else "not read apart"

@@ -2,15 +2,15 @@
 
     n = 1    Open, Advance(Generate)
     n > 1    Open, Advance(Fill), then n - 1 ForkContext and one Advance(Generate) each
-    max 0    Open, Advance(Fill), or Advance(Score) where log-probabilities are wanted
+    max 0    Open, Advance(Fill), or Advance(Score) if log-probabilities are wanted
     whole    Open, Advance(Fill), then the choices' scores (``row_scoring``)
 
-A request that goes on with a parked context has Append in place of Open, where the engine holds it.
+A request that continues a parked context sends Append in place of Open, if the engine holds it.
 
-A stream that is closed or cancelled, at whatever moment, closes its contexts in the engine.
+A stream that is closed or cancelled, at any moment, closes its contexts in the engine.
 
-Where the engine is lost, a request goes on with the next one (``engine_succession``): a generation
-from its tokens so far, whatever has not begun to generate from its beginning.
+If the engine is lost, a request continues on another engine (``engine_succession``): a generation
+after its tokens so far, and a request without generated tokens from its beginning.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class Completer:
     """Completes prompts on engines. Every method belongs to the event loop of their clients.
 
     Attributes:
-        engines: those that requests run on.
+        engines: engines that requests run on.
         runs: requests in flight, for ``abort``.
-        encoder: turns all texts into ids.
-        resume_order: of the requests whose engine is lost.
-        max_resumes: times that a request may go on with another engine where its own is lost;
-            None: there is no other.
+        encoder: encodes all texts to token ids.
+        resume_order: order in which requests of a lost engine continue on another one.
+        max_resumes: number of times that a request may continue on another engine after a loss;
+            None: there is no other engine.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Completer:
     ) -> None:
         """
         Args:
-            engines: a Client: its engine alone.
-            seed: what the seeds of generations without one are made of, with their order.
+            engines: several engines, or the Client of one.
+            seed: base of the seeds of generations that have none; their order is added.
         """
         self.engines: ServingEngines = engines_of(engines)
         self.tokenizer = tokenizer
@@ -102,10 +102,10 @@ class Completer:
         self._scoring = 0  # requests whose rows are scored
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True) -> Ints:
-        """Token ids of a text to be completed; one that is too long is refused, before it is
-        tokenized where that is plain.
+        """Return the token ids of a prompt. An obviously too long text is refused before it is
+        tokenized.
 
-        Raises RequestError, also as ``Encoder.encode``.
+        Raises RequestError, also that of ``Encoder.encode``.
         """
         self.verify_chars(len(text))
         ids = await self.encoder.encode(text, add_special_tokens)
@@ -113,21 +113,21 @@ class Completer:
         return ids
 
     def verify_chars(self, count: int) -> None:
-        """Raise RequestError where a text of so many characters is too long, whatever they are. A
-        normal form may compose four characters into one."""
+        """Raise RequestError if any text of ``count`` characters is too long. The bound is loose,
+        because normalization may compose four characters into one."""
         least = count // (4 * self.tokenizer.longest)
         verify_length(least, self.info, "at least ")
 
     def stream(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
-        """``run`` of a request that is verified here. Raises RequestError."""
+        """Verify a request and ``run`` it. Raises RequestError and the errors of ``run``."""
         return self.run(request.verified(self.info))
 
     async def run(self, request: CompletionRequest) -> AsyncGenerator[Output, None]:
-        """The ``n`` completions of a verified request: each Output, the same object, whenever it
-        has grown.
+        """Yield the outputs of the ``n`` completions of a verified request whenever they have
+        grown. A completion has one Output object, which is updated in place.
 
-        Every Output comes once with ``finish`` set, and that time is its last. Raises
-        RequestError, and EngineLost where the engine died.
+        The last time that an Output comes it has ``finish`` set. Raises RequestError, and
+        EngineLost if the engine died.
         """
         run = _CompletionRun(self, request)
         self.runs.add(run)
@@ -135,7 +135,7 @@ class Completer:
             async with aclosing(run.outputs()) as outputs:
                 ended: set[int] = set()
                 async for output in outputs:
-                    if output.index in ended:  # seen finished while an older item was read
+                    if output.index in ended:  # an earlier item showed its end already
                         continue
                     if output.finish is not None:
                         ended.add(output.index)
@@ -146,7 +146,7 @@ class Completer:
             self.runs.discard(run)
 
     async def generate(self, request: CompletionRequest) -> list[Output]:
-        """The ``n`` completions of ``request``, finished. Raises the errors of ``stream``."""
+        """Return the ``n`` finished completions of ``request``. Raises the errors of ``stream``."""
         found: dict[int, Output] = {}
         async with aclosing(self.stream(request.unread())) as outputs:
             async for output in outputs:
@@ -156,25 +156,25 @@ class Completer:
     async def read(
         self, requests: Sequence[CompletionRequest], goal: Embed | Distribution
     ) -> list[Done]:
-        """The result of ``goal`` for each prompt. Raises RequestError, also where one was aborted,
-        and EngineLost. However it ends, nothing of it is left in the engine."""
+        """Return the result of ``goal`` for each prompt. Raises EngineLost, and RequestError, also
+        if a prompt was aborted. In any case all contexts in the engine are closed at the end."""
         checked = [request.verified(self.info) for request in requests]
         return await GroupedReading(checked, goal, self.runs).read(self.succession)
 
     def new_seed(self) -> int:
-        """A seed for a generation that was given none. It is chosen here, not by the engine, so
-        that the next engine can go on with it."""
+        """Return a seed for a generation that has none. The server chooses it and not the engine,
+        so that another engine can continue the generation."""
         self._generations += 1
         return hash((self._seed, self._generations)) & (2**63 - 1)
 
     def succession(self, request: CompletionRequest) -> EngineSuccession:
-        """The engine for a new request."""
+        """Choose the engine of a new request."""
         return EngineSuccession(self.engines, request, self.resume_order, self.max_resumes)
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
-        """Canonical ids of texts as they are written after another; for a thread beside the loop.
+        """Return the canonical ids of texts that follow another text. Call it in a thread.
 
-        Raises RequestError where the tokenizer cannot write one as it is.
+        Raises RequestError if the tokenizer cannot represent a text exactly.
         """
         found, table = self._inside(texts), self.tokenizer.token_bytes
         for text, ids in zip(texts, found):
@@ -196,25 +196,25 @@ class Completer:
 
     @property
     def pending(self) -> int:
-        """Requests that no engine has ended yet."""
+        """Number of requests that no engine has ended yet."""
         return self.engines.pending + self._scoring
 
     @property
     def lost(self) -> EngineLost | None:
-        """Reason that no engine can answer any more, None while one can."""
+        """Reason for which no engine can answer any more; None while one can."""
         return self.engines.lost
 
     async def control(self, op: str, seconds: float = 5.0, limit: int = 0) -> Reply:
-        """The answer of the engines, as one, to a Control of ``op`` and ``limit``.
+        """Send a Control of ``op`` and ``limit`` to all engines; return their merged reply.
 
-        Raises EngineLost, and TimeoutError where an engine is silent for ``seconds``.
+        Raises EngineLost, and TimeoutError if an engine is silent for ``seconds``.
         """
         return merged(await self.control_each(op, seconds, limit))
 
     async def control_each(
         self, op: str, seconds: float = 5.0, limit: int = 0
     ) -> Mapping[str, Reply]:
-        """The same, by the engines' names."""
+        """Send a Control to all engines; return their replies by name. Errors as ``control``."""
         return await asyncio.wait_for(self.engines.control(op, limit), seconds)
 
     def abort(self, rid: str | None = None, owner: str | None = None) -> int:
@@ -253,7 +253,7 @@ class _CompletionRun:
         return self._branches()
 
     def _opening(self) -> tuple[EngineContext, list[Verb]]:
-        """The context of the prompt, and the verb that gives it the prompt."""
+        """Return the prompt's context, and the verbs that put the prompt into it."""
         request, resumed = self.request, self.request.resumed
         parked = None if resumed is None else resumed.take(self._engine.client)
         context = self._engine.new_context(parked)
@@ -263,7 +263,7 @@ class _CompletionRun:
         return context, [Append(parked, new.tobytes())]
 
     async def _branches(self) -> AsyncGenerator[Output, None]:
-        """Compute the prompt first, then the completions that share it."""
+        """Compute the prompt, then run the completions that share it."""
         sampling = self.request.sampling
         done, shared, context = await self._prefill()
         aborted = done.reason == "abort" or self._engine.aborted
@@ -287,24 +287,24 @@ class _CompletionRun:
 
     @property
     def _score_from(self) -> int:
-        """The first prompt index whose log-probability is wanted, -1 for none."""
+        """First index of the prompt whose log-probability is wanted; -1: none."""
         logprobs = self.request.logprobs
         start = -1 if logprobs is None else logprobs.start
         return start if start < len(self.request.prompt) else -1
 
     def _output(self, index: int, shared: Output) -> Output:
-        """A fresh output that has what all completions of the prompt share."""
+        """Return a new output with the facts that all completions of the prompt share."""
         return Output(
             index, shared.stats, prompt_logprobs=shared.prompt_logprobs, started=self.started
         )
 
     @property
     def _unknown(self) -> RequestStats:
-        """Statistics before the engine has reported any."""
+        """Statistics to report before the engine has sent any."""
         return RequestStats(prompt_tokens=len(self.request.prompt))
 
     async def _prefill(self) -> tuple[Done, Output, EngineContext]:
-        """Compute the prompt alone, scored where requested; its facts come in an Output."""
+        """Compute only the prompt. Return its end, an Output with its facts, and the context."""
         start, logprobs = self._score_from, self.request.logprobs or Logprobs()
         goal = Score(start, logprobs.top, logprobs.probe) if start >= 0 else Fill()
         close = self.request.sampling.max_new_tokens == 0 and self.request.scored is None
@@ -324,7 +324,7 @@ class _CompletionRun:
         close: bool,
         shared: Output,
     ) -> Done:
-        """The end of a prompt's computation, whose facts come in ``shared``. Raises EngineLost."""
+        """Compute a prompt, write its facts to ``shared``, return the end. Raises EngineLost."""
         async with aclosing(self._advance(context, goal, opening, close)) as batches:
             async for events in batches:
                 for event in events:
@@ -334,19 +334,19 @@ class _CompletionRun:
                         found.extend(event)
                     elif isinstance(event, Done):
                         shared.stats = event.stats
-                        if event.reason == "abort":  # in the middle of the report, perhaps
+                        if event.reason == "abort":  # the log-probabilities may be incomplete
                             shared.prompt_logprobs = None
                         return event
         raise RequestError("The engine ended a prompt without an answer.", code="internal_error")
 
     def _fork(self, context: EngineContext, shared: Output) -> list[AsyncGenerator[Output, None]]:
-        """One stream a completion; the first goes on in the prompt's own context.
+        """Return a stream for each completion; the first one uses the prompt's own context.
 
-        The forks are made at once, before that context grows.
+        All forks are sent now, before that context grows.
         """
         children = [self._engine.new_context() for _ in range(self.request.sampling.n - 1)]
         forks = [ForkContext(context.number, child.number) for child in children]
-        with suppress(EngineLost):  # each completion sees that for itself
+        with suppress(EngineLost):  # each completion handles the loss itself
             context.client.send(*forks)
         return [
             self._generate(index, each, [], -1, shared)
@@ -387,7 +387,7 @@ class _CompletionRun:
     async def _grown(
         self, assembler: Assembler, context: EngineContext, goal: Generate, before: Sequence[Verb]
     ) -> AsyncGenerator[None, None]:
-        """Yields whenever the completion has grown. Raises EngineLost."""
+        """Yield whenever the completion has grown. Raises EngineLost."""
         async with aclosing(self._advance(context, goal, before, True)) as batches:
             async for events in batches:
                 grown = False
@@ -409,7 +409,7 @@ class _CompletionRun:
                     yield
 
     def _goal(self, sampling: SamplingParams, score_from: int, generated: int) -> Generate:
-        """The goal after the prompt and the ``generated`` tokens of a lost engine."""
+        """Return the goal after the prompt and ``generated`` tokens (from a lost engine)."""
         logprobs, resumed = self.request.logprobs, self.request.resumed
         since = -1 if resumed is None else resumed.since
         return Generate(
@@ -424,7 +424,7 @@ class _CompletionRun:
         )
 
     async def _choose(self, context: EngineContext, shared: Output) -> AsyncGenerator[Output, None]:
-        """Every completion is one of the choices, sampled by their scores."""
+        """Sample each completion from the choices, by the choices' scores."""
         request, sampling = self.request, self.request.sampling
         choices = await self._choices()
         longest = max(len(choice.tokens) for choice in choices)
@@ -454,7 +454,7 @@ class _CompletionRun:
             yield output
 
     async def _choices(self) -> list[ScoredChoice]:
-        """Return the texts that the output may be, each with its ids. Raises RequestError."""
+        """Return the choices with their token ids. Raises RequestError."""
         assert self.request.sampling.constraint is not None
         texts = self.request.sampling.constraint.choices()
         size = sum(map(bytes_of, texts))
@@ -462,7 +462,7 @@ class _CompletionRun:
         return [ScoredChoice(text, ids) for text, ids in zip(texts, found)]
 
     async def _score_rows(self, context: EngineContext, shared: Output, rows: ScoredRows) -> Output:
-        """The log-probabilities of rows of tokens, in place of a text."""
+        """Return an output with the log-probabilities of rows of tokens, without a text."""
         output = self._output(0, shared)
         found = [ScoredChoice("", row) for row in rows.rows]
         self._completion._scoring += 1
@@ -477,13 +477,13 @@ class _CompletionRun:
         return output
 
     async def _prompt_again(self) -> EngineContext:
-        """A context of the prompt, on the engine of the moment."""
+        """Compute the prompt on the current engine, and return its context."""
         return (await self._prefill())[2]
 
     def _advance(
         self, context: EngineContext, goal: Goal, before: Sequence[Verb], close: bool
     ) -> AsyncGenerator[list[Event], None]:
-        """Events of one request (``EngineSuccession.advance``)."""
+        """Yield the events of one Advance (``EngineSuccession.advance``)."""
         request, number = self.request, context.client.new_id()
         facts = (request.priority, close, request.waiting_since, request.hint)
         reported = request.report_prompt and isinstance(goal, Generate)
@@ -491,10 +491,10 @@ class _CompletionRun:
         return self._engine.advance(context, before, advance, self._unknown)
 
     def abort(self) -> None:
-        """End what is left of it with reason "abort"."""
+        """End the unfinished completions with reason "abort"."""
         self._engine.abort()
         self._rows.abort()
 
     def close(self) -> None:
-        """Abort, and listen no more."""
+        """Abort, and drop all later events."""
         self._engine.close()

@@ -1,5 +1,5 @@
-"""CompletionRequest: one prompt and how to complete it, verified against the engine before
-anything is allocated."""
+"""CompletionRequest: one prompt and the settings of its completions. A request is verified against
+the engine's limits before anything is allocated."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from sglang.srt.requests.completion.whole_choices import verify_whole
 from sglang.srt.requests.request_error import RequestError
 
 MAX_LOGPROB_ENTRIES = 1 << 20  # positions x entries of one request's input log-probabilities
-MAX_GENERATED_ENTRIES = 1 << 22  # the same for the tokens that it may generate
-UNREAD = 32  # tokens between two updates of an output that is read at its end
+MAX_GENERATED_ENTRIES = 1 << 22  # the same for log-probabilities of generated tokens
+UNREAD = 32  # tokens between two updates of an output that is only read when it is finished
 
-CONSTRAINTS = KINDS  # all kinds that are enforced, for messages to clients
+CONSTRAINTS = KINDS  # all kinds of constraints, for messages to clients
 RENAMED = {"sampling_seed": "seed", "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 WITHOUT_EFFECT = ("spaces_between_special_tokens", "custom_params", "stream_interval")
 
 
 def namespace_of(salt: str | None, extra: str | None) -> str:
-    """The namespace of a ``cache_salt`` and an ``extra_key``: different pairs have different ones,
-    and a salt alone is its own."""
+    """Return the namespace of a ``cache_salt`` and an ``extra_key``. Different pairs have different
+    namespaces. Without an extra key, the namespace is usually the salt itself."""
     salt, extra = salt or "", extra or ""
     if not extra and not salt.startswith("\0"):
         return salt
@@ -55,10 +55,11 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Log-probabilities that come with a completion.
 
     Attributes:
-        top: most likely tokens at each reported position.
-        start: report the prompt's own tokens from this index on; -1: generated tokens only.
-        probe: ids reported at every position.
-        masked: those of generated tokens are among the tokens that the constraint allows.
+        top: number of most likely tokens at each reported position.
+        start: report the prompt's tokens from this index on; -1: generated tokens only.
+        probe: token ids reported at every position.
+        masked: log-probabilities of generated tokens are normalized over the tokens that the
+            constraint allows.
     """
 
     top: TopLogprobs = 0
@@ -69,29 +70,29 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """One prompt and how to complete it; ``sampling.n`` completions come back.
+    """One prompt and the settings of its ``sampling.n`` completions.
 
     Attributes:
         prompt: token ids, int32.
-        logprobs: None for none.
-        rid: a name to abort by; need not be unique.
-        owner: whose it is; others do not find it by its ``rid``.
-        namespace: requests share cached KV only within one.
-        segments: texts of the prompt that are encoded side by side.
+        logprobs: log-probabilities to report; None: none.
+        rid: name to abort the request by; need not be unique.
+        owner: tenant of the request; other tenants do not find its ``rid``.
+        namespace: requests share cached KV only if their namespaces are equal.
+        segments: texts of the prompt that are encoded in parallel.
         media: images and videos of the prompt.
-        score_choices: the constraint's choices are scored as wholes (``choose``).
-        adapter: name of the one to be used, "" for none.
-        interval: tokens that an output grows by at once, after the first.
-        resumed: the parked context that it goes on with; None for a new beginning.
-        program: name of the program whose turn it is; "": what it goes on with says it.
-        hint: facts about the application that it is a call of.
-        arrived: moment of the application's arrival, in seconds on the monotonic clock: it waits
-            from then on; 0: its own. What it goes on with has a moment of its own, which counts.
-        prefixes: beginnings of the prompt that end at a variable, the shortest first.
-        generated: tokens of the completion that a server generated which was lost; they are a part
-            of the output.
-        scored: rows of tokens whose log-probabilities are wanted, in place of a completion.
-        report_prompt: outputs come while the prompt is computed, too.
+        score_choices: score the constraint's choices as wholes (``choose``).
+        adapter: name of the LoRA adapter, "" for none.
+        interval: tokens between two updates of an output, after the first one.
+        resumed: the parked context that the prompt continues; None: it continues none.
+        program: name of the request's program; "": the program of ``resumed``, if any.
+        hint: facts about the application whose call the request is.
+        arrived: arrival of the application, in seconds of the monotonic clock: the request counts
+            as waiting since then; 0: since its own arrival. ``resumed.arrived`` has precedence.
+        prefixes: hashes of the prompt's beginnings that end at a variable, the shortest first.
+        generated: the completion's first tokens, generated earlier (by a lost server, for example);
+            they are a part of the output.
+        scored: rows of tokens whose log-probabilities are wanted in place of a completion.
+        report_prompt: report the progress of the prompt's computation, too.
     """
 
     prompt: Ints
@@ -117,24 +118,24 @@ class CompletionRequest:
 
     @property
     def waiting_since(self) -> float:
-        """``Advance.arrived`` of its goals."""
+        """Moment since which the request counts as waiting (``Advance.arrived``)."""
         return self.arrived if self.resumed is None else self.resumed.arrived
 
     def unread(self) -> CompletionRequest:
-        """The same request for a caller that reads finished outputs alone: neither process need
-        wake up at every token. The number of sampled tokens is still reported now and then."""
+        """Return the request for a caller that reads only finished outputs. Outputs are then
+        updated every ``UNREAD`` tokens, so that neither process wakes up for every token."""
         return replace(self, interval=UNREAD, report_prompt=False)
 
     def opening(self, context: int, generated: Sequence[int] = ()) -> Open:
-        """Verb that opens its context, with the tokens ``generated`` after the prompt."""
+        """Return the verb that opens the context, with tokens ``generated`` after the prompt."""
         tokens = (self.prompt + ints(generated)).tobytes()
         return Open(context, tokens, self.namespace, self.segments, self.media, self.adapter)
 
     def verified(self, info: EngineInfo) -> CompletionRequest:
-        """The same request with every number within the engine's bounds.
+        """Return the request with all numbers within the engine's bounds.
 
-        ``max_new_tokens`` is cut to what fits after the prompt (the completion then ends by
-        length); a ``top_k`` past the vocabulary keeps all. Raises RequestError.
+        ``max_new_tokens`` is reduced to the room after the prompt (the completion then ends by
+        length). A ``top_k`` beyond the vocabulary's size is disabled. Raises RequestError.
         """
         verify_fields(self)
         verify_prompt(self.prompt, info)
@@ -206,7 +207,7 @@ class CompletionRequest:
             raise RequestError(f"parts: {error}.", "parts") from error
 
     def _verify_text(self) -> None:
-        """Everything that travels as text must be valid Unicode."""
+        """Raise RequestError for a text with lone surrogates, which no message can carry."""
         fields = {"rid": (self.rid,), "cache_salt": (self.namespace,),
                   "stop": self.sampling.stop, "stop_regex": self.sampling.stop_regex}  # fmt: skip
         for name, values in fields.items():
@@ -242,7 +243,7 @@ class CompletionRequest:
 
     @property
     def _scored(self) -> int:
-        """Input log-probabilities that come back, counted in numbers."""
+        """Number of log-probabilities of prompt tokens that are reported."""
         if self.logprobs is None or self.logprobs.start < 0:
             return 0
         each = 1 + self.logprobs.top + len(self.logprobs.probe)
@@ -250,7 +251,7 @@ class CompletionRequest:
 
     @property
     def _generated(self) -> int:
-        """Log-probabilities of generated tokens that come back, counted in numbers."""
+        """Most log-probabilities of generated tokens that are reported."""
         if self.logprobs is None:
             return 0
         each = 1 + self.logprobs.top + len(self.logprobs.probe)
@@ -258,8 +259,8 @@ class CompletionRequest:
 
 
 def verified(requests: Sequence[CompletionRequest], info: EngineInfo) -> list[CompletionRequest]:
-    """The prompts of one client's request, each as ``CompletionRequest.verified`` has it, and
-    bounded in sum.
+    """Verify the prompts of one client's request (``CompletionRequest.verified``), and the sum of
+    their log-probabilities. Return the verified requests.
 
     Raises RequestError.
     """
@@ -289,8 +290,8 @@ def _verify_generated(entries: int) -> None:
 
 
 def verify_prompt(prompt: Ints, info: EngineInfo, first: int = 0) -> None:
-    """Raise RequestError where ``prompt`` is empty, too long or holds an id out of range from
-    ``first`` on."""
+    """Raise RequestError if ``prompt`` is empty, too long, or has an id out of range at index
+    ``first`` or later."""
     if not prompt:
         raise RequestError("The prompt is empty; give at least one token.", "prompt")
     verify_length(len(prompt), info)
@@ -303,17 +304,18 @@ def verify_prompt(prompt: Ints, info: EngineInfo, first: int = 0) -> None:
 
 
 def verify_length(length: int, info: EngineInfo, how: str = "") -> None:
-    """Raise RequestError where a prompt of ``length`` tokens is too long; ``how`` stands before
-    that number."""
+    """Raise RequestError if a prompt of ``length`` tokens is too long. ``how``: text before the
+    number in the message, such as "at least "."""
     if length > min(info.context_length, info.capacity):
         raise _too_long(f"{how}{length}", info, "shorten it")
 
 
 def nth(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Sampling of the ``index``-th completion: its own seed, derived from the request's.
+    """Return the sampling parameters of completion ``index``, with its own derived seed.
 
-    The first keeps the seed, so that it equals the text of ``n=1``. The others add odd multiples
-    of 2^64 / golden ratio (the Weyl sequence of Steele et al. 2014, SplitMix), wrapped to int64.
+    Completion 0 keeps the request's seed, so its text equals that of ``n=1``. The others add
+    multiples of 2^64 / golden ratio (the Weyl sequence of Steele et al. 2014, SplitMix), wrapped to
+    int64.
     """
     seed = sampling.seed
     if seed is not None and index:
@@ -323,7 +325,8 @@ def nth(sampling: SamplingParams, index: int) -> SamplingParams:
 
 
 def _token(key: object) -> int:
-    """Token id of a key of ``logit_bias``, which is a text in JSON. Raises RequestError."""
+    """Return the token id of a key of ``logit_bias``; keys are texts in JSON. Raises
+    RequestError."""
     if re.fullmatch("[0-9]{1,18}", str(key)):
         return int(str(key))
     raise RequestError(
@@ -332,9 +335,9 @@ def _token(key: object) -> int:
 
 
 def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams of a user's dict: native names, a few aliases, None for a default.
+    """Convert a user's dict to SamplingParams: native names, a few aliases, None for a default.
 
-    Raises RequestError, naming the nearest known name for an unknown one.
+    Raises RequestError; for an unknown name it suggests the nearest known one.
     """
     values: dict[str, Any] = {}
     for name, value in settings.items():
@@ -374,7 +377,7 @@ def sampling_from(settings: Mapping[str, Any]) -> SamplingParams:
 def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
     room = min(info.capacity, info.context_length)
     why = " (what the KV cache holds)" if info.capacity < info.context_length else ""
-    limit = f"this model's maximum context length is {room} tokens{why}"  # clients look for that
+    limit = f"this model's maximum context length is {room} tokens{why}"  # clients parse this
     return RequestError(
         f"The prompt has {length} tokens and {limit}; {advice}.",
         "prompt",
@@ -383,12 +386,13 @@ def _too_long(length: str, info: EngineInfo, advice: str) -> RequestError:
 
 
 def field_of(message: str) -> str | None:
-    """The parameter that an error message begins with, for the error's ``param``; None if none."""
+    """Return the parameter that an error message begins with, for ``RequestError.param``; None if
+    there is none."""
     word = re.split(r"[^a-z_]", message, maxsplit=1)[0]
     return word if word in (*PARAMETERS, *CONSTRAINT_NAMES) else None
 
 
 def _path(message: str) -> str | None:
-    """The field in msgspec's ``... - at `$.field``` suffix."""
+    """Return the field in msgspec's ``... - at `$.field``` suffix, None if there is none."""
     _, _, path = message.rpartition("`$.")
     return path.rstrip("`").split("[")[0].split(".")[0] or None if "`$." in message else None

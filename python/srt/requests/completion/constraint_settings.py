@@ -1,4 +1,4 @@
-"""The constraint of a request, read from the parameters that name one."""
+"""The constraint of a request, read from its sampling parameters."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sglang.srt.core.depth import deeper
 
 SCORINGS = ("tokens", "whole")
 NAMES = (*KINDS, "whitespace_pattern", "choices_scoring")
-MAX_NESTING = 128  # levels of a schema or tag, as of a body
-MAX_SCORED = 1024  # choices scored as wholes: each is a request of its own
+MAX_NESTING = 128  # nesting levels of a schema or tag; a body has the same limit
+MAX_SCORED = 1024  # choices scored as wholes; each may be a request of its own in the engine
 _OF_JSON = ("json_schema", "structural_tag")
 
 
 def take_constraint(values: dict[str, Any]) -> Constraint | None:
-    """The constraint that ``values`` name, taken out of them.
+    """Remove the constraint's parameters from ``values``; return the constraint, None for none.
 
     Raises ValueError, whose message begins with the parameter's name.
     """
@@ -99,10 +99,10 @@ _readers = {
 
 
 def json_text(name: str, value: Any, kinds: tuple[type, ...], wanted: str) -> str:
-    """JSON text of ``value``, or of what its text says: the same for both.
+    """Return ``value``, JSON text or its parsed form, as normalized JSON text.
 
-    Raises ValueError where it is none of ``kinds``, is nested too deep, has a key twice or a number
-    that JSON lacks.
+    Raises ValueError if the value is none of ``kinds``, is nested too deeply, has a duplicate key,
+    or a number that is not JSON. ``wanted``: the expected form, for the message.
     """
     try:
         found = json.loads(value, object_pairs_hook=_unique) if isinstance(value, str) else value

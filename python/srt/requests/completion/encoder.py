@@ -1,9 +1,9 @@
-"""Encoder: texts to token ids for all requests, so many bytes at a time.
+"""Encoder: encodes the texts of all requests to token ids, with bounded memory.
 
-Tokenizing takes 150 to 420 bytes of memory for each byte of a text, as long as it lasts. So a long
-text is tokenized in pieces where its tokenizer allows that, and the bytes of long pieces that are
-in work at once are bounded over all requests. What does not fit waits in the order in which it
-came; what would wait behind too much is refused.
+Tokenizing temporarily takes 150 to 420 bytes of memory for each byte of a text. So a long text is
+tokenized in pieces, if its tokenizer allows that. The number of bytes that are tokenized at once is
+bounded over all requests. Further pieces wait in a first-in, first-out queue. A request is refused
+if the queue is too long.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from sglang.srt.core.ints import Ints, ints
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.tokenizer import LONG, Tokenizer
 
-SMALL = 64 << 10  # bytes of a text that waits for no other: asyncio's threads are few
-MOST = 4 << 20  # bytes of texts in work, where the configuration does not say
-WAITING = 8  # times as many may wait
+SMALL = 64 << 10  # bytes up to which a text never queues: asyncio's few threads are limit enough
+MOST = 4 << 20  # default for the bytes that are tokenized at once
+WAITING = 8  # the queue may have this many times the bytes that are tokenized at once
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Encoder:
-    """Belongs to one event loop.
+    """Encoder of one event loop.
 
     Attributes:
-        held: bytes in work. waiting: bytes that wait to be.
+        held: bytes that are being tokenized. waiting: bytes in the queue.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int = MOST) -> None:
@@ -38,10 +38,9 @@ class Encoder:
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
-        """Ids of a text. Raises RequestError on text that is not valid Unicode, and as ``run``.
+        """Return the ids of a text. Raises RequestError for invalid Unicode, and that of ``run``.
 
-        Long texts are tokenized beside the event loop; of many short ones in a row none holds the
-        loop up for longer than itself.
+        Long texts are tokenized in threads. Each short text first yields to the event loop.
         """
         try:
             if len(text) < LONG:
@@ -57,8 +56,8 @@ class Encoder:
             raise RequestError(f"The prompt cannot be tokenized: {error}.", "prompt") from error
 
     async def encode_pieces(self, texts: Sequence[str]) -> list[Ints]:
-        """Return the ids of texts of about ``SMALL`` bytes together, or of one longer text, each
-        encoded alone. Raises the errors of ``encode``."""
+        """Return the ids of each text, encoded separately. The texts have about ``SMALL`` bytes
+        together, or are one longer text. Raises the errors of ``encode``."""
         try:
             size = sum(map(bytes_of, texts))
             return await self.run(size, self._tokenizer.encode_pieces, texts)
@@ -66,8 +65,8 @@ class Encoder:
             raise RequestError(f"The text cannot be tokenized: {error}.", "text") from error
 
     async def encode_behind(self, text: str) -> Ints:
-        """Return the ids of a text that continues another one, whose ids are known, without those.
-        Raises the errors of ``encode``."""
+        """Return the ids of a text that continues another text, whose ids are known already. Raises
+        the errors of ``encode``."""
         try:
             if len(text) < LONG:
                 await asyncio.sleep(0)
@@ -82,20 +81,20 @@ class Encoder:
             raise RequestError(f"The text cannot be tokenized: {error}.", "text") from error
 
     async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of ``work``, which tokenizes ``size`` bytes, in a thread.
+        """Run ``work``, which tokenizes ``size`` bytes, in a thread, and return its result.
 
-        Raises RequestError where they are too many, ever (400) or now (503).
+        Raises RequestError if there are too many bytes, in one piece (400) or at present (503).
         """
         if size <= SMALL:
             return await asyncio.to_thread(work, *args, **kwargs)
         await self._enter(size)
         task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
-        # A request that is cancelled leaves a thread behind, which holds its memory to its end.
+        # The thread of a cancelled request continues, and keeps its memory until it ends.
         task.add_done_callback(lambda done: self._leave(size, done))
         return await asyncio.shield(task)
 
     async def _enter(self, size: int) -> None:
-        """Returns when the bytes are counted as held."""
+        """Wait until ``size`` bytes are counted as held. Raises RequestError."""
         if size > self._most:
             raise RequestError(
                 f"The text has {size} bytes in which it cannot be cut; at most {self._most} are "
@@ -128,10 +127,10 @@ class Encoder:
         self.held -= size
         self._admit()
         if done is not None and not done.cancelled():
-            done.exception()  # marks the exception as retrieved: its caller may be gone
+            done.exception()  # marks the exception as retrieved, as the caller may be cancelled
 
     def _admit(self) -> None:
-        """Drop cancelled waiters, and give turns while there is room for the first."""
+        """Drop cancelled waiters, and admit waiters while the first one fits."""
         gone = [entry for entry in self._queue if entry[1].cancelled()]
         if gone:
             self._queue = deque(entry for entry in self._queue if not entry[1].cancelled())
@@ -144,5 +143,5 @@ class Encoder:
 
 
 def bytes_of(text: str) -> int:
-    """Length of a text in UTF-8."""
+    """Return the length of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

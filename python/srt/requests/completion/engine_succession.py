@@ -1,9 +1,9 @@
 """EngineSuccession: the engine that serves one request, and its successor if the engine is lost.
 
-If its engine is lost, an accepted request continues on another engine, or on the one that is
-started in its place, after the tokens that have come (``Generate.generated``). Its client waits and
-reads the same text. The request itself may be what makes engines fail. So it continues only a few
-times, and some requests wait for others (``resume_order``).
+If its engine is lost, an accepted request continues on another engine, or on the restarted one. It
+continues after the tokens generated so far (``Generate.generated``), so its client only waits and
+reads the same text. The request itself may be the reason why engines fail. So it continues only a
+few times, and some requests wait for others (``resume_order``).
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class EngineSuccession:
     # -- contexts --------------------------------------------------------------------------------
 
     def new_context(self, number: int | None = None) -> EngineContext:
-        """Return a context for a verb that opens it, or the one that the engine has under
-        ``number``. It is closed with the request."""
+        """Return a new context, which a verb must then open, or the engine's existing context
+        ``number``. The context is closed with the request."""
         number = self.client.new_id() if number is None else number
         context = EngineContext(self.client, number)
         if not self.aborted:
@@ -84,8 +84,8 @@ class EngineSuccession:
     async def advance(
         self, context: EngineContext, before: Sequence[Verb], verb: Advance, unknown: RequestStats
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield the events of one Advance, as many at a time as have come. ``unknown``: statistics
-        to report if it was aborted before. Raises EngineLost, and RequestError for Failed."""
+        """Send ``before`` and an Advance; yield lists of its new events. ``unknown``: statistics to
+        report if the request is aborted already. Raises EngineLost, and RequestError for Failed."""
         if self.aborted:  # the context is closed already
             yield [Done(verb.request, "abort", stats=unknown)]
             return
@@ -108,7 +108,7 @@ class EngineSuccession:
             raise refused(last)
 
     def note(self, events: Sequence[Event]) -> None:
-        """Count tokens. Pass the first event with statistics to the assignment."""
+        """Count generated tokens, and report the first statistics to the assignment."""
         for event in events:
             if isinstance(event, Tokens):
                 self._generated += len(event.tokens)
@@ -157,7 +157,7 @@ class EngineSuccession:
             self._open = {context for context in self._open if context.client is not client}
             waited = time.monotonic() - began
             name = self._request.rid
-            log.warning("request %s goes on with another engine after %.1f s", name, waited)
+            log.warning("request %s continues on another engine after %.1f s", name, waited)
 
     async def _next(self, client: Client, suspect: bool) -> Assignment:
         """Wait for this request's turn, and return its assignment to an engine other than
@@ -169,7 +169,7 @@ class EngineSuccession:
         """Stop waiting for an engine. An assignment that was made meanwhile ends unused."""
         waiting, self._waiting = self._waiting, None
         assert waiting is not None
-        waiting.cancel()  # no effect where it is done
+        waiting.cancel()  # no effect on a done future
         if not waiting.done() or waiting.cancelled() or waiting.exception() is not None:
             return
         if (assignment := waiting.result()) is not self._assignment:

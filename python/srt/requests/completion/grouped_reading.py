@@ -1,4 +1,4 @@
-"""Prompts that are read without sampling, each on the engine chosen for it."""
+"""GroupedReading: prompts that are computed without sampling, each on the engine chosen for it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sglang.srt.requests.request_error import RequestError
 
 
 class GroupedReading:
-    """Reads the prompts of one call; those of one engine go together.
+    """Reads the prompts of one call. Prompts on the same engine form a group.
 
     Attributes:
-        requests: verified.
-        runs: where each reading is entered while it lasts, for aborts.
+        requests: verified requests.
+        runs: the Completer's set of requests in flight; readings are added to it, for aborts.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class GroupedReading:
         self.requests, self.goal, self.runs = requests, goal, runs
 
     async def read(self, assign: Callable[[CompletionRequest], EngineSuccession]) -> list[Done]:
-        """The result of each prompt. Raises RequestError, also where one was aborted, and
-        EngineLost. However it ends, nothing of it is left in an engine."""
+        """Return the result of each prompt. Raises EngineLost, and RequestError, also if a prompt
+        was aborted. In any case all contexts in the engines are closed at the end."""
         groups: dict[Client, tuple[list[EngineSuccession], list[int]]] = {}
         found: dict[int, Done] = {}
         try:
@@ -63,8 +63,9 @@ class GroupedReading:
     async def _attempt(
         self, engines: list[EngineSuccession], requests: Sequence[CompletionRequest]
     ) -> list[Done] | None:
-        """The results; None where the engine was lost and another one is to read them. Each prompt
-        counts there; the first of ``engines`` stands for all where the engine is lost."""
+        """Read the prompts of one group and return the results. If the engine is lost, assign
+        another engine to the first of ``engines``, which then serves all prompts, and return
+        None."""
         engine, client = engines[0], engines[0].client
         readings = [Reading(client, request, self.goal) for request in requests]
         self.runs.update(readings)

@@ -1,8 +1,8 @@
-"""Contexts that wait in the engine for a tool's answer, and requests that go on with them.
+"""Contexts that wait in the engine for a tool's answer, and requests that continue them.
 
-Open, Park              held
-Append, Advance         taken by the request that goes on with it, which closes it
-Close                   given up
+Open, Park              the context is held
+Append, Advance         a request has taken the context, and closes it at its end
+Close                   the context is given up
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sglang.srt.engine.client import Client, EngineLost
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Facts about a wait, for the engine.
+    """Facts about the wait of a parked context, for the engine.
 
     Attributes:
         tool: name of the tool.
         owner: tenant whose tool it is.
-        expected: seconds that the call will take, by the client; 0: it does not say.
+        expected: seconds that the tool call will take, according to the client; 0: unknown.
         deadline: seconds after which the wait ends.
     """
 
@@ -33,8 +33,8 @@ class Claim:
 
 
 class HeldContext:
-    """An idle context on one engine, with a claim on its KV (``Park``). It has one end: a request
-    takes it, or it is closed. A context of an engine that was lost is gone with it."""
+    """An idle context on one engine, with a claim on its KV (``Park``). It ends when a request
+    takes it, when it is closed, or when its engine is lost."""
 
     def __init__(
         self, client: Client, tokens: Ints, claim: Claim, namespace: str = "", adapter: str = ""
@@ -48,23 +48,23 @@ class HeldContext:
 
     @property
     def open(self) -> bool:
-        """Whether the engine still has it for a request."""
+        """Whether a request can still take the context."""
         return self._open and self._client.lost is None
 
     def on(self, client: Client) -> bool:
-        """Whether it is the engine of ``client`` that has it."""
+        """Whether the engine of ``client`` holds the context."""
         return self.open and client is self._client
 
     def take(self, client: Client) -> int | None:
-        """The context's number for a request on ``client``, which closes the context from now on;
-        None where that engine does not have it any more."""
+        """Take the context for a request on ``client``, which must then close it. Return the
+        context's number; None if that engine does not hold it."""
         if not self.on(client):
             return None
         self._open = False
         return self._number
 
     def close(self) -> None:
-        """Give the context up, unless a request has taken it."""
+        """Close the context, unless a request has taken it."""
         if self._open:
             self._open = False
             with suppress(EngineLost):
@@ -73,14 +73,14 @@ class HeldContext:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Link from a request to the parked context that it goes on with.
+    """Link from a request to the parked context that it continues.
 
     Attributes:
-        number: of the parked context, in the server's store.
-        length: leading tokens of the prompt that are the parked context's own.
-        arrived: moment from which on the request counts as waiting (``Advance.arrived``).
-        since: index of the token where its generation began (``Generate.since``).
-        held: the engine's context; None where no engine holds it.
+        number: number of the parked context in the server's store.
+        length: number of the prompt's leading tokens that are the parked context's.
+        arrived: moment since which the request counts as waiting (``Advance.arrived``).
+        since: index of the token where the generation began (``Generate.since``); -1: unset.
+        held: the engine's context; None if no engine holds it.
     """
 
     number: int
@@ -90,5 +90,6 @@ class Resumption:
     held: HeldContext | None = None
 
     def take(self, client: Client) -> int | None:
-        """The engine's context, for this request alone; None where it must open another."""
+        """Take the engine's context for this request. Return its number; None if the request must
+        open another context."""
         return None if self.held is None else self.held.take(client)

@@ -9,16 +9,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _END = object()
-AT_ONCE = 32  # streams started before the loop's other tasks get a turn
+AT_ONCE = 32  # streams that are started before yielding to other tasks
 
 
 async def merge(
     streams: Sequence[AsyncGenerator[T, None]],
 ) -> AsyncGenerator[tuple[int, T], None]:
-    """Items of all streams as they come, each with its stream's index.
+    """Yield the items of all streams as they come, each with its stream's index.
 
-    The first stream to raise ends the merge with its error. However the merge ends, every stream
-    has been closed by then.
+    The first error of a stream ends the merge. In any case all streams are closed at the end.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:

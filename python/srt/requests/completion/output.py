@@ -1,4 +1,4 @@
-"""Output: one completion as it grows, and how it ended."""
+"""Output: the state of one completion, and the Assembler that builds it from events."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sglang.srt.tokenizer import Detokenizer
 
 @dataclass(slots=True)
 class Finish:
-    """``reason`` is "stop", "length", "abort" or "error"; ``matched`` the stop string, pattern or
-    id; ``message`` why no token could follow."""
+    """The end of a completion. ``reason``: "stop", "length", "abort" or "error". ``matched``: the
+    stop string, stop pattern or end token. ``message``: for "error", why no token could follow."""
 
     reason: str
     matched: str | int | None = None
@@ -29,7 +29,7 @@ class HintAnswer:
     Attributes:
         action_id: the action's name.
         outcome: "accepted", "clipped", "deferred" or "rejected".
-        reason: of an outcome that is not "accepted".
+        reason: reason for an outcome other than "accepted".
     """
 
     action_id: str
@@ -39,7 +39,8 @@ class HintAnswer:
 
 @dataclass(slots=True)
 class PromptLogprobs:
-    """Log-probabilities of the prompt's tokens from ``start`` on; None where nothing precedes."""
+    """Log-probabilities of the prompt's tokens from index ``start`` on. The prompt's first token
+    has None."""
 
     start: int = 0
     logprobs: list[float | None] = field(default_factory=list)
@@ -47,36 +48,38 @@ class PromptLogprobs:
     probes: list[list[float] | None] = field(default_factory=list)
 
     def extend(self, event: PromptChunk) -> None:
-        """Take the next run of positions."""
+        """Append the entries of the next positions."""
         self.logprobs += event.logprobs
         self.tops += event.tops
         self.probes += event.probes
 
     def reaches(self, end: int) -> bool:
-        """Whether all runs up to the prompt's ``end`` have come. An abort leaves some out."""
+        """Whether all entries up to index ``end`` have come. An abort leaves some out."""
         return self.start + len(self.logprobs) >= end
 
 
 @dataclass(slots=True)
 class Output:
-    """One completion, updated in place while it streams; text and tokens only ever grow.
+    """One completion, updated in place while it is generated.
 
     Attributes:
-        index: which of the n completions of its prompt.
-        stats: what the engine has counted. Its prompt is known from the start, more with the first
-            sampled token, all when ``finish`` is set. Its seconds count from ``started``.
-        prompt_ready: tokens of the prompt that are computed, where the request wants to know.
-        text: what is certain so far, trimmed of stops, control tokens hidden.
+        index: index among the n completions of the prompt.
+        stats: the engine's statistics. The number of prompt tokens is known from the start, the
+            rest of the prompt's counts with the first sampled token, all counts when ``finish`` is
+            set. Its times are seconds since ``started``.
+        prompt_ready: tokens of the prompt that are computed, if the request reports progress.
+        text: the text that is certain so far, without stop strings and control tokens.
         tokens: all generated ids, the ending one included.
-        released: how many of them have all their bytes in ``text`` (or hidden).
-        logprobs, tops, probes: per generated token, where requested.
-        prompt_logprobs: where requested; complete when ``finish`` is set.
-        row_logprobs: log-probabilities of the tokens of each row that was to be scored.
-        row_tokens: tokens of such rows that were computed.
-        choice_logprobs: log-probability of each choice, where they were scored as wholes.
-        finish: None while running.
-        started: time.monotonic() of submission; seconds: from there to the last update.
-        resume: handle of its context, where that was parked at its end.
+        released: number of leading tokens whose bytes are all in ``text`` (or hidden).
+        logprobs, tops, probes: one entry for each generated token, if requested.
+        prompt_logprobs: log-probabilities of the prompt, if requested; complete at the end.
+        row_logprobs: log-probabilities of the tokens of each scored row.
+        row_tokens: number of tokens of scored rows that were computed.
+        choice_logprobs: log-probability of each choice, if choices were scored as wholes.
+        finish: the end; None while running.
+        started: time.monotonic() of the submission.
+        seconds: time from the submission to the last update.
+        resume: handle of the context, if it was parked at the end.
         hints: answers to the request's ``kv_hints``.
     """
 
@@ -105,11 +108,14 @@ class Output:
 
 
 class Assembler:
-    """Turns the events of one Generate into its Output.
+    """Builds an Output from the events of one Generate.
 
-    ``enders`` are the ids that end a generation: a stream holds their bytes back until it is known
-    whether they are cut. ``trim`` is whether stops are cut from the text. ``prompt_stats``: of the
-    request that computed the prompt, where another one did.
+    Args:
+        text: detokenizer of the completion. table: the bytes of every token id.
+        enders: ids that end a generation. The bytes of such an id are held back until it is known
+            whether they are cut.
+        trim: whether stop strings are cut from the text.
+        prompt_stats: statistics of the request that computed the prompt, if that was another one.
     """
 
     def __init__(
@@ -127,8 +133,8 @@ class Assembler:
         self._given = 0
 
     def begin_behind(self, tokens: Sequence[int]) -> None:
-        """Take tokens that the completion has already. Their text comes with the first event, which
-        says how much of it is held back."""
+        """Add tokens that the completion has already. Their text is released by the first event,
+        which has the number of bytes to hold back."""
         self._given = len(tokens)
         self.output.tokens += tokens
         held = sum(len(self._table[token]) for token in tokens if token < len(self._table))
@@ -172,8 +178,8 @@ class Assembler:
         self._count(event.stats)
 
     def resume(self) -> None:
-        """The engine was lost: events of another request follow, which goes on after the tokens so
-        far, or which computes the prompt again where there are none."""
+        """Prepare for the events of another engine, after a loss. The next request continues after
+        the tokens so far; without any, it computes the prompt again."""
         output = self.output
         if output.tokens:
             self._began = time.monotonic()
@@ -193,7 +199,7 @@ class Assembler:
         self.output.stats = stats
 
     def _ending_bytes(self) -> int:
-        """Bytes of the last token, if it is one that ends the text."""
+        """Return the number of bytes of the last token if it ends the text, otherwise 0."""
         tokens = self.output.tokens
         if not tokens or tokens[-1] not in self._enders or tokens[-1] >= len(self._table):
             return 0

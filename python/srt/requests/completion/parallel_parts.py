@@ -1,4 +1,4 @@
-"""Parts: a prompt of texts that follow each other and texts that are encoded side by side."""
+"""Parts: a prompt of consecutive texts and of groups of texts that are encoded in parallel."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Parts = Sequence[str | Sequence[str]]
 
 
 async def read_parts(completion: Completer, parts: Parts) -> tuple[Ints, Segments]:
-    """Token ids of ``["P", ["F1", "F2"], "T"]``, each text tokenized alone, and their segments.
+    """Return the token ids and segments of parts such as ``["P", ["F1", "F2"], "T"]``.
 
-    What the tokenizer puts before a text comes once, at the very start. Raises RequestError.
+    Each text is tokenized separately. The tokenizer's leading tokens come once, at the start of the
+    prompt. Raises RequestError.
     """
     groups = [[item] if isinstance(item, str) else item for item in parts]
     chars = sum(len(text) for group in groups for text in group)
@@ -39,10 +40,10 @@ async def read_parts(completion: Completer, parts: Parts) -> tuple[Ints, Segment
 
 
 def _add(tokens: Ints, segments: list[Segment], texts: Sequence[Ints]) -> None:
-    """Append texts that are side by side; a single one simply follows."""
+    """Append a group of parallel texts; a single text is appended as a consecutive one."""
     base, parallel = len(tokens), len(texts) > 1
     if parallel and segments and segments[-1].start == base:
-        segments.pop()  # nothing lies between two groups
+        segments.pop()  # there is no text between two groups
     for text in texts:
         if parallel and tokens:
             segments.append(Segment(len(tokens), base))
@@ -52,8 +53,8 @@ def _add(tokens: Ints, segments: list[Segment], texts: Sequence[Ints]) -> None:
 
 
 def _with_last(segments: list[Segment], length: int) -> Segments:
-    """Segments with one that sees everything, as sampling needs: where no text follows the last
-    group, its last token counts as that text."""
+    """Return the segments such that the last one sees the whole prompt, as sampling needs. If no
+    text follows the last group, the group's last token becomes that segment."""
     if segments and segments[-1].start == length:
         last = length - 1
         while segments and segments[-1].start >= last:

@@ -1,4 +1,4 @@
-"""Readings of a prompt by the model without sampling: an embedding, or the distribution of the next
+"""Reading: computes a prompt without sampling, for an embedding or the distribution of the next
 token.
 
     Open, Advance(Embed or Distribution), which closes the context
@@ -15,7 +15,7 @@ from sglang.srt.requests.completion.completion_request import CompletionRequest,
 from sglang.srt.requests.request_error import RequestError
 
 ABORTED = "The request was aborted."
-WINDOW = 1 << 14  # tokens of prompts of one request that are in the engine at once
+WINDOW = 1 << 14  # prompt tokens of one request that are in the engine at once
 _CODES = {
     "invalid": "invalid_value", "busy": "queue_full", "overloaded": "overloaded",
     "lost": "engine_lost",
@@ -30,7 +30,7 @@ def refused(event: Failed) -> RequestError:
 
 async def read_all(readings: Sequence[Reading]) -> list[Done]:
     """Return the terminal event of each reading. At most ``WINDOW`` prompt tokens, or one prompt,
-    are in the engine at once. So requests that arrive meanwhile wait for no more than that.
+    are in the engine at once. So requests that arrive meanwhile wait at most for these.
 
     Raises RequestError, also if a reading was aborted, and EngineLost.
     """

@@ -1,8 +1,8 @@
-"""ResumeOrder: when requests of a lost engine go on, so that one that ends engines is found.
+"""ResumeOrder: the order in which requests of a lost engine continue, to isolate a harmful one.
 
-It may be a request that makes its engine fail. All requests of that engine would go on together, so
-the next engine would be lost too, and the others with it. Those that had begun to answer go on at
-once. Those that had not are suspects: each waits until all that went on before it answer.
+A request may be the reason why its engine fails. If all requests of that engine continued together,
+the next engine would fail for all of them too. So requests that had begun to answer continue at
+once. The others are suspects: each waits until all requests that continued before it answer.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from sglang.srt.engine.client import Client, EngineLost, SuspectRequest
 from sglang.srt.requests.completion.completion_request import CompletionRequest
 from sglang.srt.requests.completion.serving_engines import EngineLeft
 
-GATHERING = 0.05  # seconds until all requests of a lost engine know of it
-LONGEST = 10.0  # seconds that the suspects of one loss wait at most for each other
-MORE = 2  # engines that a request may lose beyond the limit where it had begun to answer in each
+GATHERING = 0.05  # seconds within which all requests of a lost engine notice the loss
+LONGEST = 10.0  # most seconds that the suspects of one loss wait for each other
+MORE = 2  # additional losses allowed to a request that had begun to answer
 
 
 class LossLog(Protocol):
-    """Takes what lost engines were computing (``runtime/crash_dump``)."""
+    """Recorder of the requests of lost engines (``runtime/crash_dump``)."""
 
     def note(
         self, client: Client, error: EngineLost, request: CompletionRequest, text: str
     ) -> None:
-        """``text``: of the request's completion, as far as it had come."""
+        """Record a request of a lost engine. ``text``: the text of its completion so far."""
 
 
 class ResumeOrder:
-    """The requests that go on with another engine and have not begun to answer there.
+    """The requests that continue on another engine and have not begun to answer there.
 
-    ``losses`` is given each request of a lost engine, also one that may not go on.
+    ``losses``: records each request of a lost engine, also one that may not continue.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,8 @@ class ResumeOrder:
 
     @asynccontextmanager
     async def turn(self, request: object, suspect: bool) -> AsyncIterator[None]:
-        """The time to choose the next engine of ``request``; it is going from then on."""
+        """Wait for the turn of ``request``; the block chooses its next engine. From then on other
+        suspects wait until the request answers or ends."""
         if not suspect:
             self._going.add(request)
             yield
@@ -56,7 +57,7 @@ class ResumeOrder:
         try:
             async with self._turns:
                 await asyncio.sleep(GATHERING)
-                with suppress(asyncio.TimeoutError):  # the queue is full, say
+                with suppress(asyncio.TimeoutError):  # for example because the queue is full
                     await asyncio.wait_for(self._all_answer(), self._until - loop.time())
                 self._going.add(request)
                 yield
@@ -64,7 +65,8 @@ class ResumeOrder:
             self._suspects -= 1
 
     def answers(self, request: object) -> None:
-        """Note that a request has begun to answer, or has ended. Of others it has no effect."""
+        """Record that a request has begun to answer, or has ended. No effect on requests that do
+        not continue on another engine."""
         if request in self._going:
             self._going.remove(request)
             self._news.set()
@@ -79,7 +81,7 @@ class LostEngines:
     """The engines that one request has lost.
 
     Attributes:
-        most: times that it may go on; None: there is no other engine.
+        most: number of times that the request may continue; None: there is no other engine.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -87,10 +89,11 @@ class LostEngines:
         self._counted = self._all = 0
 
     def count(self, error: EngineLost, began: bool) -> None:
-        """Count an engine that was lost with ``error``. One of those in which the request had begun
-        to answer counts, and no more: it was lost by another request, more likely.
+        """Count an engine that was lost with ``error``. ``began``: the request had begun to answer
+        there. Such a loss counts only if it is the first one, because another request is the more
+        likely reason.
 
-        Raises EngineLost where the request may not go on.
+        Raises EngineLost if the request may not continue.
         """
         if self.most is None:
             raise error
@@ -101,5 +104,5 @@ class LostEngines:
         if self._counted > self.most or self._all > self.most + MORE:
             raise SuspectRequest(
                 f"{error}; the request has been in {self._all} engines that were lost, and "
-                f"may go on {self.most} times (--max-resumes)"
+                f"may continue {self.most} times (--max-resumes)"
             )

@@ -1,8 +1,8 @@
-"""RowScoring: rows of tokens scored after one prompt, whatever the engine is.
+"""RowScoring: scores rows of tokens after one prompt, by one of two methods.
 
-Where the engine can, as trees (``tree_scores``): equal beginnings are computed once, and many rows
-are one forward. Else, and where more than log-probabilities is wanted, each row is a request of a
-context of its own.
+If the engine can, rows are scored as trees (``tree_scores``): common beginnings are computed once,
+and many rows are one forward. Otherwise, and if more than log-probabilities is wanted, each row is
+a request in a context of its own.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Advancing = Callable[[EngineContext, Goal, Sequence[Verb], bool], AsyncGenerator
 
 
 class RowScoring:
-    """Rows of one request.
+    """The rows of one request.
 
     Args:
-        advance: events of a goal on a context.
-        again: a context of the prompt on the engine that replaces a lost one.
+        advance: runs a goal on a context and yields its events.
+        again: computes the prompt on the engine that replaces a lost one; returns the context.
 
     Attributes:
-        computed: tokens of rows that were computed.
+        computed: number of tokens of rows that were computed.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class RowScoring:
     async def scored(
         self, context: EngineContext, rows: Sequence[ScoredChoice], behind: int
     ) -> list[ScoredChoice]:
-        """The rows with the log-probabilities of their tokens behind the first ``behind`` tokens of
-        the prompt, which ``context`` has. An abort leaves some out. Raises RequestError and
-        EngineLost."""
+        """Return the rows with the log-probabilities of their tokens. The rows follow the first
+        ``behind`` tokens of the prompt, whose context is ``context``. An abort leaves some out.
+        Raises RequestError and EngineLost."""
         while True:
             found = [ScoredChoice(each.text, each.tokens) for each in rows]
             try:
@@ -67,7 +67,7 @@ class RowScoring:
     async def _as_trees(
         self, context: EngineContext, rows: list[ScoredChoice], behind: int
     ) -> bool:
-        """Whether the rows were scored as trees. Raises EngineLost."""
+        """Score the rows as trees if the engine can; return whether it did. Raises EngineLost."""
         request, client = self._request, context.client
         plain = request.logprobs is None and not (request.media or request.segments)
         if not plain or len(rows) < 2:
@@ -93,7 +93,7 @@ class RowScoring:
     async def _in_context(
         self, context: EngineContext, behind: int, row: ScoredChoice
     ) -> AsyncGenerator[Event, None]:
-        """Events of a row in a context of its own."""
+        """Score a row in a context of its own; yield the events."""
         logprobs, tokens = self._request.logprobs or Logprobs(), ints(row.tokens)
         child = self._engine.new_context()
         before: list[Verb] = [
@@ -111,7 +111,7 @@ class RowScoring:
                     yield event
 
     def abort(self) -> None:
-        """End what is left of the trees; the contexts are the engine's to close."""
+        """End the scoring as trees. EngineSuccession closes the contexts."""
         if self._tree is not None:
             self._tree.abort()
 

@@ -1,8 +1,9 @@
-"""ServingEngines: the engines that requests run on. A request is on one engine at a time.
+"""ServingEngines: interface of the engines that requests run on. A request is on one engine at a
+time.
 
-OneEngine   always the same one, whose loss ends its requests
-Supervisor  one that is started again where it is lost (``runtime/supervisor``)
-Fleet       several, among which a router chooses (``runtime/fleet``)
+OneEngine   one engine, whose loss ends its requests
+Supervisor  one engine that is restarted after a loss (``runtime/supervisor``)
+Fleet       several engines, among which a router chooses (``runtime/fleet``)
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from sglang.srt.requests.completion.completion_request import CompletionRequest
 
 
 class EngineLeft(EngineLost):
-    """The engine is well, and leaves: what it had not finished goes on elsewhere, and does not
-    count as having lost an engine."""
+    """A healthy engine leaves the fleet. Its unfinished requests continue on other engines, and do
+    not count this as a loss."""
 
 
 class AdapterHolders(Protocol):
-    """Knows which engines have an adapter, where engines are started again without it."""
+    """Tells which engines have an adapter. A restarted engine must first load its adapters."""
 
     def has(self, client: Client, name: str) -> bool:
-        """Whether an engine has the adapter; also true where it is not to have it."""
+        """Whether an engine need not wait for the adapter: it has the adapter, or should not have
+        it."""
         ...
 
     async def restored(self, client: Client, name: str) -> None:
-        """Return when that is so, or the engine is lost."""
+        """Return when ``has`` is true, or the engine is lost."""
         ...
 
 
 class AllHaveAll:
-    """Adapters of engines that are started with all of them."""
+    """AdapterHolders for engines that always have all adapters."""
 
     def has(self, client: Client, name: str) -> bool:
         return True
@@ -45,21 +47,21 @@ class AllHaveAll:
 
 
 class Assignment:
-    """A request on the engine that was chosen for it. This one takes no notes.
+    """A request on the engine that was chosen for it. Subclasses report its progress to a router.
 
     Attributes:
-        client: of the engine.
+        client: client of the engine.
     """
 
     def __init__(self, client: Client) -> None:
         self.client = client
 
     def begun(self, stats: RequestStats) -> None:
-        """Note that its first event has come."""
+        """Record the request's first statistics."""
 
     def ended(self, generated: int) -> None:
-        """Note that it runs there no more, ``generated`` tokens later. A second call has no
-        effect."""
+        """Record that the request has left the engine, which generated ``generated`` tokens. A
+        second call has no effect."""
 
 
 class ServingEngines(Protocol):
@@ -67,7 +69,7 @@ class ServingEngines(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of every one of them."""
+        """Facts that hold for all engines."""
         ...
 
     @property
@@ -77,22 +79,22 @@ class ServingEngines(Protocol):
 
     @property
     def count(self) -> int:
-        """Number of engines, those that are being started included."""
+        """Number of engines, including engines that are being started."""
         ...
 
     @property
     def pending(self) -> int:
-        """Requests that no engine has ended yet."""
+        """Number of requests that no engine has ended yet."""
         ...
 
     @property
     def lost(self) -> EngineLost | None:
-        """Reason that no engine can answer, None while one can."""
+        """Reason for which no engine can answer; None while one can."""
         ...
 
     @property
     def stalled(self) -> str:
-        """Reason that no engine goes on for now; "" while one does."""
+        """Reason for which no engine makes progress at present; "" while one does."""
         ...
 
     def assign(self, request: CompletionRequest) -> Assignment:
@@ -100,8 +102,8 @@ class ServingEngines(Protocol):
         ...
 
     async def reassign(self, request: CompletionRequest, client: Client) -> Assignment:
-        """Choose the engine of a request whose engine, ``client``'s, was lost; wait for one that
-        can serve it. Raises EngineLost where none comes."""
+        """Choose the next engine of a request after the loss of ``client``'s; wait until one can
+        serve the request. Raises EngineLost if none comes."""
         ...
 
     def holder(self, request: CompletionRequest) -> Client:
@@ -109,8 +111,8 @@ class ServingEngines(Protocol):
         ...
 
     async def control(self, op: str, limit: int = 0) -> Mapping[str, Reply]:
-        """Send a Control to every engine that serves; return their answers by name. Raises
-        EngineLost where there is none."""
+        """Send a Control to every serving engine; return the replies by name. Raises EngineLost if
+        there is no engine."""
         ...
 
 
@@ -118,8 +120,8 @@ class OneEngine:
     """One engine, whose loss ends its requests.
 
     Attributes:
-        client: of the engine.
-        count: 1.
+        client: client of the engine.
+        count: number of engines, 1.
     """
 
     count = 1
@@ -162,13 +164,13 @@ class OneEngine:
 
 
 def engines_of(engines: ServingEngines | Client) -> ServingEngines:
-    """The same engines; of a client its engine alone."""
+    """Return ``engines`` as ServingEngines; a Client becomes OneEngine."""
     return OneEngine(engines) if isinstance(engines, Client) else engines
 
 
 def merged(replies: Mapping[str, Reply]) -> Reply:
-    """Several engines' answers as one: numbers are added, other data is the first engine's. It is
-    refused where an engine refused it."""
+    """Merge the replies of several engines. Numbers are added; other data are the first engine's.
+    The merged reply is a refusal if any engine refused."""
     first, *others = replies.values()
     if not others:
         return first

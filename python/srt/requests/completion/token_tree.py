@@ -1,11 +1,12 @@
-"""Token trees: texts with equal beginnings as forwards that compute each beginning once.
+"""Token trees: forwards that score texts with common beginnings and compute each beginning once.
 
     rows      [5 7 9]  [5 7 2 4]  [5 8]          after the root r
-    computed  r  5  7  2                         a token that another one follows
-    read      5 | 7 8 | 2 9 | 4                  log-probabilities after each of them
+    computed  r  5  7  2                         the tokens that another token follows
+    read      5 | 7 8 | 2 9 | 4                  tokens whose log-probability is read after each
 
-The tokens of a forward stand in depth-first order; each sees the root, the tokens on its way from
-there and nothing else. The last token of a row is read and not computed.
+The tokens of a forward are in depth-first order. A token attends to the root and the tokens between
+the root and itself, and to no other tokens of the tree. The last token of a row is not computed;
+only its log-probability is read.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from math import isqrt
 
 from sglang.srt.core.ints import Ints, ints
 
-MOST_TOKENS = 1024  # a forward has
-MOST_BITS = 1 << 22  # a mask has, which a space unpacks
+MOST_TOKENS = 1024  # most tokens of a forward
+MOST_BITS = 1 << 22  # most bits of a mask, which the engine unpacks
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """Rows of at least one token each, all behind the first ``behind`` tokens of one prompt."""
+    """Rows of at least one token each. All rows follow the first ``behind`` tokens of a prompt."""
 
     rows: Sequence[list[int]]
     behind: int
@@ -31,13 +32,13 @@ class ScoredRows:
 
 @dataclass(slots=True)
 class TreeForward:
-    """Some rows, as one forward.
+    """One forward that scores some rows.
 
     Attributes:
-        tokens, positions: of the forward, int32.
-        parents: index of the token before each; -1: it sees only what is visible.
-        targets: (index of a token, id that follows it), in the order in which rows came to them.
-        rows: of each row of the forward, its number and the indices of its targets.
+        tokens, positions: token ids and positions of the forward, int32.
+        parents: index of each token's parent; -1: none, it attends only to the visible slots.
+        targets: pairs (index of a token, id that follows it), in the order of their addition.
+        rows: for each row of the forward, its number and the indices of its targets.
     """
 
     tokens: Ints = field(default_factory=ints)
@@ -47,14 +48,14 @@ class TreeForward:
     rows: list[tuple[int, list[int]]] = field(default_factory=list)
 
     def add(self, token: int, position: int, parent: int) -> int:
-        """Add a token; return its index."""
+        """Add a token, and return its index."""
         self.tokens.append(token)
         self.positions.append(position)
         self.parents.append(parent)
         return len(self.tokens) - 1
 
     def mask(self, visible: int) -> bytes:
-        """``ForwardTokens.mask`` after ``visible`` slots, which all tokens see."""
+        """Return ``ForwardTokens.mask``. All tokens attend to the first ``visible`` slots."""
         stride = -(-(visible + len(self.tokens)) // 8)
         sees = list[int]()
         for index, parent in enumerate(self.parents):
@@ -64,11 +65,11 @@ class TreeForward:
 
     @property
     def order(self) -> list[int]:
-        """Indices of the targets, ascending by token: the order of ``ForwardTokens.targets``."""
+        """Indices of the targets, sorted by token: the order of ``ForwardTokens.targets``."""
         return sorted(range(len(self.targets)), key=lambda target: self.targets[target][0])
 
     def pairs(self) -> Ints:
-        """``ForwardTokens.targets``."""
+        """Return ``ForwardTokens.targets``."""
         return ints(value for target in self.order for value in self.targets[target])
 
     def take(self, values: array[float]) -> list[tuple[int, list[float]]]:
@@ -79,22 +80,22 @@ class TreeForward:
 
 
 def most_tokens(visible: int, context_length: int) -> int:
-    """Number of tokens that one forward after ``visible`` slots may have."""
+    """Return the most tokens that one forward after ``visible`` slots may have."""
     bits = (isqrt(visible * visible + 4 * MOST_BITS) - visible) // 2
     return min(MOST_TOKENS, bits, context_length - visible)
 
 
 def tree_forwards(rows: Sequence[list[int]], root: int, depth: int, most: int) -> list[TreeForward]:
     """Return the forwards that score rows of tokens. A forward has at most ``most`` tokens, and
-    computes what its rows begin with in common once.
+    computes a common beginning of its rows once.
 
     Args:
-        rows: at least one token each.
+        rows: rows of at least one token each.
         root: the token before every row, at position ``depth - 1``; -1: there is none, and the
             first token of each row is not scored.
         depth: position of the first token of each row.
 
-    Raises ValueError where a row alone has more than ``most`` tokens.
+    Raises ValueError if a single row has more than ``most`` tokens.
     """
     forwards, walk = list[TreeForward](), _Walk(root, depth, most)
     for number in sorted(range(len(rows)), key=lambda index: rows[index]):
@@ -110,10 +111,10 @@ def tree_forwards(rows: Sequence[list[int]], root: int, depth: int, most: int) -
 
 
 class _Walk:
-    """Makes one forward of rows in sorted order.
+    """Builds one forward from rows in sorted order.
 
-    The path is the last row: its tokens, and of each the index in the forward and that of the
-    target that reads it; -1: it is not computed, or nothing reads it.
+    The path is the last row. ``_path``: its tokens. ``_nodes``: each token's index in the forward,
+    -1 if the token is not computed. ``_reads``: index of the target that reads it, -1 for none.
     """
 
     def __init__(self, root: int, depth: int, most: int) -> None:
@@ -132,14 +133,14 @@ class _Walk:
         return len(self.forward.tokens) + len(row) - self._shared(row) <= self._most
 
     def _shared(self, row: Sequence[int]) -> int:
-        """Number of tokens that the row has in common with the last one."""
+        """Return the number of leading tokens that the row has in common with the last row."""
         for index, (a, b) in enumerate(zip(self._path, row)):
             if a != b:
                 return index
         return min(len(self._path), len(row))
 
     def add(self, number: int, row: Sequence[int]) -> None:
-        """Add a row, which is not before the last one."""
+        """Add a row. Rows must be added in sorted order."""
         forward, shared = self.forward, self._shared(row)
         del self._path[shared:], self._nodes[shared:], self._reads[shared:]
         for index in range(shared, len(row)):
@@ -154,8 +155,8 @@ class _Walk:
         forward.rows.append((number, [read for read in self._reads if read >= 0]))
 
     def _computed(self, index: int) -> int:
-        """Index in the forward of the path's token ``index``, which is added where it is not there;
-        of the root for -1."""
+        """Return the index in the forward of the path's token ``index`` (-1: of the root). Add the
+        token to the forward if it is missing."""
         if index < 0:
             return 0 if self._root >= 0 else -1
         if self._nodes[index] < 0:

@@ -1,9 +1,9 @@
 """TreeScores: log-probabilities of many texts after one prompt, by forwards of a space.
 
-    OpenSpace, PrefixPages (the prompt but its last token), ForwardTokens ..., CloseSpace
+    OpenSpace, PrefixPages (the prompt without its last token), ForwardTokens ..., CloseSpace
 
-Each forward has a tree of the texts' tokens (``token_tree``), whose KV is kept nowhere. What is
-computed and read for a token is what a request of its own would compute.
+Each forward has a tree of the texts' tokens (``token_tree``), whose KV is not kept. The results are
+the same as those of a separate request for each text.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from sglang.srt.engine.client import Client, EngineLost
 from sglang.srt.engine.info import EngineInfo
 from sglang.srt.requests.completion.token_tree import TreeForward, most_tokens, tree_forwards
 
-AT_ONCE = 1  # forwards of trees in an engine at the same time, over all requests
-INLINE = 1 << 12  # tokens of rows whose tree is made on the event loop, some milliseconds of work
-PREFIX = 0  # request number of PrefixPages; those of forwards follow
+AT_ONCE = 1  # simultaneous tree forwards in an engine, over all requests
+INLINE = 1 << 12  # tokens up to which trees are built on the event loop: some milliseconds
+PREFIX = 0  # request number of PrefixPages; forwards have the following numbers
 
 Row = list[float | None]
 _TURNS: WeakKeyDictionary[Client, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class NoTree(Exception):
-    """The engine cannot score these rows as trees; requests of their own can."""
+    """The engine cannot score these rows as trees, so they must be scored by separate requests."""
 
 
 def verify_trees(info: EngineInfo) -> None:
@@ -51,11 +51,11 @@ def verify_trees(info: EngineInfo) -> None:
 
 
 class TreeScores:
-    """One space. To be closed whatever happens.
+    """One space for the trees of one request. The caller must close it in any case.
 
     Args:
-        owner: tenant.
-        prompt: token ids before all rows; there may be none.
+        owner: tenant of the request.
+        prompt: token ids before all rows; may be empty.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class TreeScores:
         self.computed = 0  # tokens
 
     async def score(self, rows: Sequence[list[int]]) -> list[Row]:
-        """The log-probability of each token of each row, of at least one token. A first token
-        without a prompt has none.
+        """Return the log-probability of each token of each row. Rows have at least one token.
+        Without a prompt, a row's first token has None.
 
         Raises NoTree, and EngineLost.
         """
@@ -100,7 +100,7 @@ class TreeScores:
         return found
 
     def _begin(self, forward: TreeForward, visible: int, slots: bytes) -> int:
-        """Send a forward; return the number of its request."""
+        """Send a forward, and return its request number."""
         self._requests += 1
         self.computed += len(forward.tokens)
         verb = ForwardTokens(
@@ -116,7 +116,7 @@ class TreeScores:
         return self._waiting.setdefault(request, loop.create_future())
 
     async def _answer(self, request: int) -> ForwardDone | None:
-        """The answer to a request. Raises NoTree and EngineLost."""
+        """Wait for the answer to a request and return it. Raises NoTree and EngineLost."""
         self._verify_alive()
         try:
             return await self._expect(request)
@@ -147,7 +147,7 @@ class TreeScores:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # marks it as retrieved: no one may wait for this request
+                future.exception()  # marks the error as retrieved, as no task may await it
 
     def abort(self) -> None:
         """End the scoring; ``score`` then raises NoTree."""
@@ -171,7 +171,7 @@ def _turns(client: Client) -> asyncio.Semaphore:
 
 
 async def _made(rows: Sequence[list[int]], root: int, depth: int, most: int) -> list[TreeForward]:
-    """The forwards of the rows. Raises ValueError."""
+    """Build the forwards of the rows, in a thread if there are many tokens. Raises ValueError."""
     if sum(map(len, rows)) <= INLINE:
         return tree_forwards(rows, root, depth, most)
     return await asyncio.to_thread(tree_forwards, rows, root, depth, most)

@@ -1,9 +1,9 @@
 """Choices scored as wholes: one of several texts, sampled by its probability after the prompt.
 
-Sampling token by token takes a choice by its first token, before the model has read the rest: an
-"A" may be sampled because "Above Average" begins with it. Here each choice's log-probability is the
-sum over all of its tokens, and the choice is sampled from softmax(sums / temperature). Every token
-of every choice is computed, whichever is taken.
+Sampling token by token decides by a choice's first token, before the model has read the rest: an
+"A" may be sampled because "Above Average" begins with it. In this module each choice's
+log-probability is the sum over all of its tokens, and the choice is sampled from
+softmax(sums / temperature). Every token of every choice is computed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sglang.ir.sampling import CHOICE, LOGITS, SamplingParams, names_of
 from sglang.srt.core.messages import Event, PromptChunk, TopPairs
 from sglang.srt.core.request_stats import RequestStats
 
-AT_ONCE = 32  # choices of one prompt that are in the engine at the same time
+AT_ONCE = 32  # simultaneous choices of one prompt in the engine
 
 
 @dataclass(slots=True)
 class ScoredChoice:
-    """One text: its tokens after the prompt, and once they are scored, what is known of each."""
+    """One text and its tokens. Once it is scored, the other fields have an entry for each token."""
 
     text: str
     tokens: list[int]
@@ -39,7 +39,7 @@ class ScoredChoice:
         return math.fsum(self.logprobs)
 
     def take(self, event: PromptChunk) -> None:
-        """Log-probabilities of the next tokens."""
+        """Append the log-probabilities of the next tokens."""
         self.logprobs += [value or 0.0 for value in event.logprobs]
         self.tops += [top or [] for top in event.tops]
         self.probes += [probe or [] for probe in event.probes]
@@ -49,7 +49,8 @@ async def score(
     choices: Sequence[ScoredChoice],
     read: Callable[[ScoredChoice], AsyncGenerator[Event, None]],
 ) -> None:
-    """Score all choices by the events that ``read`` gives of each. Raises what it raises."""
+    """Score all choices. ``read``: scores one choice and yields its events. Raises the errors of
+    ``read``."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(choice: ScoredChoice) -> None:
@@ -68,7 +69,8 @@ async def score(
 
 
 def pick(totals: Sequence[float], sampling: SamplingParams) -> int:
-    """Return the index of the sampled choice; greedy sampling takes the first of the best."""
+    """Return the index of the sampled choice. Greedy sampling takes the best one, on a tie the
+    first."""
     if sampling.greedy:
         return max(range(len(totals)), key=totals.__getitem__)
     best = max(totals)
@@ -82,7 +84,7 @@ def pick(totals: Sequence[float], sampling: SamplingParams) -> int:
 
 
 def verify_whole(sampling: SamplingParams) -> None:
-    """Raise ValueError for a parameter that whole choices cannot be sampled with."""
+    """Raise ValueError if a parameter is set that has no meaning for whole choices."""
     plain = SamplingParams()
     honoured = {"temperature", "seed", "top_k" if sampling.greedy else ""}
     for name in (*names_of(CHOICE), *names_of(LOGITS), "min_new_tokens"):

@@ -1,10 +1,10 @@
-"""Fetch: images and videos from the URLs of requests, from public addresses alone.
+"""Fetch: reads images and videos from the URLs of requests, only from public addresses.
 
-A request must not make the server read what only the server can reach: the metadata service of a
-cloud, other machines of its network, itself. So a host's name is resolved once, *all* its addresses
-must be public, and the connection is made to the address that was verified, which a second
-resolution of the name (DNS rebinding) cannot change. A redirect is verified like a new URL. A URL
-that two readers might read differently is refused.
+A request must not make the server read resources that only the server can reach: the metadata
+service of a cloud, other machines of its network, itself. So a host's name is resolved once, *all*
+its addresses must be public, and the connection goes to the verified address. A second resolution
+of the name (DNS rebinding) has no effect. A redirect is verified like a new URL. A URL that two
+parsers might read differently is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang.srt.core.version import __version__
 from sglang.srt.requests.media_input.name_lookups import LookupsBusy, NameLookups
 
 REDIRECTS = 3
-LOOKUPS, SHARE = 256, 64  # lookups at a time, and of one tenant; some outlive their fetches
+LOOKUPS, SHARE = 256, 64  # simultaneous lookups, and those of one tenant; some outlive fetches
 CHUNK = 1 << 16
 LATE = "it took too long (--media-fetch-timeout)"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?\.?\Z")
@@ -58,9 +58,9 @@ _NOT_PUBLIC_V6 = tuple(map(ipaddress.IPv6Network, (
     "2620:4f:8000::/48",  # AS112
     "3fff::/20",          # documentation
 )))  # fmt: skip
-"""IANA's special-purpose addresses, and those of clouds' own services. A table of this module:
-what ``ipaddress.is_global`` says of them differs between releases of Python. IPv6 is public in
-2000::/3 alone, which leaves out what embeds IPv4 addresses (::ffff:0:0/96, 64:ff9b::/96)."""
+"""IANA's special-purpose addresses, and those of clouds' own services. The module has its own table
+because the results of ``ipaddress.is_global`` differ between releases of Python. Only 2000::/3 is
+public in IPv6; this excludes addresses that embed IPv4 (::ffff:0:0/96, 64:ff9b::/96)."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _LOOKUPS = NameLookups(LOOKUPS, SHARE)
 
@@ -68,8 +68,9 @@ _LOOKUPS = NameLookups(LOOKUPS, SHARE)
 class Fetch(NamedTuple):
     """Limits of a fetch.
 
-    ``hosts``: the only ones, none: any with public addresses; ``most``: bytes; ``seconds``: for
-    everything, redirects and lookups of names included; ``owner``: whose share of lookups it takes.
+    ``hosts``: the allowed hosts; empty: any host with public addresses. ``most``: bytes of the
+    body. ``seconds``: total time, redirects and name lookups included. ``owner``: tenant whose
+    share of lookups the fetch uses.
     """
 
     hosts: Collection[str]
@@ -79,7 +80,7 @@ class Fetch(NamedTuple):
 
 
 def fetch(url: str, rules: Fetch) -> bytes:
-    """The body of the answer to a GET. Waits for the network. Raises ValueError, saying why not."""
+    """Return the body of the answer to a GET request. Blocks. Raises ValueError with the reason."""
     deadline = time.monotonic() + rules.seconds
     for _ in range(REDIRECTS + 1):
         parts = verified(url, rules.hosts)
@@ -93,11 +94,13 @@ def fetch(url: str, rules: Fetch) -> bytes:
         if body is not None:
             return body
         url = urljoin(url, location)
-    raise ValueError(f"{_shown(parts)} is one redirect too many ({REDIRECTS}); give its end.")
+    raise ValueError(
+        f"{_shown(parts)} is reached by more than {REDIRECTS} redirects; give the final URL."
+    )
 
 
 def verified(url: str, hosts: Collection[str]) -> SplitResult:
-    """The parts of a URL that is unambiguous. Raises ValueError."""
+    """Return the parts of an unambiguous URL of an allowed host. Raises ValueError."""
     if not url.isascii() or not url.isprintable() or set(url) & set(" \\"):
         raise ValueError("the URL has a space, a backslash, or characters that are to be escaped.")
     try:
@@ -118,7 +121,7 @@ def verified(url: str, hosts: Collection[str]) -> SplitResult:
 
 
 def public(address: Address) -> bool:
-    """Whether an address is one of the whole internet's, and embeds no other."""
+    """Whether an address is public in the internet, and embeds no other address."""
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_V4)
     return address in _GLOBAL_V6 and not any(address in network for network in _NOT_PUBLIC_V6)
@@ -127,7 +130,8 @@ def public(address: Address) -> bool:
 def resolved(
     host: str, port: int, deadline: float, lookups: NameLookups = _LOOKUPS, owner: str = ""
 ) -> str:
-    """The address to connect to. Raises ValueError, OSError, TimeoutError at the deadline."""
+    """Return the address to connect to. Raises ValueError for an address that is not public,
+    OSError if there is none, TimeoutError at the deadline."""
     literal = _literal(host)
     addresses = [literal] if literal else lookups.addresses(host, port, deadline, owner)
     for address in addresses:
@@ -139,7 +143,7 @@ def resolved(
 
 
 def _literal(host: str) -> str:
-    """The address that a host is written as; "" of a name."""
+    """Return the host if it is a literal IP address; "" if it is a name."""
     try:
         return str(ipaddress.ip_address(host)).partition("%")[0]
     except ValueError:
@@ -147,7 +151,7 @@ def _literal(host: str) -> str:
 
 
 def _get(parts: SplitResult, rules: Fetch, deadline: float) -> tuple[bytes | None, str]:
-    """The body, or None and where to look instead."""
+    """Return the body and "", or None and the target of a redirect."""
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     address = resolved(host, port, deadline, owner=rules.owner)
@@ -165,7 +169,7 @@ def _get(parts: SplitResult, rules: Fetch, deadline: float) -> tuple[bytes | Non
         if answer.status in (301, 302, 303, 307, 308) and answer.getheader("Location"):
             return None, answer.getheader("Location") or ""
         if answer.status != 200:
-            raise ValueError(f"{_shown(parts)} answers {answer.status}; give one that is there.")
+            raise ValueError(f"{_shown(parts)} answers {answer.status}; give an existing URL.")
         return _body(connection, answer, parts, rules.most), ""
     finally:
         connection.end()
@@ -186,14 +190,14 @@ def _body(
 
 
 class PinnedConnection(http.client.HTTPConnection):
-    """Connection to one address, even if the host's name now leads elsewhere, cut off at a
-    deadline: a timeout of the socket is for one read of it, and a header or a handshake takes
-    many."""
+    """Connection to one verified address, even if the host's name now resolves to another one. The
+    connection is shut down at a deadline: a socket's timeout is not enough, because it limits one
+    read, and a header or a handshake takes many."""
 
     def __init__(self, host: str, port: int, address: str, secure: bool, deadline: float) -> None:
         super().__init__(host, port)
         self._address, self._secure, self._deadline = address, secure, deadline
-        self._open: socket.socket | None = None  # ``sock`` is let go of before the body is read
+        self._open: socket.socket | None = None  # http.client may drop ``sock`` before the body
         self._timer: threading.Timer | None = None
 
     def connect(self) -> None:
@@ -220,11 +224,11 @@ class PinnedConnection(http.client.HTTPConnection):
     def _cut(self) -> None:
         if self._open is not None:
             with suppress(OSError):  # the connection is closed already
-                # Not SSLSocket's own, which takes from the thread that reads what it reads with.
+                # Not SSLSocket.shutdown: it would remove the SSL object that another thread reads.
                 socket.socket.shutdown(self._open, socket.SHUT_RDWR)
 
     def hurry(self) -> None:
-        """Nothing may take longer than what is left of the time."""
+        """Limit the next socket operations to the remaining time. Raises TimeoutError."""
         left = self._left()
         if self.sock is not None:
             self.sock.settimeout(left)

@@ -1,5 +1,5 @@
-"""Loading of the images and videos of requests: bytes, then pixels (``media``), in threads of their
-own. The prompt then gets one placeholder token for each hidden state of a medium."""
+"""Loading of the images and videos of requests: bytes, then pixels (``media``), in separate
+threads. The prompt then gets one placeholder token for each hidden state of a medium."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sglang.srt.media.processor import Placeholder, Prepared, Processor
 
 FRAMES = 16  # default number of frames of a video
-FETCHES, SHARE = 64, 16  # fetches at a time, and those of one tenant; they mostly wait
-GRACE = 0.5  # seconds beyond its time in which a fetch's thread may say why it failed
+FETCHES, SHARE = 64, 16  # simultaneous fetches, and those of one tenant
+GRACE = 0.5  # seconds after its time limit in which a fetch may still report its own error
 QUEUED = 1024  # media that may wait to be decoded
 DECODED = 1 << 29  # bytes of one prompt's decoded media
 FETCHED = 1 << 30  # bytes of fetched media that wait to be decoded, or all that one prompt may have
@@ -87,7 +87,7 @@ class Viewer:
         self._cache = _Cache(limits.media_cache_bytes)
         self._decoding = ThreadPoolExecutor(limits.media_threads, "srt-media")
         self._fetching = ThreadPoolExecutor(FETCHES, "srt-fetch")
-        # Prompts decoded at once, and connections: what the first hold is ``DECODED`` each.
+        # Limits of prompts decoded at once (each holds up to ``DECODED`` bytes) and of fetches.
         self._prompts = asyncio.Semaphore(limits.media_threads)
         self._connections = asyncio.Semaphore(FETCHES)
         self._shares = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, SHARE))
@@ -187,7 +187,7 @@ class Viewer:
             self._verify_held(source)
             work = self._fetching.submit(self._fetch, source, owner)
             try:
-                # The thread ends by itself, and says what was late, but for a busy machine.
+                # Normally the thread ends by itself with a precise error before this limit.
                 limit = self.limits.media_fetch_timeout + GRACE
                 data = await asyncio.wait_for(asyncio.wrap_future(work), limit)
             except asyncio.TimeoutError:

@@ -1,8 +1,8 @@
-"""NameLookups: the addresses of hosts' names, each looked up in a thread that may be left behind.
+"""NameLookups: looks up the addresses of hosts, each in a thread of its own that may be abandoned.
 
-Nothing can end a lookup: where a name server is silent, the system waits for half a minute or more.
-So the thread that needs the addresses waits until a deadline alone, and the lookup's own thread
-goes on. How many of those there are is bounded, over all and for one owner.
+A lookup cannot be cancelled: if a name server is silent, the system waits for half a minute or
+more. So the calling thread waits only until a deadline, and the lookup's thread continues. The
+number of these threads is bounded, in total and for each owner.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from concurrent.futures import TimeoutError as Late
 
 
 class LookupsBusy(TimeoutError):
-    """No lookup was begun until the deadline, as others went on."""
+    """The lookup could not begin before the deadline, because too many others were running."""
 
 
 class NameLookups:
-    """Lookups of names, at most ``most`` at a time, and ``share`` of one owner."""
+    """Lookups of names: at most ``most`` at once, and at most ``share`` of one owner."""
 
     def __init__(self, most: int, share: int) -> None:
         self._most, self._share = most, share
@@ -28,9 +28,9 @@ class NameLookups:
         self._ended = threading.Condition()
 
     def addresses(self, host: str, port: int, deadline: float, owner: str = "") -> list[str]:
-        """The addresses of a host. Waits for them, or for a thread, until ``deadline`` on the
-        monotonic clock. Raises OSError where there is none, at the deadline TimeoutError, which is
-        LookupsBusy where it waited for a thread."""
+        """Return the addresses of a host. Blocks until ``deadline`` on the monotonic clock. Raises
+        OSError if the name has none, LookupsBusy if no lookup could begin before the deadline,
+        TimeoutError if the lookup did not end before it."""
         self._enter(host, deadline, owner)
         found: Future[list[str]] = Future()
         thread = threading.Thread(
@@ -65,7 +65,7 @@ class NameLookups:
         try:
             entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             found.set_result([str(entry[4][0]).partition("%")[0] for entry in entries])
-        except BaseException as error:  # raised where the addresses are waited for
+        except BaseException as error:  # ``addresses`` raises it in the calling thread
             found.set_exception(error)
         finally:
             self._leave(owner)

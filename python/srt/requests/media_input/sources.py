@@ -1,8 +1,8 @@
-"""Sources: where the images and videos of a request come from, and their bytes.
+"""Sources: the origin of the images and videos of a request, and the reading of their bytes.
 
-data:...;base64,...   the bytes themselves; base64 alone is taken too
-file:///a/b, a/b.png  a file of the server's, below the one directory that is allowed
-http://, https://     fetched, where that is allowed (``requests/media_input/fetch``)
+data:...;base64,...   the bytes themselves; plain base64 is accepted too
+file:///a/b, a/b.png  a file of the server, below the one allowed directory
+http://, https://     fetched, if that is allowed (``requests/media_input/fetch``)
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class MediaSource(NamedTuple):
     Attributes:
         kind: "image" or "video".
         text: a URL, a path, or base64.
-        where: what errors call it, such as "image_data[0]".
-        num_frames: to take of a video; 0: the server's choice.
+        where: name of the source in errors, such as "image_data[0]".
+        num_frames: number of frames to read of a video; 0: the server's default.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class MediaSource(NamedTuple):
 
     @property
     def param(self) -> str:
-        """The field of the request that it stands in."""
+        """The field of the request that holds the source."""
         return re.split(r"[\[.]", self.where, maxsplit=1)[0]
 
     def refused(self, message: str, code: str = "invalid_value") -> RequestError:
@@ -57,8 +57,8 @@ class MediaSource(NamedTuple):
 
 
 def source_of(kind: str, value: Any, where: str) -> MediaSource:
-    """Source given as a text, or as an object with ``url`` and, for a video, ``num_frames``.
-    Raises RequestError."""
+    """Return the source that is given as a text, or as an object with ``url`` and, for a video,
+    ``num_frames``. Raises RequestError."""
     frames = 0
     if isinstance(value, Mapping):
         frames = value.get("num_frames") or 0
@@ -76,8 +76,9 @@ def source_of(kind: str, value: Any, where: str) -> MediaSource:
 
 
 def sources_of(kind: str, value: Any, count: int, name: str) -> list[list[MediaSource]]:
-    """Sources of each of ``count`` prompts. The field holds one for all prompts, a list for the
-    only prompt, an entry a prompt, or a list a prompt; null is none. Raises RequestError."""
+    """Return the sources of each of ``count`` prompts. The field holds one source for all prompts,
+    a list for a single prompt, or a list with one source or one list of sources for each prompt.
+    Null means no source. Raises RequestError."""
     if value is None:
         return [[] for _ in range(count)]
     if not isinstance(value, list):
@@ -99,13 +100,13 @@ def _each(kind: str, values: list[Any], where: str) -> list[MediaSource]:
 
 
 def decoded(source: MediaSource, most: int) -> bytes:
-    """The bytes of a data URL or of base64. Raises RequestError."""
+    """Return the bytes of a data URL or of base64, at most ``most``. Raises RequestError."""
     text = source.text
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise source.refused(
-                f"{head[:SHOWN]!r} is no data URL that is read; give data:TYPE;base64,..."
+                f"{head[:SHOWN]!r} is not a supported data URL; give data:TYPE;base64,..."
             )
     if len(text) // 4 * 3 - 2 > most:
         raise too_large(source, len(text) // 4 * 3, most)
@@ -122,7 +123,7 @@ def decoded(source: MediaSource, most: int) -> bytes:
 
 
 def read_file(source: MediaSource, directory: str, most: int) -> bytes:
-    """The bytes of a file below ``directory``, links followed. Raises RequestError."""
+    """Return the bytes of a file below ``directory``, with links resolved. Raises RequestError."""
     if not directory:
         raise source.refused(
             "files of the server are not read; send a data URL, or start the server with "
@@ -137,8 +138,8 @@ def read_file(source: MediaSource, directory: str, most: int) -> bytes:
         path = unquote(parts.path)
     root = os.path.realpath(directory)
     try:
-        # The kind of file is examined before, as opening a device may have an effect, and again
-        # when it is open, as another file may have replaced it. No pipe is read.
+        # The path is verified before the file is opened, as opening a device may have an effect,
+        # and again when it is open, as another file may have replaced it. Pipes are refused.
         real = _below(root, os.path.join(root, path))
         handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -161,7 +162,8 @@ def read_file(source: MediaSource, directory: str, most: int) -> bytes:
 
 
 def _below(root: str, path: str) -> str:
-    """The path, links followed. Raises OSError, or ValueError, where it is not below ``root``."""
+    """Return the path with links resolved. Raises OSError or ValueError if it is not below
+    ``root``."""
     real = os.path.realpath(path)
     if os.path.commonpath((root, real)) != root:
         raise FileNotFoundError

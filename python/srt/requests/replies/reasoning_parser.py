@@ -1,7 +1,7 @@
-"""Reasoning: the thought that a model writes before its answer, separated by its marks.
+"""Reasoning: separates the thought that a model generates before its answer, by its marks.
 
-Parsing is character by character: what comes out is a function of the text alone, however it is cut
-up.
+The text is parsed character by character. So the result depends only on the text, and not on how a
+stream cuts it into pieces.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Marks:
     """Marks that open and close a thought.
 
     Attributes:
-        always: the model thinks first, whether the mark is there or not: its templates open the
-            thought themselves, or its text begins in the middle of one.
+        always: the reply begins with a thought even without an opening mark, because the chat
+            template writes the mark, or the model leaves it out.
     """
 
     begin: str
@@ -43,7 +43,8 @@ PARSERS = {
 
 
 def marks_for(name: str, template: str) -> Marks | None:
-    """The marks of that parser; of ``auto``, those that the chat template knows. None for none."""
+    """Return the marks of a parser; for ``auto``, the marks that the chat template contains. None
+    if there are none."""
     if name != "auto":
         return PARSERS.get(name)
     for found in (_THINK, PARSERS["mistral"], PARSERS["seed-oss"], PARSERS["kimi"]):
@@ -53,12 +54,12 @@ def marks_for(name: str, template: str) -> Marks | None:
 
 
 def opened(marks: Marks, tail: str, begun: str = "") -> bool | None:
-    """Whether the text after a prompt begins inside a thought; None where the prompt does not say
-    it.
+    """Whether the text after a prompt begins inside a thought; None if the prompt does not
+    determine it.
 
     Args:
         tail: the end of the prompt.
-        begun: the part of the reply that it holds already.
+        begun: the beginning of the reply that the prompt contains already.
     """
     if begun.strip():
         return begun.rfind(marks.begin) > begun.rfind(marks.end)
@@ -69,7 +70,8 @@ def opened(marks: Marks, tail: str, begun: str = "") -> bool | None:
 
 
 def behind_thought(marks: Marks, inside: bool | None, form: Form) -> Form:
-    """Text that is of ``form`` after its thought. ``inside``: as ``opened`` says."""
+    """Return the form of a text that has ``form`` after its thought. ``inside``: the result of
+    ``opened``."""
     if inside is False:
         return form
     space = {"type": "regex", "pattern": r"\n{0,2}"}
@@ -81,32 +83,32 @@ def behind_thought(marks: Marks, inside: bool | None, form: Form) -> Form:
 
 
 class ThoughtParser:
-    """Reads one text: at most one thought, at its beginning.
+    """Parser of one text with at most one thought, at its beginning.
 
-    Marks, and space around them, belong to neither thought nor answer. A thought that is not closed
-    is all there is.
+    Marks, and white space around them, belong neither to the thought nor to the answer. If the
+    thought is not closed, there is no answer.
 
     Attributes:
-        ended: what follows is the answer.
-        chars: of the text up to the answer; 0 where there is no thought.
+        ended: the thought has ended; the following text is the answer.
+        chars: number of characters up to the answer; 0 without a thought.
     """
 
     def __init__(self, marks: Marks, inside: bool, whole: bool = False) -> None:
-        """``inside``: the text begins in the thought; the opening mark may be there all the same.
-        ``whole``: the thought is given with its marks and all space."""
+        """``inside``: the text begins inside the thought; an opening mark may still come.
+        ``whole``: return the thought with its marks and all white space."""
         self._marks, self._inside, self._whole = marks, inside, whole
-        self._raw: list[str] = []  # text that may belong to a thought given as a whole
-        self._before = True  # where the opening mark may be
-        self._space: list[str] = []  # text that may become a mark:
+        self._raw: list[str] = []  # text that may belong to a thought returned as a whole
+        self._before = True  # the opening mark may still come
+        self._space: list[str] = []  # held back: white space, and the beginning of a mark (_tag)
         self._tag = ""
         self._read = 0
-        self._said = False  # some of the thought
-        self._trim = False  # space before the answer
+        self._said = False  # a part of the thought was returned
+        self._trim = False  # white space before the answer is to be removed
         self.ended = False
         self.chars = 0
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Additions of the next piece to the thought and to the answer."""
+        """Parse the next piece. Return its additions to the thought and to the answer."""
         thought, at = list[str](), 0
         while at < len(text) and not self.ended:
             thought.append(self._take(text[at]))
@@ -125,7 +127,7 @@ class ThoughtParser:
         return "".join(thought), answer
 
     def finish(self) -> tuple[str, str]:
-        """Text that was held back, once all has been fed."""
+        """Return the additions of text that was held back, after the last piece."""
         if not self._inside:
             return "", self._kept()
         if not self._tag or not self._said:
@@ -139,7 +141,7 @@ class ThoughtParser:
         return kept
 
     def _take(self, char: str) -> str:
-        """A character before the answer; what it adds to the thought."""
+        """Parse a character before the answer; return the text that it adds to the thought."""
         if not self._tag and char in SPACE:
             self._space.append(char)
             return ""
@@ -164,6 +166,7 @@ class ThoughtParser:
         return self._again(said)
 
     def _again(self, said: str) -> str:
-        """Read what is left of a mark that was none; its first character is in ``said``, if any."""
+        """Parse held-back text again that did not become a mark; its first character is in
+        ``said``, unless that is ""."""
         rest, self._tag = self._tag[len(said) > 0 :], ""
         return said + "".join([self._take(char) for char in rest])

@@ -1,4 +1,4 @@
-"""Plain mistakes in a JSON schema, reported before a model or a compiler sees it."""
+"""Check for simple mistakes in a JSON schema, before a model or a grammar compiler reads it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BROKEN = (
 
 
 def first_fault(schema: Any) -> str:
-    """A wrong type or pattern, with its JSON pointer; "" where there is none.
+    """Return a text about the first mistake, with its JSON pointer; "" if there is none.
 
-    No recursion: deep nesting costs no stack.
+    The function is iterative, so deep nesting cannot overflow the stack.
     """
     waiting = [("", schema)]
     while waiting:
@@ -72,8 +72,8 @@ def _children(at: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _broken(pattern: str) -> str:
-    """Reason that the pattern is broken in any dialect. ECMA's empty classes are none of
-    Python's."""
+    """Return why the pattern is invalid in every dialect, "" if it may be valid. ECMA's empty
+    classes, such as ``[]``, are not valid in Python but accepted here."""
     if "[]" in pattern or "[^]" in pattern:
         return ""
     try:

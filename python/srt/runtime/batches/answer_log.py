@@ -1,8 +1,8 @@
-"""AnswerLog: the answers of a batch that is running, one a line, in two files.
+"""AnswerLog: the answers of a running batch, one on each line, in two files.
 
-A line is written once, whole: one that was cut, by a full disk or the end of the process, is cut
-off before the next one. The number of a request is part of the id of its answer, so that a server
-that is started again knows which requests are left.
+Each line is written once and completely. A partial line, left by a full disk or the end of the
+process, is removed before the next line is written. The id of an answer contains the number of its
+request. So a restarted server knows which requests are left.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-_BLOCK = 1 << 20  # bytes that are read at a time
+_BLOCK = 1 << 20  # bytes of one read
 _BEGINNING = re.compile(rb'\{"id":"batch_req_[0-9a-f]+_([0-9]+)"')
 
 
@@ -22,11 +22,11 @@ class AnswerLog:
 
     Attributes:
         done: numbers of the requests that have an answer.
-        completed, failed: how many answers each file has.
+        completed, failed: number of answers in ``output`` and in ``errors``.
     """
 
     def __init__(self, output: Path, errors: Path) -> None:
-        """Open the files, or go on with those that are there. Raises OSError."""
+        """Open the files, and read the answers that they have already. Raises OSError."""
         self.done: set[int] = set()
         self._lock, self._closed = threading.Lock(), False
         self._files = list[_LineFile]()
@@ -45,8 +45,8 @@ class AnswerLog:
         return len(self.done) - before
 
     def write(self, number: int, line: bytes, ok: bool) -> None:
-        """Write the answer of a request, unless it has one, or the log was closed. May be called
-        in any thread. Raises OSError, and nothing was written."""
+        """Write the answer of a request, unless the request has one or the log is closed. May be
+        called in any thread. If it raises OSError, no answer was written."""
         assert line.endswith(b"\n")
         with self._lock:
             if self._closed or number in self.done:
@@ -59,7 +59,7 @@ class AnswerLog:
                 self.failed += 1
 
     def close(self) -> None:
-        """Close the files. Raises OSError where the disk did not take all answers."""
+        """Close the files. Raises OSError if the disk did not store all answers."""
         with self._lock:
             self._closed = True
             try:
@@ -69,14 +69,14 @@ class AnswerLog:
 
 
 class _LineFile:
-    """A file that only grows, by whole lines."""
+    """A file to which whole lines are appended."""
 
     def __init__(self, path: Path) -> None:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._end, self._torn = 0, True
 
     def recover(self) -> Iterator[int]:
-        """The numbers of the answers; what is behind the last whole line will be cut off."""
+        """Yield the request numbers of the answers. A partial last line will be cut off."""
         rest, at = b"", 0
         while block := os.pread(self._handle, _BLOCK, at):
             at += len(block)
@@ -107,6 +107,6 @@ class _LineFile:
             self.drop()
 
     def drop(self) -> None:
-        """Close the file as it is."""
+        """Close the file without a truncation or sync."""
         handle, self._handle = self._handle, -1
         os.close(handle)

@@ -1,4 +1,4 @@
-"""Input of a batch: one request a line of JSON, checked before the first one is run.
+"""Input of a batch: one JSON request on each line. All lines are checked before any is run.
 
 {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
 """
@@ -15,11 +15,11 @@ from sglang.srt.requests.strict_json import parse
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_CUSTOM_ID = 512  # characters
-MAX_ERRORS = 100  # that are kept of one file
+MAX_ERRORS = 100  # errors that are kept of one file
 
 
 class BatchLine(msgspec.Struct):
-    """One line; ``body`` is JSON, which its route will read."""
+    """One line; ``body`` is JSON, which the route of ``url`` will read."""
 
     custom_id: str
     method: str
@@ -28,14 +28,14 @@ class BatchLine(msgspec.Struct):
 
 
 class _Flags(msgspec.Struct):
-    """Fields of a body that a batch cannot honour."""
+    """Fields of a body that a batch does not support."""
 
     stream: Any = None
     background: Any = None
 
 
 class InputError(msgspec.Struct):
-    """A reason that a file is no batch; ``line`` counts from 1, None where no line is at fault."""
+    """An error in a batch's file. ``line``: number of the line, from 1; None: no single line."""
 
     code: str
     message: str
@@ -55,8 +55,8 @@ _flags = msgspec.json.Decoder(_Flags).decode
 
 
 def numbered(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 0. A line of more than ``most`` bytes
-    is cut there, and is the last one. Raises OSError."""
+    """Yield the lines that are not blank, with their numbers from 0. A line of more than ``most``
+    bytes is cut to ``most + 1`` bytes and ends the iteration. Raises OSError."""
     with open(path, "rb") as file:
         number = 0
         while line := file.readline(most + 1):
@@ -68,13 +68,13 @@ def numbered(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
 
 
 def lines(path: Path, most: int) -> Iterator[tuple[int, BatchLine]]:
-    """The requests of a file that was checked. Raises OSError."""
+    """Yield numbers and requests of a checked file. Raises OSError."""
     for number, line in numbered(path, most):
         yield number, _decode(line)
 
 
 def check(path: Path, endpoint: str, limits: InputLimits) -> tuple[int, list[InputError]]:
-    """The number of requests, and what is wrong, MAX_ERRORS at most. Raises OSError."""
+    """Return the number of requests of a file, and at most MAX_ERRORS errors. Raises OSError."""
     seen, errors = set[str](), list[InputError]()
     count = 0
     for number, line in numbered(path, limits.line_bytes):
@@ -95,8 +95,8 @@ def check(path: Path, endpoint: str, limits: InputLimits) -> tuple[int, list[Inp
 def _wrong(
     line: bytes, endpoint: str, limits: InputLimits, seen: set[str]
 ) -> tuple[str, str | None, str] | None:
-    """Code, field and message of what is wrong with a line, whose ``custom_id`` is added to
-    ``seen``."""
+    """Return code, field and message of the error in a line, None for a valid line. The line's
+    ``custom_id`` is added to ``seen``."""
     if len(line) > limits.line_bytes:
         most = limits.line_bytes
         return "line_too_long", None, f"The line has more than {most} bytes (--max-body-bytes)."
@@ -110,7 +110,7 @@ def _wrong(
         message = f"custom_id has {length} characters; give 1 to {MAX_CUSTOM_ID}."
         return "invalid_custom_id", "custom_id", message
     if found.custom_id in seen:
-        message = f"custom_id {shown(found.custom_id)} is that of a line before; ids differ."
+        message = f"custom_id {shown(found.custom_id)} is used by an earlier line; make it unique."
         return "duplicate_custom_id", "custom_id", message
     seen.add(found.custom_id)
     if found.method != "POST":
@@ -125,7 +125,8 @@ def _wrong(
 
 
 def _reason(line: bytes, error: Exception) -> str:
-    """The reason that a line is no request: that of the routes, where they refuse it too."""
+    """Return why a line is no request: the message of the strict JSON parser, if that refuses the
+    line too."""
     try:
         parse(line, "The line")
     except RequestError as refusal:

@@ -1,8 +1,8 @@
-"""BatchRecords: the batches of a server, a file of JSON each, and their states.
+"""BatchRecords: the batches of a server and their states, one JSON file for each batch.
 
 validating -> in_progress -> finalizing -> completed
-validating -> failed                        the file is no batch
-in_progress -> expired                      its time is over; what is left is in the error file
+validating -> failed                        the input file has errors
+in_progress -> expired                      time is over; the error file has the remaining requests
 validating, in_progress -> cancelling -> cancelled
 """
 
@@ -28,8 +28,8 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 class Order(msgspec.Struct, kw_only=True):
-    """Settings of a batch, as a client requested them. ``seconds``: until it expires;
-    ``output_seconds``: until its answers do."""
+    """Settings of a batch, as a client requested them. ``seconds``: time until the batch expires;
+    ``output_seconds``: time until the files of its answers expire."""
 
     owner: str
     input_file_id: str
@@ -41,8 +41,8 @@ class Order(msgspec.Struct, kw_only=True):
 
 
 class BatchRecord(StoredRecord, kw_only=True):
-    """One batch. ``moments``: seconds since the epoch at which each state began; ``answers``: ids
-    of the files of answers and of errors, which are there when it has ended."""
+    """One batch. ``moments``: seconds since the epoch at which each state began. ``answers``: ids
+    of the files of answers and of errors, which exist once the batch has ended."""
 
     order: Order
     answers: tuple[str, str]
@@ -56,7 +56,7 @@ class BatchRecord(StoredRecord, kw_only=True):
 
     @property
     def kept(self) -> tuple[bool, bool]:
-        """Whether there are answers, and whether there are errors."""
+        """Whether the batch has answers, and whether it has errors."""
         return self.completed > 0, self.failed > 0
 
     @property
@@ -72,12 +72,12 @@ class BatchRecord(StoredRecord, kw_only=True):
         return self.status in ENDED
 
     def enter(self, status: str, now: float) -> None:
-        """Begin a state."""
+        """Enter a state at the moment ``now``."""
         self.status = status
         self.moments[status] = int(now)
 
     def public(self) -> dict[str, Any]:
-        """The batch as OpenAI's clients know it."""
+        """Return the batch in OpenAI's format."""
         errors = {"object": "list", "data": msgspec.to_builtins(self.errors)}
         shown = [id if kept and self.ended else None for id, kept in zip(self.answers, self.kept)]
         return {
@@ -100,7 +100,8 @@ def new_batch_id() -> str:
 
 
 class BatchRecords:
-    """Records below ``directory``; those that ended are removed with their answers' lifetime."""
+    """Records below ``directory``. The record of an ended batch is removed when its answers
+    expire."""
 
     def __init__(self, directory: Path) -> None:
         """Read the records of a directory. Raises OSError."""
@@ -113,20 +114,20 @@ class BatchRecords:
         return iter(list(self._records.values()))
 
     def path(self, id: str, suffix: str) -> Path:
-        """The path of one of a batch's own files."""
+        """Return the path of a working file of a batch."""
         assert _ID.fullmatch(id)
         return self._directory / f"{id}.{suffix}"
 
     def find(self, id: str, owner: str) -> BatchRecord:
-        """Return the record of a batch. Raises RequestError ``not_found``, also for another
-        owner's."""
+        """Return the record of a batch. Raises RequestError ``not_found``, also for a batch of
+        another owner."""
         record = self._records.get(id)
         if record is None or record.order.owner != owner:
             raise RequestError(f"There is no batch {request_error.shown(id)}.", "id", "not_found")
         return record
 
     def of(self, owner: str) -> list[BatchRecord]:
-        """The owner's batches, the newest first."""
+        """Return the owner's batches, the newest first."""
         found = [record for record in self if record.order.owner == owner]
         return sorted(found, key=lambda record: (-record.created_at, record.id))
 
@@ -136,7 +137,7 @@ class BatchRecords:
         self._records[record.id] = record
 
     def write(self, record: BatchRecord) -> None:
-        """Put a state of a batch on disk. Raises OSError."""
+        """Write a record to disk only. Raises OSError."""
         save(self.path(record.id, "json"), record)
 
     def sweep(self, now: float) -> None:

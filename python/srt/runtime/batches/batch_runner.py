@@ -1,7 +1,7 @@
-"""BatchRunner: runs batches from their files to their answers, and goes on where a server stopped.
+"""BatchRunner: runs batches from input files to answer files, also across restarts of the server.
 
-A request has its answer when its line is in the log, and never a second one. What fails for a while
-(no room, no engine, no disk) is tried again; what the server stops is begun again by the next one.
+A request is answered when its line is in the log; it never gets a second answer. Temporary failures
+(no room, no engine, no disk space) are retried. A restarted server runs the unanswered requests.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from sglang.srt.runtime.offload import in_thread
 log = logging.getLogger("sglang.server")
 T = TypeVar("T")
 
-AGAIN = (429, 503)  # statuses of an answer that another try may change
+AGAIN = (429, 503)  # statuses of answers that are retried
 MAX_LOSSES = 3  # engines that one request may lose
-FIRST_WAIT, LAST_WAIT = 0.5, 30.0  # seconds between two tries of one request
+FIRST_WAIT, LAST_WAIT = 0.5, 30.0  # shortest and longest seconds between attempts of a request
 CANCELLED = ("validating", "in_progress")  # states in which a batch can be cancelled
-DISK_WAIT = 5.0  # seconds between two tries of the disk
+DISK_WAIT = 5.0  # seconds between two attempts to write
 
 
 class LineAnswer(NamedTuple):
-    """Answer of a route to one request. ``code``: of an error, "" where it is none."""
+    """Answer of a route to one request. ``code``: the error's code, "" for no error."""
 
     status: int
     body: bytes
@@ -76,8 +76,9 @@ class BatchRunner:
 
     Args:
         answer: runs one request.
-        limits: of the input.
-        now: seconds since the epoch.
+        seats: limit how many requests of batches run at once.
+        limits: limits of the input.
+        now: returns the seconds since the epoch.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class BatchRunner:
         self._counted = Counter({"answered": 0, "again": 0})
 
     def begin(self, record: BatchRecord) -> None:
-        """Run a batch, from the state that it is in."""
+        """Run a batch from its current state on."""
         self._stops[record.id] = asyncio.Event()
         task = asyncio.get_running_loop().create_task(self._guarded(record))
         self._tasks[record.id] = task
@@ -107,7 +108,7 @@ class BatchRunner:
         del self._tasks[id], self._stops[id]
 
     def counts(self) -> dict[str, float]:
-        """Numbers for metrics, of this runner alone."""
+        """Return this runner's numbers for metrics."""
         return {"running": self._seats.running, **self._counted}
 
     async def save(self, record: BatchRecord) -> None:
@@ -116,10 +117,10 @@ class BatchRunner:
             await in_thread(partial(self._records.save, record))
 
     async def cancel(self, record: BatchRecord) -> None:
-        """End a batch with the answers that it has. Raises OSError, and it goes on."""
+        """Cancel a batch; its answers so far are kept. On OSError the batch continues."""
         if record.status not in CANCELLED:
             return
-        # The batch goes on until the disk has its new state, and may have ended by then.
+        # The batch continues until its new state is on disk, and may have ended by then.
         changed = msgspec.structs.replace(record, moments=dict(record.moments))
         changed.enter("cancelling", self._now())
         async with self._saving:
@@ -129,7 +130,7 @@ class BatchRunner:
             self._stops[record.id].set()
 
     async def close(self) -> None:
-        """Stop. What has no answer yet is begun again by the next runner."""
+        """Stop all batches. The next runner will run the unanswered requests."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -172,7 +173,7 @@ class BatchRunner:
         return not record.errors
 
     async def _answered(self, record: BatchRecord) -> None:
-        """Answer every request that has no answer, until the batch is cancelled or expires."""
+        """Run every unanswered request, until the batch is cancelled or expires."""
         paths = [self._records.path(record.id, name) for name in ("output", "errors")]
         answers = await _retried(partial(in_thread, partial(AnswerLog, *paths)))
         work = _BatchWork(record, answers)
@@ -193,7 +194,7 @@ class BatchRunner:
         await self._enter(record, "finalizing")
 
     async def _until_stopped(self, work: _BatchWork) -> None:
-        """Run the requests until all have answers, the batch is cancelled, or its time is over."""
+        """Run requests until all are answered, the batch is cancelled, or its time is over."""
         loop = asyncio.get_running_loop()
         stop = loop.create_task(self._stops[work.record.id].wait())
         running = loop.create_task(self._lines(work))
@@ -227,7 +228,7 @@ class BatchRunner:
             await asyncio.gather(*left, return_exceptions=True)
 
     async def _line(self, work: _BatchWork, number: int, line: BatchLine) -> None:
-        """Answer one request, which has a seat."""
+        """Run one request, which has a seat, and write its answer."""
         owner = work.record.order.owner
         try:
             answer = await self._tried(line, owner)
@@ -241,8 +242,8 @@ class BatchRunner:
             self._seats.give(owner)
 
     async def _tried(self, line: BatchLine, owner: str) -> LineAnswer:
-        """The answer, once it is one that another try would not change. Between two tries the
-        request has no seat."""
+        """Run a request, again after temporary failures, and return its final answer. The request
+        has no seat between two attempts."""
         wait, losses = FIRST_WAIT, 0
         while True:
             try:
@@ -258,13 +259,13 @@ class BatchRunner:
             wait = min(2 * wait, LAST_WAIT)
 
     def _expire(self, work: _BatchWork) -> None:
-        """Write an error for every request that has no answer. Raises OSError."""
+        """Write an error for every unanswered request. Raises OSError."""
         path = self._files.path(work.record.order.input_file_id)
         for number, line in lines(path, self._limits.line_bytes):
             work.answers.write(number, work.line(number, line, None), False)
 
     async def _finalize(self, record: BatchRecord) -> None:
-        """Make files of the answers. May be repeated after it was cut."""
+        """Move the answers into the file store. May be repeated after an interruption."""
         for id, name, kept in zip(record.answers, ("output", "errors"), record.kept):
             working = self._records.path(record.id, name)
             if not kept:
@@ -286,11 +287,11 @@ class _BatchWork:
     answers: AnswerLog
 
     def count(self) -> None:
-        """Tell the record how many requests have answers."""
+        """Copy the numbers of answers to the record."""
         self.record.completed, self.record.failed = self.answers.completed, self.answers.failed
 
     def line(self, number: int, line: BatchLine, response: _Answered | None) -> bytes:
-        """The answer of a request as a line; without a response it has expired."""
+        """Return the line of a request's answer; None as the response means that it expired."""
         name = f"batch_req_{self.record.id.removeprefix('batch_')}_{number}"
         failure = _EXPIRED if response is None else None
         answer = _AnswerLine(name, line.custom_id, response, failure)
@@ -298,10 +299,10 @@ class _BatchWork:
 
 
 async def _retried(work: Callable[[], Awaitable[T]]) -> T:
-    """The result of ``work``, which is tried again while the disk takes no more."""
+    """Return the result of ``work``, which is retried as long as it raises OSError."""
     while True:
         try:
             return await work()
         except OSError as error:
-            log.warning("a batch waits for the disk: %s", error)
+            log.warning("a batch waits because the disk refused a write: %s", error)
             await asyncio.sleep(DISK_WAIT)

@@ -1,4 +1,4 @@
-"""BatchService: the files and batches of a server: what the routes call."""
+"""BatchService: the files and batches of a server, for the routes of the batch API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StorageLimits(NamedTuple):
 
 
 class BatchService:
-    """Files and batches below one directory, which is this server's alone."""
+    """Files and batches below one directory, which only one server may use."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class BatchService:
         answer: Answer,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Lock the directory and read its records. Raises OSError, also where another server uses
-        the directory, or no server made it."""
+        """Lock the directory and read its records. Raises OSError, also if another server uses the
+        directory, or if its contents are not a server's."""
         self._now = now
         _verify_own(directory)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class BatchService:
         self._runner = BatchRunner(self.records, self.files, answer, seats, limits, now)
 
     def start(self) -> None:
-        """Go on with the batches that have not ended."""
+        """Continue the batches that have not ended."""
         for record in self.records:
             if not record.ended:
                 self._runner.begin(record)
@@ -63,7 +63,7 @@ class BatchService:
         os.close(self._lock)
 
     async def create(self, order: Order) -> BatchRecord:
-        """Begin a batch. Raises RequestError."""
+        """Create and start a batch. Raises RequestError."""
         self.sweep()
         file = self.files.find(order.input_file_id, order.owner)
         if file.purpose != "batch":
@@ -93,7 +93,7 @@ class BatchService:
         return record
 
     async def cancel(self, record: BatchRecord) -> None:
-        """End a batch with the answers that it has. Raises RequestError where it has ended."""
+        """Cancel a batch; its answers so far are kept. Raises RequestError if it has ended."""
         if record.ended or record.status == "finalizing":
             raise RequestError(
                 f"{record.id} is {record.status}; only one that has not ended can be cancelled.",
@@ -104,12 +104,12 @@ class BatchService:
             await self._runner.cancel(record)
 
     def counts(self) -> dict[str, float]:
-        """Numbers for metrics."""
+        """Return numbers for metrics."""
         open = sum(not record.ended for record in self.records)
         return {"open": open, "file_bytes": self.files.size, **self._runner.counts()}
 
     def sweep(self) -> None:
-        """Remove what has expired."""
+        """Remove expired files and batches."""
         self.files.sweep()
         self.records.sweep(self._now())
 
@@ -119,7 +119,7 @@ class BatchService:
 
 
 def _verify_own(directory: Path) -> None:
-    """Raise OSError for a directory that has the store's folders, and no server made them."""
+    """Raise OSError if the directory has folders of the store's names that no server created."""
     folders = [name for name in ("files", "batches") if (directory / name).exists()]
     if folders and not (directory / "lock").exists():
         raise OSError(
@@ -129,7 +129,7 @@ def _verify_own(directory: Path) -> None:
 
 
 def _locked(directory: Path) -> int:
-    """A handle that holds the directory's lock. Raises OSError."""
+    """Lock the directory; return the file handle that holds the lock. Raises OSError."""
     handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

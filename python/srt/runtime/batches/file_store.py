@@ -1,11 +1,10 @@
 """FileStore: the files of ``/v1/files``, on disk, each with its owner and its expiry.
 
-    DIRECTORY/files/ID.json   what is known of a file; without it a file is not there
-    DIRECTORY/files/ID.data   its bytes
+    DIRECTORY/files/ID.json   record of a file; without its record a file does not exist
+    DIRECTORY/files/ID.data   bytes of the file
 
-Prompts are in them: the server's own user alone can read them. A file is complete when its
-``.json`` is there, which is written last. What an upload left that was cut is removed when the
-store is opened.
+Files contain prompts, so only the server's user can read them. The ``.json`` is written last; with
+it a file is complete. Remains of interrupted uploads are removed when the store is opened.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from sglang.srt.runtime.batches.record_files import RecordFiles, StoredRecord, p
 MAX_FILES = 10_000  # files that one owner may have
 MAX_FILENAME = 255  # characters
 DAY = 86_400
-LIFETIME = 30 * DAY  # seconds, where an upload says nothing else
+LIFETIME = 30 * DAY  # default lifetime of a file, in seconds
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
 class FileRecord(StoredRecord, kw_only=True):
-    """One file. ``owner``: name of the key that it belongs to; times are seconds since the
-    epoch."""
+    """One file. ``owner``: name of the API key that the file belongs to. Times are seconds since
+    the epoch."""
 
     owner: str
     filename: str
@@ -43,7 +42,7 @@ class FileRecord(StoredRecord, kw_only=True):
     expires_at: int
 
     def public(self) -> dict[str, Any]:
-        """The file as OpenAI's clients know it."""
+        """Return the file in OpenAI's format."""
         return {
             "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_at,
             "expires_at": self.expires_at, "filename": self.filename, "purpose": self.purpose,
@@ -61,13 +60,13 @@ class FileStore:
     Files are read, listed and removed in one thread; ``add`` and ``take_in`` may run in others.
 
     Args:
-        file_bytes: most bytes of one file. all_bytes: of all.
-        unfinished: ids of files that ``take_in`` may be about to take.
-        now: seconds since the epoch.
+        file_bytes: most bytes of one file. all_bytes: most bytes of all files.
+        unfinished: ids of files that ``take_in`` may still add; their data are not removed.
+        now: returns the seconds since the epoch.
 
     Attributes:
-        size: bytes of all files, those that are arriving among them.
-        used: returns ids of files that are in use; they are not deleted.
+        size: bytes of all files, current uploads included.
+        used: returns ids of files that are in use, which must not be deleted.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class FileStore:
         """Read the records of a directory, and remove unfinished files. Raises OSError."""
         self.file_bytes, self.all_bytes, self._now = file_bytes, all_bytes, now
         self.size, self.used, self._lock = 0, _unused, threading.Lock()
-        self._first_end = 0.0  # when the first file expires, or earlier
+        self._first_end = 0.0  # lower bound of the moment at which the first file expires
         self._directory = directory / "files"
         found = RecordFiles(self._directory, _ID)
         self._records = {record.id: record for record in self._read(found)}
@@ -95,13 +94,13 @@ class FileStore:
                 yield record
 
     def path(self, id: str) -> Path:
-        """The path of a file's bytes. ``id``: made by ``new_file_id``."""
+        """Return the path of a file's bytes. ``id``: an id of ``new_file_id``."""
         assert _ID.fullmatch(id)
         return self._directory / f"{id}.data"
 
     def find(self, id: str, owner: str) -> FileRecord:
-        """Return the record of a file. Raises RequestError ``not_found``, also for another
-        owner's."""
+        """Return the record of a file. Raises RequestError ``not_found``, also for a file of
+        another owner."""
         self.sweep()
         record = self._records.get(id)
         if record is None or record.owner != owner:
@@ -109,13 +108,14 @@ class FileStore:
         return record
 
     def of(self, owner: str) -> list[FileRecord]:
-        """The owner's files, the newest first."""
+        """Return the owner's files, the newest first."""
         self.sweep()
         found = [record for record in list(self._records.values()) if record.owner == owner]
         return sorted(found, key=lambda record: (-record.created_at, record.id))
 
     def begin(self, owner: str) -> Upload:
-        """A new file. Raises RequestError where the owner has too many, or the disk is full."""
+        """Begin an upload. Raises RequestError if the owner has too many files, or the disk is
+        full."""
         self.sweep()
         count = sum(record.owner == owner for record in list(self._records.values()))
         if count >= MAX_FILES:
@@ -126,7 +126,7 @@ class FileStore:
         return Upload(self, owner)
 
     def reserve(self, count: int, size: int) -> None:
-        """Count ``count`` more bytes of a file that has ``size``. Raises RequestError."""
+        """Count ``count`` more bytes of a file of ``size`` bytes. Raises RequestError."""
         with self._lock:
             self._reserve(count, size)
 
@@ -147,7 +147,7 @@ class FileStore:
         self.size += count
 
     def add(self, id: str, owner: str, filename: str, purpose: str, seconds: int) -> FileRecord:
-        """Take the bytes at ``path(id)`` as a file that expires in ``seconds``. Raises OSError."""
+        """Add the bytes at ``path(id)`` as a file that expires in ``seconds``. Raises OSError."""
         created = int(self._now())
         record = FileRecord(
             id=id, owner=owner, filename=filename, purpose=purpose,
@@ -160,7 +160,7 @@ class FileStore:
         return record
 
     def take_in(self, working: Path, id: str, owner: str, name: str, seconds: int) -> None:
-        """Move a finished file of answers into the store. May be repeated after it was cut.
+        """Move a finished file of answers into the store. May be repeated after an interruption.
         Raises OSError."""
         if id in self._records:
             return
@@ -172,7 +172,7 @@ class FileStore:
         self._count(record.bytes)
 
     def release(self, count: int) -> None:
-        """Count ``count`` bytes less."""
+        """Subtract ``count`` from the counted bytes."""
         self._count(-count)
 
     def _count(self, change: int) -> None:
@@ -180,7 +180,7 @@ class FileStore:
             self.size += change
 
     def delete(self, record: FileRecord) -> None:
-        """Delete a file. Raises RequestError ``conflict`` where a batch uses it."""
+        """Delete a file. Raises RequestError ``conflict`` if a batch uses it."""
         if record.id in self.used():
             raise RequestError(
                 f"{record.id} is the input of a batch that has not ended; cancel that batch first.",
@@ -190,7 +190,7 @@ class FileStore:
         self._remove(record)
 
     def sweep(self) -> None:
-        """Remove what has expired and is not in use."""
+        """Remove expired files that are not in use."""
         now = self._now()
         if now < self._first_end:
             return
@@ -214,7 +214,7 @@ def _unused() -> Collection[str]:
 
 
 class Upload:
-    """A file that is arriving. Either ``finish`` or ``drop`` ends it."""
+    """A file that is being uploaded. The caller ends it with ``finish`` or ``drop``."""
 
     def __init__(self, store: FileStore, owner: str) -> None:
         self._store, self._owner, self._id = store, owner, new_file_id()
@@ -225,8 +225,7 @@ class Upload:
             self._file = open(self._part, "xb", opener=private)  # noqa: SIM115 (closed by finish and drop)
 
     def write(self, data: bytes) -> None:
-        """Append to the file. Raises RequestError where a limit is exceeded, or the disk is
-        full."""
+        """Append to the file. Raises RequestError if a limit is exceeded, or the disk is full."""
         assert self._file is not None
         self._store.reserve(len(data), self.size)
         self.size += len(data)
@@ -234,7 +233,8 @@ class Upload:
             self._file.write(data)
 
     def finish(self, filename: str, purpose: str, seconds: int) -> FileRecord:
-        """The file, complete. Raises RequestError where the disk is full."""
+        """Add the complete file to the store and return its record. Raises RequestError if the disk
+        is full."""
         assert self._file is not None
         with DiskErrors():
             self._file.flush()
@@ -246,7 +246,7 @@ class Upload:
         return record
 
     def drop(self) -> None:
-        """Forget what has arrived, unless it was finished."""
+        """Remove the uploaded bytes, unless the upload was finished."""
         if self._file is None:
             return
         with suppress(OSError):
@@ -258,7 +258,7 @@ class Upload:
 
 
 class DiskErrors:
-    """A block whose OSErrors leave it as RequestErrors ``overloaded``."""
+    """A block that turns OSErrors into RequestErrors ``overloaded``."""
 
     def __enter__(self) -> None:
         pass
@@ -266,6 +266,6 @@ class DiskErrors:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if isinstance(error, OSError):
             raise RequestError(
-                f"The server's disk took no more ({error.strerror}); try again later.",
+                f"The server cannot write to its disk ({error.strerror}); try again later.",
                 code="overloaded",
             ) from error

@@ -1,12 +1,11 @@
-"""LineSeats: which batch's request is run next, and when.
+"""LineSeats: decides when a batch's request may run, and which one is next.
 
-Requests of batches take what others leave: at most ``most`` run at once, and one begins only while
-``room`` says that the engines have room that no other request waits for. The owner with the
-fewest running is next, and of one owner the batch that has waited longest.
+Requests of batches use only spare capacity. At most ``most`` of them run at once, each in a seat. A
+request begins only while ``room`` says that the engines have room and no other request waits. The
+owner with the fewest running requests is next; of one owner, the request that has waited longest.
 
-A request that is to be tried again later has no seat meanwhile, so that an owner whose requests are
-refused for long keeps no other owner waiting. An owner has at most ``most`` requests that have
-begun, with or without a seat.
+A request has no seat while it waits for a retry. So an owner whose requests are refused for long
+does not block other owners. An owner has at most ``most`` begun requests, with or without a seat.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SECONDS = 0.05  # between two questions for room, while there is none
+SECONDS = 0.05  # seconds between two calls of ``room`` while there is none
 
 
 class LineSeats:
-    """``room``: given how many requests of batches run, whether one more may begin."""
+    """Seats for requests of batches. ``most``: number of seats. ``room``: called with the number of
+    running requests of batches; returns whether one more may begin."""
 
     def __init__(self, most: int, room: Callable[[int], bool]) -> None:
         self._most, self._room = most, room
@@ -34,12 +34,12 @@ class LineSeats:
         return self._running.total()
 
     async def take(self, owner: str) -> None:
-        """Wait for a seat for a request, which ends with ``give``."""
+        """Wait for a seat for a new request. The caller later calls ``give``."""
         await self._seat(owner, begins=True)
 
     async def again(self, owner: str, seconds: float) -> None:
-        """Leave the seat of a request, and take one again after so many seconds. Where this is
-        cancelled the request is followed by ``give`` all the same."""
+        """Leave the seat of a request, and take a seat again after ``seconds``. The caller later
+        calls ``give``, also if this call is cancelled."""
         _less(self._running, owner)
         self._offer()
         try:
@@ -50,7 +50,7 @@ class LineSeats:
             raise
 
     def give(self, owner: str) -> None:
-        """A request has ended; another may have its seat."""
+        """Release the seat of a request that has ended."""
         _less(self._running, owner)
         _less(self._begun, owner)
         self._offer()
@@ -84,7 +84,7 @@ class LineSeats:
             found.seat.set_result(None)
 
     def _next(self) -> _Waiting | None:
-        """The request that gets the next seat, None where none may have one."""
+        """Return the request that gets the next seat; None if none may have a seat."""
         self._waiting = deque(one for one in self._waiting if not one.seat.done())
         may = (one for one in self._waiting
                if not one.begins or self._begun[one.owner] < self._most)  # fmt: skip
@@ -101,7 +101,7 @@ class LineSeats:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request that waits for a seat; ``begins``: it has had none."""
+    """A request that waits for a seat; ``begins``: it is new, and not a retry."""
 
     owner: str
     begins: bool

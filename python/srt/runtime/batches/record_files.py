@@ -1,7 +1,7 @@
-"""Record files: what is known of files and batches, a file of JSON each, in a directory.
+"""Record files: the records of files and batches in a directory, one JSON file for each.
 
-A file is the store's own where it is named for an id. What else is in the directory was put there
-by others, and stays. So does all that belongs to an id whose record cannot be read.
+A file belongs to the store if its name is an id. Other files in the directory are left alone. Files
+of an id whose record cannot be read are left alone too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ R = TypeVar("R", bound=StoredRecord)
 
 
 def private(path: str, flags: int) -> int:
-    """An opener whose new files the owner alone can read."""
+    """Opener for ``open``: only the owner can read new files."""
     return os.open(path, flags, 0o600)
 
 
 def save(path: Path, record: StoredRecord) -> None:
-    """Write a record in place of the last one, whole or not at all. Raises OSError."""
+    """Replace a record's file atomically. Raises OSError."""
     beside = path.with_suffix(".new")
     try:
         with open(beside, "wb", opener=private) as file:
@@ -56,14 +56,14 @@ class RecordFiles:
     """
 
     def __init__(self, directory: Path, ids: re.Pattern[str]) -> None:
-        """Make the directory, for this user alone. Raises OSError."""
+        """Create the directory, readable only by this user. Raises OSError."""
         self.directory, self._ids = directory, ids
         self.unreadable: set[str] = set()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)  # one that was there may have been open to others
+        directory.chmod(0o700)  # an existing directory may have been readable by others
 
     def read(self, kind: type[R]) -> Iterator[R]:
-        """The records. One that cannot be read is named in the log. Raises OSError."""
+        """Yield the records. A record that cannot be read is logged. Raises OSError."""
         for path in self._own("*.json"):
             try:
                 record = msgspec.json.decode(path.read_bytes(), type=kind)
@@ -79,8 +79,8 @@ class RecordFiles:
             yield record
 
     def clear(self, known: set[str]) -> None:
-        """Remove what writes that were cut have left, and the files of ids that are not ``known``.
-        Raises OSError."""
+        """Remove remains of interrupted writes, and files of ids that are not ``known``. Raises
+        OSError."""
         kept = known | self.unreadable
         for path in self._own("*"):
             if path.suffix in (".new", ".part") or path.stem not in kept:

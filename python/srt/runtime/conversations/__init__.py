@@ -1,1 +1,1 @@
-"""A conversation as a request, and its reply taken apart."""
+"""Conversations as requests to the model, and the parsing of their replies."""

@@ -1,7 +1,8 @@
-"""Parking at calls: the context of a reply that ends in calls of tools waits for their results.
+"""Parking at calls: parks the context of a reply that ends in tool calls until their results come.
 
-The client says nothing of it. Its next prompt goes on with the context if it begins with the same
-text: ``matched_prompt``. Where the client gives ``kv_hints``, the context waits as these say.
+The client need not request this. Its next prompt continues the context if the prompt begins with
+the same text (``matched_prompt``). If the client gives ``kv_hints``, the context is parked as they
+request.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from sglang.srt.runtime.parking.text_index import ContextText, bytes_of
 def park_at_call(
     runtime: EngineRuntime, call: ChatCall, output: Output, reader: ReplyReader, caller: Caller
 ) -> ParkedContext | None:
-    """Park the context of a finished reply, if it ends in calls, and return it. Nothing is parked
-    of a prompt with images or of several completions."""
+    """Park the context of a finished reply that ends in tool calls, and return it. Return None if
+    nothing is parked, also for prompts with images and for several completions."""
     request, finish = call.request, output.finish
     if not reader.called or finish is None or finish.reason != "stop":
         return None
@@ -42,8 +43,9 @@ def park_at_call(
 def hinted_or_parked(
     runtime: EngineRuntime, call: ChatCall, output: Output, reader: ReplyReader, caller: Caller
 ) -> dict[str, list[HintAnswer]]:
-    """Keep the context of a finished reply as its hints say; else, if it ends in calls, for their
-    results. Return the reply's field with the answers to the hints: none where no hint is given."""
+    """Keep the context of a finished reply as its hints request. If no hint does, park it if it
+    ends in tool calls. Return the reply's field ``kv_hints`` with the answers to the hints, {} if
+    there are none."""
     request, hints, answers = call.request, call.hints, list[HintAnswer]()
     if hints is not None:
         refusal = "contexts with images or videos are not kept" if request.media else ""

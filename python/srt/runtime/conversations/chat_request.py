@@ -1,8 +1,8 @@
-"""Chat requests of all APIs: their fields, their validation and how the reply is read.
+"""Chat requests of all APIs: their fields, their validation and the reading of replies.
 
-``/v1/chat/completions``, ``/v1/responses`` and ``/v1/messages`` are one thing in three spellings:
-each makes a ``ChatRequest``, has ``read_chat`` turn it into a ``ChatCall``, and writes the
-``Delta``s that the call's ``ReplyReader``s find in its own words.
+``/v1/chat/completions``, ``/v1/responses`` and ``/v1/messages`` differ only in syntax. Each route
+makes a ``ChatRequest``, converts it to a ``ChatCall`` with ``read_chat``, and writes in its own
+syntax the ``Delta``s that the call's ``ReplyReader``s return.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 
 
 class ChatRequest(CompletionFields, kw_only=True):
-    """A conversation, and the reply that is wanted. Null is unset."""
+    """A conversation and the settings of its reply. Null is unset."""
 
     messages: list[dict[str, Any]]
     max_tokens: ReplyTokens | None = None
@@ -73,7 +73,7 @@ class ChatRequest(CompletionFields, kw_only=True):
         f"Most likely tokens beside each token's own, at most {MAX_TOP_LOGPROBS}.",
     ] = None
     continue_final_message: Annotated[
-        bool | None, None, "The reply goes on with the last message."
+        bool | None, None, "The reply continues the last message."
     ] = None
     add_generation_prompt: Annotated[
         bool | None, None, "The prompt ends with what a reply begins with; true by default."
@@ -90,7 +90,7 @@ class ChatRequest(CompletionFields, kw_only=True):
     functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None
     reasoning_effort: Annotated[
-        str | None, Bounds(one_of=EFFORTS), "How much to think, for the chat template."
+        str | None, Bounds(one_of=EFFORTS), "Reasoning effort, for the chat template."
     ] = None
     reasoning: dict[str, Any] | None = None
     separate_reasoning: SeparateReasoning | None = None
@@ -100,13 +100,13 @@ class ChatRequest(CompletionFields, kw_only=True):
 
 @dataclass(frozen=True)
 class ChatCall:
-    """A chat in the engine's terms, and how its reply is read.
+    """A chat as a CompletionRequest, and the rules to read its reply.
 
     Attributes:
-        use: the tools; None where no call may be made.
-        thinking: None where thoughts are part of the answer.
+        use: the tools; None if no call may be made.
+        thinking: rules to read the reasoning; None if it is not separated from the answer.
         source: the prompt's text (``ChatPrompt.source``).
-        hints: what becomes of the context at its end; None: no hint was given.
+        hints: hints for the KV of the context when the reply ends; None: no hint was given.
     """
 
     request: CompletionRequest
@@ -117,15 +117,15 @@ class ChatCall:
 
     @property
     def legacy(self) -> bool:
-        """Whether a call is answered as ``function_call``."""
+        """Whether a call is written as the legacy field ``function_call``."""
         return self.use is not None and self.use.legacy
 
     def reader(self) -> ReplyReader:
-        """A reader of one of the request's completions."""
+        """Return a new reader for one of the request's completions."""
         return ReplyReader(self.use, self.thinking)
 
     def named(self) -> AbstractContextManager[None]:
-        """A block around the run: errors about a tool leave it with the tool's index."""
+        """Return a block for the run that adds the tool's index to errors about a tool."""
         use, form = self.use, self.request.sampling.constraint
         return nullcontext() if use is None else Reworded(lambda error: use.named(error, form))
 
@@ -133,7 +133,7 @@ class ChatCall:
 def thought_tokens(
     runtime: EngineRuntime, call: ChatCall, output: Output, reader: ReplyReader
 ) -> int:
-    """Tokens of the thought that ``reader`` has read in ``output``."""
+    """Return the number of reasoning tokens that ``reader`` has read in ``output``."""
     if call.thinking is None:
         return 0
     tokenizer = runtime.tokenizer
@@ -148,12 +148,12 @@ async def read_chat(
     caller: Caller | None = None,
     owner: str = "",
 ) -> ChatCall:
-    """A chat in the engine's terms. Raises RequestError.
+    """Return a chat request as a ChatCall. Raises RequestError.
 
     Args:
-        fits: what is too long for the model is refused.
-        caller: it may go on with what this caller has parked; None: with nothing.
-        owner: the tenant whose share of fetches it takes, where there is no caller.
+        fits: refuse a prompt that is too long for the model.
+        caller: the prompt may continue a parked context of this caller; None: it continues none.
+        owner: tenant whose share of fetches the media take, if ``caller`` is None.
     """
     _verify(body)
     adapter = runtime.adapters.of(body.model, body.lora_path)
@@ -173,7 +173,7 @@ async def read_chat(
     if form is None and own is not None and inside is not False:
         form = form_of(own)
     if form is not None:
-        # Free text with tags in it: the thought is free text like the rest.
+        # Triggered tags allow free text, and so the thought too: they need no change.
         behind = inside is not False and form["type"] != "triggered_tags"
         if behind and runtime.thought_marks is not None:
             form = behind_thought(runtime.thought_marks, inside, form)
@@ -216,7 +216,7 @@ def _verify(body: ChatRequest) -> None:
 
 
 def _effort(body: ChatRequest) -> tuple[str, Any]:
-    """Name and value of the field that gives the effort."""
+    """Return name and value of the field that gives the reasoning effort."""
     if body.reasoning_effort is not None or body.reasoning is None:
         return "reasoning_effort", body.reasoning_effort
     return "reasoning.effort", body.reasoning.get("effort")
@@ -251,8 +251,8 @@ def _logprobs(body: ChatRequest) -> Logprobs | None:
 
 
 def _variables(body: ChatRequest) -> dict[str, Any]:
-    """The template's variables. Effort and ``reasoning.enabled`` are in the words that templates
-    know."""
+    """Return the template's variables. Effort and ``reasoning.enabled`` are converted to the
+    variables that templates use."""
     found: dict[str, Any] = {}
     effort, enabled = _effort(body)[1], (body.reasoning or {}).get("enabled")
     if effort is not None:
@@ -264,8 +264,8 @@ def _variables(body: ChatRequest) -> dict[str, Any]:
 
 
 def _inside(runtime: EngineRuntime, body: ChatRequest, prompt: ChatPrompt) -> bool | None:
-    """Whether the reply begins inside a thought; None where it may begin with one, False also
-    where there is none. An ``ebnf`` grammar, and choices scored as wholes, are all of the text."""
+    """Whether the reply begins inside a thought. None: the reply may begin with a thought. False:
+    there is no thought, also because an ``ebnf`` grammar or whole choices cover the whole text."""
     if runtime.thought_marks is None or body.choices_scoring == "whole":
         return False
     if body.ebnf is not None or body.guided_grammar is not None:
@@ -276,7 +276,8 @@ def _inside(runtime: EngineRuntime, body: ChatRequest, prompt: ChatPrompt) -> bo
 def _thinking(
     runtime: EngineRuntime, body: ChatRequest, inside: bool | None, behind: bool
 ) -> ThoughtReading | None:
-    """``behind``: what the text must be says where its thought begins."""
+    """Return the rules to read the reasoning, None without reasoning. ``behind``: the constraint
+    includes the thought's opening mark, if there is a thought."""
     marks = runtime.thought_marks
     if marks is None or inside is False:
         return None
@@ -286,7 +287,7 @@ def _thinking(
 
 
 def _shown(runtime: EngineRuntime, use: ToolUse | None, thinking: ThoughtReading | None) -> bool:
-    """Whether a mark that must be seen is a control token."""
+    """Whether a mark of calls or thoughts is a control token, so control tokens must be shown."""
     marks = () if use is None else use.format.marks
     if thinking is not None:
         marks = (*marks, thinking.marks.begin, thinking.marks.end)

@@ -1,4 +1,4 @@
-"""Prompt: a conversation as the token ids that the model goes on from."""
+"""Conversation: converts the messages of a chat to the token ids of a prompt."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "
 MAX_VARIABLES = 64
 MAX_VARIABLES_CHARS = 1 << 16
 MAX_VARIABLES_DEPTH = 16
-QUICK = 0.005  # seconds for which a template may hold the event loop up
+QUICK = 0.005  # seconds for which a template may block the event loop
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """``text`` is what the template wrote; ``begun`` what the model has said already; ``media`` the
-    images and videos among the ids.
+    """The prompt of a conversation.
 
     Attributes:
-        source: the text with marks in control tokens that the template did not write.
-        resumed: the parked context that it goes on with.
+        text: the text that the template has rendered.
+        begun: the last message that the reply continues, "" for a new message.
+        media: images and videos among the ids.
+        source: the rendered text in which control tokens of the request's own texts are escaped.
+        resumed: the parked context that the prompt continues.
     """
 
     ids: Ints
@@ -67,9 +69,9 @@ class Tokenizing:
     """Options for turning a rendered conversation into ids.
 
     Attributes:
-        fits: what is too long for the model is refused.
-        scope: of parked contexts that the prompt may go on with; None: of none.
-        owner: the tenant whose share of fetches its images and videos take.
+        fits: refuse a prompt that is too long for the model.
+        scope: scope of parked contexts that the prompt may continue; None: it continues none.
+        owner: tenant whose share of fetches the images and videos take.
     """
 
     fits: bool = True
@@ -86,15 +88,15 @@ async def prompt_of(
     go_on: bool,
     tokenizing: Tokenizing = Tokenizing(),
 ) -> ChatPrompt:
-    """The conversation as the model's own template writes it. Raises RequestError.
+    """Render a conversation with the model's chat template and tokenize it. Raises RequestError.
 
-    Control tokens are those that the template writes: in texts of the request they are text.
+    Only the template can write control tokens. Their names in texts of the request stay plain text.
 
     Args:
         use: the tools that the model may call.
-        variables: further ones of the template.
-        generation: False leaves out what opens the reply. go_on: the reply goes on with the last
-            message.
+        variables: further variables of the template.
+        generation: False leaves out the opening of a reply.
+        go_on: the reply continues the last message.
     """
     tokenizer, escaper, count = (
         runtime.tokenizer,
@@ -144,7 +146,7 @@ async def prompt_of(
 async def _seen(
     runtime: EngineRuntime, ids: Ints, sources: list[MediaSource], tokenizing: Tokenizing
 ) -> Expanded:
-    """The ids with the images and videos among them."""
+    """Return the ids with images and videos at their placeholders. Raises RequestError."""
     seen = await runtime.see(ids, sources, fits=tokenizing.fits, owner=tokenizing.owner)
     if tokenizing.fits:
         verify_length(len(seen.tokens), runtime.info)
@@ -154,8 +156,8 @@ async def _seen(
 def _template_input(
     runtime: EngineRuntime, messages: list[dict[str, Any]], use: ToolUse | None, go_on: bool
 ) -> tuple[list[dict[str, Any]], str, dict[str, Any], list[MediaSource]]:
-    """The conversation as the template takes it, the text that the reply goes on with, variables
-    for the tools, and the images and videos. Raises RequestError."""
+    """Return the messages for the template, the text that the reply continues, the template's
+    variables for tools, and the images and videos. Raises RequestError."""
     cover = runtime.tokenizer.control_tokens.escape
     sources: list[MediaSource] = []
     turns = [_message(i, message, sources) for i, message in enumerate(messages)]
@@ -168,7 +170,8 @@ def _template_input(
 
 
 async def _rendered(render: Callable[[float], str], count: int) -> str:
-    """Here, where it is quick, else beside the event loop. ``count``: entries of the messages."""
+    """Render on the event loop if the template is quick, otherwise in a thread. ``count``: number
+    of entries of the messages."""
     if count <= LONG:
         with suppress(SlowTemplateError):
             return render(QUICK)
@@ -176,7 +179,8 @@ async def _rendered(render: Callable[[float], str], count: int) -> str:
 
 
 async def _encoded(runtime: EngineRuntime, text: str, fits: bool) -> Ints:
-    """Ids of a text with marks; the first such text has a second tokenizer made."""
+    """Return the ids of a text with escaped control tokens. The first such text makes the server
+    build a second tokenizer. Raises RequestError."""
     tokenizer = runtime.tokenizer
     if fits:
         verify_length(len(text) // (4 * tokenizer.longest), runtime.info, "at least ")
@@ -192,8 +196,8 @@ async def _encoded(runtime: EngineRuntime, text: str, fits: bool) -> Ints:
 
 
 def verify_template(template: Any, variables: Mapping[str, Any]) -> None:
-    """Raise RequestError where a request has a ``chat_template``, or where its
-    ``chat_template_kwargs`` are more than settings."""
+    """Raise RequestError if a request has a ``chat_template``, or if its ``chat_template_kwargs``
+    exceed their limits of entries, characters or depth."""
     if template:
         raise RequestError(
             "A request may not bring its own chat_template; start the server with --chat-template.",
@@ -220,14 +224,14 @@ def _verify_last(message: Mapping[str, Any]) -> None:
     if calls or not isinstance(message["content"], str):
         raise RequestError(
             f"continue_final_message is set, and the last message has "
-            f"{'tool_calls' if calls else 'images'}; a reply goes on with text only.",
+            f"{'tool_calls' if calls else 'images'}; a reply can continue only text.",
             "continue_final_message",
         )
 
 
 def _message(index: int, message: dict[str, Any], sources: list[MediaSource]) -> dict[str, Any]:
-    """A message whose content is text, or parts, whose images and videos are added to ``sources``.
-    Raises RequestError."""
+    """Return a message for the template, with text or parts as its content. Its images and videos
+    are appended to ``sources``. Raises RequestError."""
     where, role = f"messages[{index}]", message.get("role")
     if role not in ROLES:
         raise RequestError(f"{where}.role is {role!r}; use one of {', '.join(ROLES)}.", "messages")
@@ -242,7 +246,7 @@ def _message(index: int, message: dict[str, Any], sources: list[MediaSource]) ->
 
 
 def _modern(where: str, message: dict[str, Any]) -> dict[str, Any]:
-    """The legacy ``function_call`` as ``tool_calls``, its result as a tool's."""
+    """Convert a legacy ``function_call`` to ``tool_calls``, and its result to a tool's message."""
     called = message.pop("function_call", None)
     if message["role"] == "function":
         message["role"] = "tool"

@@ -1,8 +1,8 @@
-"""Message parts: texts, images and videos of a message, as a chat template takes them.
+"""Message parts: texts, images and videos of a message, in the form of a chat template's input.
 
-A template that knows parts is given them and writes a placeholder for each image itself. One that
-wants text is given text in which a mark stands for each; what the marks become is written when the
-template is done, so that nothing of a request can pass for one.
+A template that supports parts gets them, and writes the placeholder of each image itself. A
+template that takes only text gets text with a random mark for each image. After rendering, the
+marks are replaced by placeholders. So no text of a request can pass for an image.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Part = str | MediaSource
 
 
 def read_content(where: str, role: str, content: Any) -> str | list[Part]:
-    """The text of a message, or its parts where there are images or videos among them. Raises
+    """Return the text of a message, or its parts if it has images or videos. Raises
     RequestError."""
     if isinstance(content, list):
         parts = [_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
@@ -64,7 +64,7 @@ def _part(where: str, part: Any) -> Part:
 
 
 def template_content(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
-    """The same for a template, without what the images are."""
+    """Return a content for a template: media parts only have their type, without a source."""
     if isinstance(content, str):
         return content
     return [
@@ -76,7 +76,8 @@ def template_content(content: str | Sequence[Part]) -> str | list[dict[str, Any]
 def shaped(
     messages: Sequence[Mapping[str, Any]], template: JinjaChatTemplate | None, media: bool
 ) -> list[dict[str, Any]]:
-    """The messages with contents that the template takes. ``media``: some have parts."""
+    """Return the messages with contents in the form that the template takes. ``media``: some
+    messages have images or videos."""
     if template is None:
         return [dict(message) for message in messages]
     kinds = {part["type"] for message in messages if media for part in _parts(message)}
@@ -98,12 +99,12 @@ def _shaped(content: Any, template: JinjaChatTemplate, lists: bool) -> Any:
 
 
 def marked(text: str, placeholders: Mapping[str, str]) -> str:
-    """The rendered text with the model's placeholders in place of the marks."""
+    """Return the rendered text with the marks replaced by the model's placeholders."""
     for kind, mark in MARKS.items():
         if mark in text:
             token = placeholders[kind]
             if token.startswith("<") and token.count("<") == 1:
-                # As LLaVA was trained: an image, a line break, the text.
+                # The format of LLaVA's training: an image, a line break, the text.
                 text = text.replace(f"{mark}\n", mark)
                 token = f"{token}\n"
             text = text.replace(mark, token)

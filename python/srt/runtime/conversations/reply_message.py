@@ -1,4 +1,4 @@
-"""The assistant's message of a reply, and a message's calls as deltas again."""
+"""The assistant's message of a whole reply, made of deltas, and a message's calls as deltas."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def new_call_id(index: int = 0) -> str:
 def message_of(
     deltas: Sequence[Delta], legacy: bool = False, id_of: Callable[[int], str] = new_call_id
 ) -> dict[str, Any]:
-    """The message of a whole reply; ``legacy``: the call is a ``function_call``; ``id_of`` makes
-    the id of each call, given its index."""
+    """Return the message of a whole reply. ``legacy``: write its call as ``function_call``.
+    ``id_of``: makes the id of a call from its index."""
     words, calls = joined(deltas)
     message: dict[str, Any] = {"role": "assistant", "content": words, "refusal": None}
     thoughts = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
@@ -37,7 +37,7 @@ def message_of(
 
 
 def calls_of(message: dict[str, Any]) -> Iterator[Delta]:
-    """The deltas of a message's calls."""
+    """Yield the deltas of a message's calls."""
     for i, call in enumerate(message.get("tool_calls") or []):
         yield Begin(i, call["function"]["name"])
         yield Arguments(i, call["function"]["arguments"])

@@ -71,7 +71,7 @@ class ReplyReader:
         deltas += self._parser.feed(answer)
         if finished:
             rest = self._parser.finish(cut)
-            # Where only calls may be, what is left is a part of one.
+            # If only calls are allowed, the remaining text is a part of an unfinished call.
             deltas += [d for d in rest if not (self._required and isinstance(d, AnswerWords))]
         for delta in deltas:
             if isinstance(delta, Begin):

@@ -26,10 +26,10 @@ class ToolUse:
     """The tools of one request.
 
     Attributes:
-        tools: those that may be called; only the named one where one is.
-        shown: those that the model is shown, as the user wrote them.
-        required: the reply is a call. many: it may be several.
-        legacy: requested as ``functions``, and to be answered as a ``function_call``.
+        tools: tools that may be called; only the named one if ``tool_choice`` names one.
+        shown: tools that the prompt describes, as the user wrote them.
+        required: the reply must be a call. many: the reply may have several calls.
+        legacy: the request has ``functions``, so a call is written as ``function_call``.
     """
 
     tools: tuple[Tool, ...]
@@ -40,8 +40,9 @@ class ToolUse:
     legacy: bool = False
 
     def form(self, own: Constraint | None) -> Form | None:
-        """The form of the reply. ``own`` is the request's own constraint: JSON that may come
-        instead of a call, unless a call is required. Raises RequestError."""
+        """Return the form that constrains the reply, None for free text. ``own``: the request's own
+        constraint, a JSON schema that the reply may match instead of a call, unless a call is
+        required. Raises RequestError."""
         if own is not None and own.kind != "json_schema":
             raise RequestError(
                 f"{own.kind} cannot be given with tools; remove it, or set tool_choice: none.",
@@ -59,8 +60,8 @@ class ToolUse:
         return self.format.parser(self.tools)
 
     def named(self, error: RequestError, form: Constraint | None) -> RequestError:
-        """The error, where it is about a tool's parameters, with the tool's index: the request
-        knows of no structural tag, which ``form`` is."""
+        """Return an error about the structural tag ``form`` in terms of the request: with the index
+        of the tool whose parameters are at fault. Other errors keep their message."""
         message = error.message
         if found := re.search(r"(?:structural_tag|json_schema) at (/[^\s:]*)", message):
             message = self._placed(message, found, form)
@@ -68,7 +69,8 @@ class ToolUse:
         return error.reworded(message, "tools" if ours else error.param)
 
     def _placed(self, message: str, found: re.Match[str], form: Constraint | None) -> str:
-        """The message with the index of a tool in place of the pointer into the structural tag."""
+        """Return the message with its pointer into the structural tag (``found``) replaced by the
+        path to a tool's parameters."""
         node: Any = json.loads(form.text) if form is not None else {}
         steps, tool = found[1].split("/")[1:], None
         for i, step in enumerate(steps):
@@ -87,7 +89,7 @@ class ToolUse:
 
 
 def verified(constraint: Constraint) -> Constraint:
-    """A constraint made of tools. Raises RequestError where they are too large."""
+    """Return the constraint, which was made of tools. Raises RequestError if it is too large."""
     try:
         constraint.verify()
     except ValueError as error:
@@ -98,7 +100,7 @@ def verified(constraint: Constraint) -> Constraint:
 def read_tools(
     tools: Any, choice: Any, parallel: bool | None, form: ToolFormat | None = None
 ) -> ToolUse | None:
-    """The tools of a body, whose calls are written as ``form`` says; None where no call may be
+    """Return the tools of a body, with calls in the syntax ``form``. Return None if no call may be
     made. Raises RequestError."""
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -134,7 +136,8 @@ def read_tools(
 
 
 def read_functions(functions: Any, call: Any, form: ToolFormat | None = None) -> ToolUse | None:
-    """The same of the legacy ``functions`` and ``function_call``. Raises RequestError."""
+    """Return the tools of the legacy ``functions`` and ``function_call``, None if no call may be
+    made. Raises RequestError."""
     tools = functions
     if isinstance(functions, list):
         tools = [{"type": "function", "function": function} for function in functions]
@@ -151,7 +154,8 @@ def read_functions(functions: Any, call: Any, form: ToolFormat | None = None) ->
 
 
 def _chosen(choice: dict[str, Any]) -> tuple[str, list[str]]:
-    """``function`` and its name, or the mode of ``allowed_tools`` and their names."""
+    """Return mode and names of a ``tool_choice``: "function" and the one name, or the mode of
+    ``allowed_tools`` and its names. Raises RequestError."""
     if choice.get("type") == "allowed_tools":
         inner = choice.get("allowed_tools", choice)
         mode = inner.get("mode") if isinstance(inner, dict) else None
@@ -234,14 +238,14 @@ def with_tools(
     form: ToolFormat | None = None,
     cover: Callable[[Any], Any] = lambda value: value,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The conversation, and further variables, for the chat template.
+    """Return the messages, and further variables, for the chat template.
 
-    What the template does not write itself is put into the messages as text: the calls of earlier
-    turns, their results, and the tools. Raises RequestError.
+    Calls of earlier turns, their results and the tools are written into the messages as text if the
+    template cannot write them itself. Raises RequestError.
 
     Args:
-        form: how calls are written where ``use`` does not say it.
-        cover: what makes texts of the request safe; the messages went through it already.
+        form: syntax of calls if ``use`` is None.
+        cover: escapes control tokens in texts of the request; the messages are escaped already.
     """
     form = use.format if use is not None else form or Hermes()
     written = []
@@ -269,7 +273,8 @@ def with_tools(
 def _with_calls(
     message: dict[str, Any], calls: Calls, form: ToolFormat, known: bool
 ) -> dict[str, Any]:
-    """A message with calls, for a template that knows them or does not."""
+    """Return a message with its calls. ``known``: the template writes ``tool_calls`` itself;
+    otherwise the calls become a part of the text."""
     if not known:
         text = "\n".join(filter(None, [message["content"], form.written(calls)]))
         rest = {key: value for key, value in message.items() if key != "tool_calls"}
@@ -282,7 +287,7 @@ def _with_calls(
 
 
 def _earlier(where: str, calls: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Names and arguments of the calls in a message."""
+    """Return names and arguments of the calls in a message. Raises RequestError."""
     if not isinstance(calls, list):
         raise RequestError(f"{where} must be a list.", "messages")
     found = []

@@ -1,11 +1,11 @@
 """Toolbox replies: all turns of a chat with the operator's tools, as the parts of one reply.
 
-Every API writes these parts in its own words:
+Every API writes these parts in its own syntax:
 
-    Words     text and thoughts of a turn, as they come
-    Calling   the server runs these calls
-    Called    it has run them; the next turn of the model begins, or the end comes
-    Ending    the last turn is over: its message has the calls that are the client's
+    Words     new text and reasoning of a turn
+    Calling   the server begins to run these calls
+    Called    the server has run the calls; the model's next turn or the end follows
+    Ending    the last turn has ended: its message has the calls that the client must run
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sglang.srt.runtime.engine_runtime import EngineRuntime
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """``piece``: what the reading took, calls among it."""
+    """New text and reasoning. ``piece``: the piece that they were read from, with its calls too."""
 
     output: Output
     deltas: Sequence[Delta]
@@ -42,12 +42,13 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    calls: list[Message]
+    calls: list[Message]  # the calls that the server begins to run
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """``messages``: the assistant's with the calls, and the results; ``failed``: ids of calls."""
+    """``messages``: the assistant's message with the calls, then one message for each result.
+    ``failed``: ids of the calls that failed."""
 
     messages: list[Message]
     failed: frozenset[str]
@@ -59,7 +60,8 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """``outputs``, ``thoughts``: the outputs of all turns, and the tokens of their thoughts."""
+    """The end of a reply. ``message``: the last turn's. ``outputs``: the outputs of all turns.
+    ``thoughts``: number of reasoning tokens of all turns."""
 
     call: ChatCall
     reader: ReplyReader
@@ -77,7 +79,7 @@ class ReadPiece(Protocol):
 
 
 class TurnReading(Protocol):
-    """Reads the output of one turn."""
+    """Reader of the output of one turn."""
 
     @property
     def reader(self) -> ReplyReader: ...
@@ -89,14 +91,14 @@ class TurnReading(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """Deltas, and the tokens that they were read from."""
+    """Deltas, and the indices of the tokens that they were read from."""
 
     deltas: list[Delta]
     tokens: range
 
 
 class PlainReading:
-    """Reads one piece at a time."""
+    """Reader that returns all new deltas as one piece."""
 
     def __init__(self, call: ChatCall) -> None:
         self.reader = call.reader()
@@ -113,9 +115,9 @@ class ToolboxReply:
 
     Args:
         first: the call of the first turn.
-        interval: tokens between two parts of words; None: each turn's words in one.
-        reading: how each turn is read.
-        id_of: makes the id of a call, given its turn and its index there.
+        interval: tokens between two ``Words``; None: one ``Words`` for each turn.
+        reading: makes the reader of a turn.
+        id_of: makes the id of a tool call from the turn's number and the call's index.
     """
 
     def __init__(
@@ -128,8 +130,7 @@ class ToolboxReply:
         self._reading, self._id_of = reading, id_of
 
     async def parts(self) -> AsyncGenerator[Part, None]:
-        """Yield the reply's parts, those of all turns with tool calls included. Raises RequestError
-        and EngineLost."""
+        """Run all turns, and yield the parts of the reply. Raises RequestError and EngineLost."""
         outputs, thoughts, goes_on = list[Output](), 0, True
         while goes_on:
             call, reading = self._call, self._reading(self._call)
@@ -146,13 +147,13 @@ class ToolboxReply:
             goes_on = False
             own = self._turns.own(message) if reading.reader.called else []
             parked = None
-            if not own or own == message["tool_calls"]:  # else the client gets a part of it
+            if not own or own == message["tool_calls"]:  # else the client sees only some calls
                 parked = park_at_call(self._runtime, call, output, reading.reader, self._caller)
             if own:
                 try:
                     yield Calling(own)
                     message, added, goes_on = await self._turns.after(message)
-                except BaseException:  # no request will go on with it
+                except BaseException:  # no request will continue the parked context
                     if parked is not None:
                         self._runtime.parked.drop(parked)
                     raise
@@ -164,14 +165,14 @@ class ToolboxReply:
         yield Ending(call, reading.reader, message, outputs, thoughts)
 
     async def _words(self, call: ChatCall, reading: TurnReading) -> AsyncGenerator[Words, None]:
-        """One turn; the last part has the output that has finished."""
+        """Run one turn and yield its words; the last ``Words`` has the finished output."""
         whole = self._interval is None
         interval = sys.maxsize if self._interval is None else self._interval
         request = call.request.unread() if whole else call.request
         with call.named():
             async with aclosing(self._runtime.run([request], self._caller)) as items:
                 async for _, output in items:
-                    # Read once: the output may finish while a part is on its way.
+                    # Read ``finish`` once: the output may finish while a part is being sent.
                     finished = output.finish is not None
                     if reading.ready(output, interval):
                         for piece in reading.take(output, finished):

@@ -1,4 +1,4 @@
-"""Toolbox turns: a chat in which the server answers the model's calls of the operator's tools."""
+"""Toolbox turns: a chat in which the server runs the model's calls of the operator's tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang.srt.runtime.conversations.chat_request import ChatRequest
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox, ToolResult
 
 KIND = "toolbox"  # type of an entry of ``tools``
-FIELD = "toolbox_messages"  # of the assistant's message: what the server did before it
+FIELD = "toolbox_messages"  # field of the assistant's message: the server's earlier calls
 Message = dict[str, Any]
 
 
@@ -21,12 +21,12 @@ class ToolboxTurns:
 
     Attributes:
         body: the request of the next turn.
-        messages: calls that the server has answered, and the results, so far.
-        failed: ids of those calls that have no result but an error.
+        messages: the calls that the server has run so far, and their results.
+        failed: ids of the calls that failed.
     """
 
     def __init__(self, toolbox: Toolbox, body: ChatRequest, own: frozenset[str]) -> None:
-        """``own``: the tools that the server runs."""
+        """``own``: names of the tools that the server runs."""
         self.body, self.messages = body, list[Message]()
         self.failed: frozenset[str] = frozenset()
         self._toolbox, self._own = toolbox, own
@@ -34,7 +34,7 @@ class ToolboxTurns:
         self._told = False
 
     def own(self, message: Message) -> list[Message]:
-        """Return the calls of a reply that ``after`` answers."""
+        """Return the calls of a reply that the server runs (``after``)."""
         calls: list[Message] = message.get("tool_calls") or []
         if self._left <= 0 and self._told:
             return []
@@ -43,9 +43,9 @@ class ToolboxTurns:
     async def after(self, message: Message) -> tuple[Message, list[Message], bool]:
         """Run the server's calls in a reply.
 
-        Return the message for the client, the messages that come before it, and whether the chat
-        goes on with another turn of the model. A reply that calls functions of the client too is
-        cut in two: the server's calls, their results, and the client's calls.
+        Return the message for the client, the messages that come before it, and whether the model
+        has another turn. If a reply also calls functions of the client, its calls are split: first
+        the server's calls and their results, then a message with the client's calls.
         """
         calls: list[Message] = message.get("tool_calls") or []
         own = self.own(message)
@@ -66,8 +66,8 @@ class ToolboxTurns:
         return message, added, True
 
     async def _results(self, calls: list[Message]) -> list[Message]:
-        """Return the results of calls, which run beside one another; of those past the limit,
-        texts that say so."""
+        """Run calls concurrently and return their results. Calls beyond the limit are not run;
+        their result is an error text."""
         taken, self._left = calls[: self._left], max(self._left - len(calls), 0)
         self._told = len(taken) < len(calls)
         tasks = [
@@ -97,10 +97,10 @@ class ToolboxTurns:
 
 
 def toolbox_turns(toolbox: Toolbox | None, body: ChatRequest) -> ToolboxTurns | None:
-    """Return the turns of a request that asks for tools of the server, else None.
+    """Return the turns of a request with tools of the server, or None if it has none.
 
-    Raise RequestError where the server has none of that name, or the request is one that they
-    cannot be given to.
+    Raise RequestError if the server has no tool of that name, or if another field of the request
+    cannot be combined with them.
     """
     entries = body.tools if isinstance(body.tools, list) else []
     if not any(map(_is_own, entries)):
@@ -121,8 +121,8 @@ def toolbox_turns(toolbox: Toolbox | None, body: ChatRequest) -> ToolboxTurns | 
 
 
 def named_entries(toolbox: Toolbox | None, entries: Sequence[Any]) -> list[Any]:
-    """Return the entries of ``tools``, those of the toolbox with one name each. Raise
-    RequestError."""
+    """Return the entries of ``tools``. A toolbox entry becomes one entry for each tool that it
+    names. Raise RequestError."""
     found, own = list[Any](), set[str]()
     for i, tool in enumerate(entries):
         names = _named(toolbox, f"tools[{i}]", tool) if _is_own(tool) else []
@@ -138,7 +138,7 @@ def _is_own(tool: Any) -> bool:
 
 
 def _named(toolbox: Toolbox | None, where: str, tool: Message) -> list[str]:
-    """Names of the tools that an entry stands for: one, or all."""
+    """Return the names of the tools that a toolbox entry means: one, or all. Raise RequestError."""
     if toolbox is None:
         raise RequestError(
             f"{where}.type is {KIND!r}; this server has no toolbox (--toolbox).", "tools"
@@ -155,7 +155,7 @@ def _named(toolbox: Toolbox | None, where: str, tool: Message) -> list[str]:
 
 
 def _free(choice: Any) -> Any:
-    """Return the ``tool_choice`` of a later turn: a call that was required has been made."""
+    """Return the ``tool_choice`` of a later turn: "auto" for "required", as the call was made."""
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         inner = choice.get("allowed_tools", choice)
         return {"type": "allowed_tools", "allowed_tools": {**inner, "mode": "auto"}}
@@ -163,8 +163,9 @@ def _free(choice: Any) -> Any:
 
 
 def with_earlier_calls(body: ChatRequest) -> ChatRequest:
-    """Return the request with the calls that the server answered in earlier replies, which clients
-    send back as a field of the assistant's messages, where they were made. Raise RequestError."""
+    """Return the request with the server's calls of earlier replies as messages of their own.
+    Clients send these back in field ``toolbox_messages`` of the assistant's messages. Raise
+    RequestError."""
     if not any(message.get(FIELD) is not None for message in body.messages):
         return body
     messages = list[Message]()

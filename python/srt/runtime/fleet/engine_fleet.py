@@ -1,7 +1,7 @@
 """Fleet: several engines behind one server, as the ``ServingEngines`` of its requests.
 
-A request is on one engine at a time, chosen by a router (``srt.routing``). Where its engine is
-lost, or leaves, it goes on with another one.
+A request is on one engine at a time, chosen by a router (``srt.routing``). If its engine is lost or
+leaves, the request continues on another one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from sglang.srt.runtime.supervisor import Supervisor
 
 log = logging.getLogger("sglang.server")
 MAX_ENGINES = 1024
-LOOKS = frozenset({"stats", "tree"})  # controls that change nothing
-PATIENCE = 2.0  # seconds after which a silent engine is left out of the answer to one
+LOOKS = frozenset({"stats", "tree"})  # read-only controls
+PATIENCE = 2.0  # seconds after which a silent engine is left out of the replies to LOOKS
 
 
 class RoutedAssignment(Assignment):
-    """A request on the engine that a router chose; the router learns what becomes of it."""
+    """A request on the engine that a router chose. Its first token and end are reported to the
+    router."""
 
     def __init__(self, fleet: Fleet, client: Client, ticket: Ticket, number: int) -> None:
-        """``number``: as ``SlowEngines.sent`` gave it."""
+        """``number``: number of the request from ``SlowEngines.sent``."""
         super().__init__(client)
         self._fleet, self._ticket, self._number = fleet, ticket, number
         self._sent = fleet.clock.now()
@@ -61,16 +62,16 @@ class RoutedAssignment(Assignment):
 
 
 class Fleet:
-    """Engines that come and go, and the choice among them.
+    """A changing set of engines, and the choice among them.
 
     Attributes:
         members: the engines.
-        router: chooses one. slow: those that it may not choose for now.
-        adapters: knows which engines have an adapter.
-        resumed: called when a request goes on with another engine.
-        changed: called with an engine that was lost, or is there again, or joins.
+        router: chooses an engine. slow: engines that are excluded for now.
+        adapters: tells which engines have an adapter.
+        resumed: called when a request continues on another engine.
+        changed: called with an engine that was lost, was restarted, or joins.
         routed: number of requests by engine, since the start.
-        connect: makes the supervisor of an engine that runs by itself, at an address.
+        connect: makes the supervisor of a standalone engine (``sglang engine``) at an address.
     """
 
     def __init__(
@@ -86,11 +87,11 @@ class Fleet:
         members.changed, members.gone = self._changed, self._gone
 
     async def run(self) -> EngineLost:
-        """Keep the engines; return why the last one could not be kept."""
+        """Keep the engines alive. Return the reason why the last one was given up."""
         return await self.members.run()
 
     async def join(self, address: str) -> None:
-        """Reach an engine that runs by itself, and give it requests. Raises RequestError."""
+        """Connect to a standalone engine, and add it to the fleet. Raises RequestError."""
         if address in self.members.engines:
             raise RequestError(f"There is an engine {address!r} already.", "url")
         if len(self.members.engines) >= MAX_ENGINES:
@@ -107,7 +108,7 @@ class Fleet:
             raise
 
     def shown(self) -> list[dict[str, Any]]:
-        """The engines: name, state, and numbers of requests."""
+        """Return the engines: name, state, and numbers of requests."""
         now = self.clock.now()
         return [
             {
@@ -129,8 +130,8 @@ class Fleet:
         return "resting" if name in self.slow.excluded(now) else "serving"
 
     async def leave(self, name: str, seconds: float) -> int:
-        """Let an engine leave, also where the caller is gone meanwhile; return the number of
-        requests that go on elsewhere (``Members.leave``)."""
+        """Let an engine leave (``Members.leave``), even if the caller is cancelled. Return the
+        number of requests that continue on other engines."""
         task = asyncio.create_task(self.members.leave(name, seconds, self.clock))
         self._leaves.add(task)
         task.add_done_callback(self._leaves.discard)
@@ -165,13 +166,13 @@ class Fleet:
 
     def assign(self, request: CompletionRequest) -> Assignment:
         names = self._able(request, self.members.serving())
-        if not names:  # the loss of one is the answer
+        if not names:  # choose a lost engine, whose client refuses the request with the reason
             clients = [engine.client for engine in self.members.engines.values()]
             return Assignment(next((c for c in clients if c.lost is not None), clients[0]))
         return self._place(request, names)
 
     async def reassign(self, request: CompletionRequest, client: Client) -> Assignment:
-        """Choose another engine that can serve the request; wait where there is none now."""
+        """Choose another engine that can serve the request; wait if there is none now."""
         while True:
             serving = self.members.serving(but=client)
             if not serving:
@@ -202,7 +203,7 @@ class Fleet:
             await asyncio.wait(asked.values(), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in asked.values():
-                task.cancel()  # no effect on one that is done
+                task.cancel()  # no effect on a done task
         found = dict(zip(asked, await asyncio.gather(*asked.values(), return_exceptions=True)))
         replies = {name: reply for name, reply in found.items() if isinstance(reply, Reply)}
         for error in found.values():
@@ -214,8 +215,8 @@ class Fleet:
     # -- the choice ------------------------------------------------------------------------------
 
     def _able(self, request: CompletionRequest, names: Sequence[str]) -> Sequence[str]:
-        """Return those of these engines that have the request's adapter and are not slow, as far
-        as there are such."""
+        """Return the engines of ``names`` that have the request's adapter and are not slow. A
+        condition that no engine meets is dropped."""
         if request.adapter:
             clients = self.members.clients
             with_it = [name for name in names if self.adapters.has(clients[name], request.adapter)]
@@ -233,7 +234,7 @@ class Fleet:
         return RoutedAssignment(self, self.members.engines[ticket.engine].client, ticket, number)
 
     def _home(self, request: CompletionRequest) -> str:
-        """Name of the engine that holds the parked context of the request, "" for none."""
+        """Return the name of the engine that holds the request's parked context, "" for none."""
         held = None if request.resumed is None else request.resumed.held
         if held is None:
             return ""
@@ -242,7 +243,7 @@ class Fleet:
     # -- engines ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Give requests to the members, which have been started."""
+        """Add the members, which have been started, to the router."""
         for engine in self.members.engines.values():
             self._add(engine)
 
@@ -252,7 +253,7 @@ class Fleet:
         self.slow.keep(list(self.members.engines))
 
     def _changed(self, engine: Supervisor) -> None:
-        self._gone(engine.name)  # the router knows the cache and the delays of the lost one
+        self._gone(engine.name)  # drop the router's knowledge of the lost engine's cache and delays
         self._add(engine)
         self.changed(engine)
 

@@ -1,4 +1,4 @@
-"""Makes the engines of a server, the fleet of them, and the Completer on it."""
+"""Creation of a server's engines, of the fleet of these engines, and of its Completer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from sglang.srt.tokenizer import Tokenizer
 
 
 def supervisors(config: Config, tokenizer: Tokenizer) -> list[Supervisor]:
-    """One for each engine that the server starts, or uses. Raises OSError, ValueError for a file of
-    keys that is none."""
+    """Return a supervisor for each engine that the server starts or connects to. Raises OSError,
+    and ValueError for an invalid key file."""
     if config.routing.engines:
         connect = connector(config, tokenizer)
         return [connect(address) for address in config.routing.engines]
@@ -28,15 +28,15 @@ def supervisors(config: Config, tokenizer: Tokenizer) -> list[Supervisor]:
 
 
 def connector(config: Config, tokenizer: Tokenizer) -> Callable[[str], Supervisor]:
-    """Makes the supervisor of an engine at an address. Raises OSError, ValueError for a file of
-    keys that is none."""
+    """Return a function that makes the supervisor of an engine at an address. Raises OSError, and
+    ValueError for an invalid key file."""
     path = config.routing.engine_keys
     keys = read_front_keys(path) if path else None
     return lambda address: RemoteSupervisor(config, tokenizer, address, keys)
 
 
 def fleet_of(config: Config, members: Members) -> Fleet:
-    """The fleet of engines that have been started."""
+    """Return the fleet of the members, which have been started."""
     routing = config.routing
     router = Router(
         routing.routing_policy, seed=config.model.random_seed, shared=routing.shared_engines
@@ -47,7 +47,7 @@ def fleet_of(config: Config, members: Members) -> Fleet:
 
 
 def completer_on(engines: ServingEngines, config: Config, tokenizer: Tokenizer) -> Completer:
-    """The Completer of a server, with its limits."""
+    """Return the Completer of a server, with its configured limits."""
     completer = Completer(
         engines, tokenizer, config.server.max_tokenized_bytes, config.model.random_seed
     )

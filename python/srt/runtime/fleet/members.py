@@ -1,10 +1,10 @@
 """Members: the engines of a fleet, each kept alive by its supervisor.
 
-(absent)    nothing answers at its address yet
-serving     it takes requests
-lost        it is being started again
-leaving     it takes none any more; its requests may finish, else they go on elsewhere
-(gone)      it has left, or was lost too often
+(absent)    nothing answers at the engine's address yet
+serving     the engine takes requests
+lost        the engine is being restarted
+leaving     the engine takes no new requests; unfinished ones later continue on other engines
+(gone)      the engine has left, or was lost too often
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.supervisor import EngineAbsent, Supervisor, difference
 
 log = logging.getLogger("sglang.server")
-LOOK_SECONDS = 0.05  # between two looks at the requests of an engine that leaves
-ABSENT_SECONDS = 2.0  # between two attempts to reach an engine that was not there at the start
+LOOK_SECONDS = 0.05  # period at which the pending requests of a leaving engine are checked
+ABSENT_SECONDS = 2.0  # seconds between two attempts to reach an absent engine
 
 
 class Members:
     """Engines by name.
 
     Attributes:
-        engines: all but those that are gone.
-        changed: called with an engine that was lost, or is there again, or joins.
-        gone: called with the name of one that does not come back, once or twice.
+        engines: all engines but absent and gone ones.
+        changed: called with an engine that was lost, was restarted, or joins.
+        gone: called once or twice with the name of an engine that is gone for good.
     """
 
     def __init__(self, engines: Sequence[Supervisor]) -> None:
@@ -53,7 +53,7 @@ class Members:
 
     @property
     def clients(self) -> dict[str, Client]:
-        """Clients of the engines that answer, by name; those of leaving engines too."""
+        """Clients of the engines that answer, by name; leaving engines included."""
         return {
             name: engine.client
             for name, engine in self.engines.items()
@@ -61,7 +61,7 @@ class Members:
         }
 
     def serving(self, but: Client | None = None) -> list[str]:
-        """Names of the engines that take requests, without that of client ``but``."""
+        """Return the names of the engines that take requests, except the engine of ``but``."""
         return [
             name
             for name, client in self.clients.items()
@@ -70,7 +70,7 @@ class Members:
 
     @property
     def lost(self) -> EngineLost | None:
-        """Reason that no engine answers, None while one does."""
+        """Reason for which no engine answers; None while an engine does."""
         if self.clients:
             return None
         lost = (engine.client.lost for engine in self.engines.values())
@@ -78,7 +78,7 @@ class Members:
 
     @property
     def info(self) -> EngineInfo:
-        """The first engine's, with the smallest KV cache of all."""
+        """Facts of the first engine, with the smallest KV capacity of all engines."""
         if self._info is None:
             infos = [engine.info for engine in self.engines.values()]
             capacity = min(info.capacity for info in infos)
@@ -86,8 +86,8 @@ class Members:
         return self._info
 
     async def start(self, started: Mapping[str, Started]) -> None:
-        """Load all engines at once; those that are not there yet join later. Raises EngineLost,
-        where one is not like the others, or none is there, and OSError."""
+        """Load all engines concurrently; absent ones join later. Raises OSError, and EngineLost if
+        an engine differs from the others, or if all are absent."""
         loads = [
             asyncio.ensure_future(self._load(engine, started.get(name)))
             for name, engine in self.engines.items()
@@ -103,23 +103,24 @@ class Members:
                 raise EngineLost(f"engine {other.name} is not like the others: {changed}")
 
     async def _load(self, engine: Supervisor, started: Started | None) -> None:
-        """Start an engine, or put it aside. Raises EngineLost and OSError."""
+        """Start an engine, or list it as absent. Raises EngineLost and OSError."""
         try:
             await engine.start(started)
         except EngineAbsent as error:
             del self.engines[engine.name]
             if not self.engines:
                 raise
-            log.warning("%s; it gets requests once it answers", error)
+            log.warning("%s; the engine joins the fleet once it answers", error)
             self._absent.append(engine)
 
     def _unlike(self, engine: Supervisor) -> str:
-        """The facts that an engine has not in common with the first."""
+        """Return a text with the facts in which an engine differs from the first one, "" if there
+        are none."""
         first = next(iter(self.engines.values()))
         return difference(first.info, engine.info, ("capacity",))
 
     async def run(self) -> EngineLost:
-        """Keep every engine; return why the last one could not be kept."""
+        """Keep every engine alive. Return the reason why the last one was given up."""
         self._over = asyncio.get_running_loop().create_future()
         for engine in list(self.engines.values()):
             self._keep(engine)
@@ -134,15 +135,15 @@ class Members:
             self._tell()
 
     async def wait(self) -> None:
-        """Wait until an engine is there again, or joins. Raises EngineLost where none will."""
+        """Wait until the state of any engine changes. Raises EngineLost if all were given up."""
         if self._over is None or self._over.cancelled():
-            raise EngineLost("the engines are not kept any more")
+            raise EngineLost("the server is ending, and no engine will be restarted")
         if self._over.done():
             raise self._over.result().again()
         await self._news.wait()
 
     def join(self, engine: Supervisor) -> None:
-        """Take an engine that has been started. Raises RequestError where it is not like the
+        """Add an engine that has been started. Raises RequestError if it differs from the
         others."""
         if engine.name in self.engines:
             raise RequestError(f"There is an engine {engine.name!r} already.", "url")
@@ -154,9 +155,9 @@ class Members:
         self._tell()
 
     async def leave(self, name: str, seconds: float, clock: Clock) -> int:
-        """Give an engine no requests any more, let it finish those of at most ``seconds``, and end
-        it; return how many go on elsewhere. Raises RequestError where there is no such engine, or
-        no other one."""
+        """Send an engine no more requests, wait at most ``seconds`` until its requests finish, and
+        end it. Return the number of unfinished requests, which continue on other engines. Raises
+        RequestError if there is no such engine, or no other engine."""
         if name not in self.engines or name in self._leaving:
             known = ", ".join(self.serving()) or "none"
             raise RequestError(
@@ -169,7 +170,7 @@ class Members:
         self._leaving.add(name)
         try:
             if task := self._kept.pop(name, None):
-                task.cancel()  # so that no engine is started in its place
+                task.cancel()  # so that the engine is not restarted
             self.gone(name)
             while engine.client.pending and engine.client.lost is None and clock.now() < until:
                 await asyncio.sleep(LOOK_SECONDS)
@@ -187,7 +188,7 @@ class Members:
         await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
 
     def kill(self) -> None:
-        """The same at once, from wherever it is called."""
+        """Kill all engines at once. May be called outside the event loop."""
         for engine in list(self.engines.values()):
             engine.kill()
 
@@ -197,7 +198,7 @@ class Members:
             self._kept[engine.name] = asyncio.create_task(self._keeping(engine))
 
     async def _come(self, engine: Supervisor) -> None:
-        """Wait for an engine that was not there at the start, and take it."""
+        """Wait for an absent engine, and add it."""
         while True:
             await asyncio.sleep(ABSENT_SECONDS)
             try:

@@ -1,4 +1,4 @@
-"""RemoteSupervisor: keeps the session with an engine that runs by itself, on any machine."""
+"""RemoteSupervisor: keeps the session with a standalone engine, on any machine."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sglang.srt.remote.remote_engine import LinkCounts, RemoteEngine
 from sglang.srt.runtime.supervisor import AnotherEngine, EngineAbsent, Supervisor
 from sglang.srt.tokenizer import Tokenizer
 
-MOST_REFUSALS = 10  # in a row, by an engine that is there again and differs; then it is given up
-MOST_PAUSES = 10  # the pause between two attempts to reach the engine grows up to so many seconds
+MOST_REFUSALS = 10  # successive refusals (the engine now differs, say) until it is given up
+MOST_PAUSES = 10  # longest pause between two attempts to reach the engine, in seconds
 
 
 class RemoteSupervisor(Supervisor):
-    """A Supervisor whose engine is not this server's: it is reached again and again where it is
-    lost, and left, not ended, by ``stop``.
+    """A Supervisor of an engine that this server does not start. If the engine is lost, the
+    supervisor reconnects to it. ``stop`` ends the session, and not the engine.
 
     Attributes:
-        counts: of all sessions with the engine.
+        counts: counters over all sessions with the engine.
     """
 
     may_differ = ("capacity",)  # the memory of another machine
@@ -35,8 +35,8 @@ class RemoteSupervisor(Supervisor):
         self._expected = Expected(vocabulary=vocabulary_digest(tokenizer.token_bytes))
 
     async def start(self, started: Started | None = None) -> None:
-        """Reach the engine. Raises EngineAbsent where nothing answers at its address, EngineLost
-        where it is another one than this server needs, ValueError for an address that is none."""
+        """Connect to the engine. Raises EngineAbsent if nothing answers at its address, EngineLost
+        if the engine does not fit this server, ValueError for an invalid address."""
         try:
             await self._load(self._config)
         except Unreachable as error:
@@ -65,8 +65,8 @@ class RemoteSupervisor(Supervisor):
         self._refusals = 0
 
     def _another(self) -> bool:
-        """True, since the engine may be started again at any time, unless one that does not fit
-        was there again and again."""
+        """Whether to reconnect: always, since the engine may be restarted at any time, unless an
+        engine that does not fit was found ``MOST_REFUSALS`` times."""
         if self._refusals >= MOST_REFUSALS:
             return False
         if len(self._times) < MOST_PAUSES:

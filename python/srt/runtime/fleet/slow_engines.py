@@ -1,12 +1,12 @@
-"""SlowEngines: which engines are given no requests for a while, because they are slower than the
-others.
+"""SlowEngines: a circuit breaker that excludes engines that are slower than the others.
 
 closed      the engine takes requests
-open        it takes none until a moment, after which
-half open   it takes one at a time, until ``TRIALS`` of them were answered as fast as elsewhere
+open        the engine takes no requests until its exclusion ends
+half open   the engine takes one request at a time, until ``TRIALS`` of them were answered as fast
+            as elsewhere
 
-Pure: moments are passed in. At most a third of the engines are open or half open, so that what is
-wrong with all requests, or with the measure, does not close the fleet.
+The module is pure: moments are arguments. At most a third of the engines are open or half open. So
+a problem of all requests, or of the measurement, does not stop the fleet.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
 
-SAMPLES = 16  # last requests that an engine is judged by
-LEAST_SECONDS = 1.0  # a median below is not slow
-SECONDS = 20.0  # the first exclusion takes so long, each further one twice that
+SAMPLES = 16  # number of recent requests in an engine's median
+LEAST_SECONDS = 1.0  # an engine with a smaller median is not slow
+SECONDS = 20.0  # length of the first exclusion; each further one is twice as long
 MOST_SECONDS = 300.0
 TRIALS = 3
 
@@ -29,12 +29,12 @@ class _Record:
     """Measurements of one engine.
 
     Attributes:
-        delays: seconds to the first token of its last requests.
-        until: moment at which its exclusion ends; 0 while it takes requests.
-        strikes: exclusions that followed one another.
-        well: moment at which the last exclusion was over.
-        trials: requests still to be answered well, once the exclusion has ended.
-        trying: the requests without a first token by which it is tried.
+        delays: seconds to the first token of the last requests.
+        until: moment at which the exclusion ends; 0 while the engine takes requests.
+        strikes: number of successive exclusions.
+        well: moment at which the engine was last closed again.
+        trials: number of requests that must still be answered fast after the exclusion.
+        trying: trial requests without a first token.
     """
 
     delays: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -49,14 +49,14 @@ class SlowEngines:
     """Excludes an engine whose median delay is ``factor`` times the median of the others'."""
 
     def __init__(self, factor: float) -> None:
-        """``factor``: 0 excludes none."""
+        """``factor``: 0 excludes no engine."""
         self._factor = factor
         self._records: dict[str, _Record] = {}
         self._numbers = itertools.count(1)
         self.exclusions = 0
 
     def excluded(self, now: float) -> frozenset[str]:
-        """The engines that take no request at this moment."""
+        """Return the names of the engines that take no request at this moment."""
         return frozenset(
             name
             for name, record in self._records.items()
@@ -64,16 +64,16 @@ class SlowEngines:
         )
 
     def sent(self, name: str, now: float) -> int:
-        """Note a request to an engine; return its number, for ``answered`` and ``ended``."""
+        """Record a request to an engine. Return its number, for ``answered`` and ``ended``."""
         record, number = self._records.get(name), next(self._numbers)
         if record is not None and record.trials and now >= record.until:
             record.trying.add(number)
         return number
 
     def answered(self, name: str, seconds: float, now: float, number: int) -> str:
-        """Note the first token of a request, ``seconds`` after it was sent. Return the reason that
-        the engine is excluded now; "" where it is not. Requests that the engine had when it was
-        excluded say nothing more of it."""
+        """Record the first token of a request, ``seconds`` after the request was sent. Return the
+        reason if the engine is excluded now, otherwise "". Requests that were sent to the engine
+        before its exclusion are ignored."""
         record = self._records.get(name)
         if record is None:
             return ""
@@ -99,20 +99,20 @@ class SlowEngines:
         return self._exclude(name, record, found, usual, now)
 
     def ended(self, name: str, number: int) -> None:
-        """Note that a request ended without a first token."""
+        """Record that a request ended without a first token."""
         record = self._records.get(name)
         if record is not None:
             record.trying.discard(number)
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget all engines but these; those are known as if by no request where they are new."""
+        """Forget all engines but ``names``, and add empty records for new ones."""
         self._records = {name: self._records.get(name) or _Record() for name in names}
 
     def _slow(self, seconds: float, usual: float) -> bool:
         return seconds > max(LEAST_SECONDS, self._factor * usual)
 
     def _usual(self, name: str) -> float | None:
-        """The median of the other engines' medians; None where too little is known."""
+        """Return the median of the other engines' medians; None if there are too few samples."""
         others = [
             median(record.delays)
             for other, record in self._records.items()

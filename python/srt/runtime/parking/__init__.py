@@ -1,1 +1,1 @@
-"""Contexts that wait for a tool: the server keeps their tokens, the engine a claim on their KV."""
+"""Contexts that wait for a tool. The server keeps their tokens, the engine a claim on their KV."""

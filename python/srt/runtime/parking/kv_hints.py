@@ -1,12 +1,12 @@
-"""``kv_hints``: what an orchestrator wishes for the KV of a request's context at its end.
+"""``kv_hints``: wishes of an orchestrator for the KV of a request's context when the request ends.
 
 The envelope is the one that vLLM (pull request 53423) and Dynamo (13134) have merged: a version, a
 name of the message, and actions with a type, a version and a payload. The types are those of
-SGLang's issue 27574. A hint is a wish: each action is answered, and none changes an answer.
+SGLang's issue 27574. Each action gets an outcome in the reply; no action changes generated text.
 
-    kv.retain   the context is parked, without a handle, for ``ttl_seconds``
-    kv.pin      the same, answered as clipped: a claim locks no memory
-    kv.demote   the same with no use expected before its end, so that its KV goes first
+    kv.retain   park the context, without a handle, for ``ttl_seconds``
+    kv.pin      the same; its outcome is "clipped", because a claim locks no memory
+    kv.demote   the same, with no use expected before its end, so its KV is evicted first
     kv.share, kv.prefetch and others    rejected
 """
 
@@ -44,10 +44,10 @@ _ABSENT = {
 
 
 class KvHintAction(msgspec.Struct, kw_only=True):
-    """One action. ``payload``: ``ttl_seconds`` and ``expected_seconds`` are read."""
+    """One action. Only ``ttl_seconds`` and ``expected_seconds`` of ``payload`` are read."""
 
     action_id: Annotated[str, NAME, "Name of the action in its message."]
-    action_type: Annotated[str, NAME, "What is wished, such as kv.retain."]
+    action_type: Annotated[str, NAME, "Requested action, such as kv.retain."]
     action_version: Annotated[str, NAME, "Version of the action, such as 1.0."]
     payload: dict[str, Any]
 
@@ -56,12 +56,11 @@ class KvHints(msgspec.Struct, kw_only=True):
     """``kv_hints`` of a request."""
 
     protocol_version: str
-    message_id: Annotated[str, NAME, "Name of the message; the answer has it."]
-    actions: Annotated[list[KvHintAction], Bounds(entries=MAX_ACTIONS), "What is wished."]
+    message_id: Annotated[str, NAME, "Name of the message, repeated in the answer."]
+    actions: Annotated[list[KvHintAction], Bounds(entries=MAX_ACTIONS), "The requested actions."]
 
     def verify(self) -> None:
-        """Raise RequestError where the envelope, or the payload of an action that would be done,
-        is not valid."""
+        """Raise RequestError if the envelope, or the payload of a supported action, is invalid."""
         if self.protocol_version != PROTOCOL:
             raise RequestError(
                 f"kv_hints.protocol_version is {shown(self.protocol_version)}; give {PROTOCOL!r}.",
@@ -79,7 +78,7 @@ class KvHints(msgspec.Struct, kw_only=True):
 KvHintsField = Annotated[
     KvHints,
     Bounds(words="an object"),
-    "Wishes for the KV of the context at its end, each of which is answered.",
+    "Hints for the KV of the context at its end; the answer has an outcome for each.",
 ]
 
 
@@ -91,11 +90,12 @@ def _verify_seconds(value: object, where: str) -> None:
 
 
 class HintedTurn:
-    """One request whose context is kept at its end as its hints say.
+    """One request with hints. Its context is parked when it ends, if a hint requests so.
 
     Args:
+        table: the bytes of every token id.
         text: the prompt's text.
-        refusal: why none of the actions that keep a context can be done; "" where one can.
+        refusal: reason for which this request's context cannot be kept; "" if it can.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class HintedTurn:
         self._refusal = refusal
 
     async def follow(self, run: Run) -> Outputs:
-        """The items of ``run()``; the last one has the answers to the hints. Raises what ``run``
-        raises."""
+        """Yield the items of ``run()``; the last one has the answers to the hints. Raises the
+        errors of ``run``."""
         ended = False
         async with aclosing(run()) as items:
             async for item in items:
@@ -119,7 +119,7 @@ class HintedTurn:
                 yield item
 
     def answers(self, output: Output) -> list[HintAnswer]:
-        """The answers to the hints, for the finished output; keeps its context."""
+        """Do the actions for a finished output, and return an answer to each."""
         return list(self._answers(output))
 
     def _answers(self, output: Output) -> Iterator[HintAnswer]:
@@ -137,7 +137,7 @@ class HintedTurn:
                 yield answer
 
     def _keep(self, action: KvHintAction, output: Output) -> HintAnswer:
-        """Park the context, without a handle."""
+        """Park the context without a handle, and return the answer to the action."""
         name, payload = action.action_id, action.payload
         assert output.finish is not None
         if self._refusal:

@@ -1,12 +1,12 @@
 """ParkedStore: the contexts that wait for a tool, of all tenants.
 
-    waiting     its tokens are kept here; the engine has a claim on its KV, as long as it lives
-    used        a prompt has gone on with it: the engine's claim is over, its tokens are kept for
-                others that begin with the same text
-    (gone)      at its deadline, by a close, or as newer contexts of its tenant need the room
+    waiting     the store keeps its tokens; the engine, while it lives, holds a claim on its KV
+    used        a prompt has continued it: the engine's claim has ended, and its tokens are kept for
+                other prompts that begin with the same text
+    (gone)      at its deadline, by a close, or to make room for newer contexts of its tenant
 
-A context that a program parked by name has a handle (``resumable``) and gives way to nothing. All
-contexts are found by their text; one with a handle goes on as itself through that handle alone.
+A context that a program parked by name has a handle (``resumable``) and is never closed to make
+room. Any prompt may match a context by its text; only its handle resumes the generation itself.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from sglang.srt.requests.completion.held_context import Claim, HeldContext, Resu
 from sglang.srt.requests.request_error import RequestError
 from sglang.srt.runtime.parking.text_index import ContextText, TextIndex
 
-ENTRY_BYTES = 1024  # size of a parked context without its tokens, about
+ENTRY_BYTES = 1024  # approximate size of a parked context without its tokens
 TOKEN_BYTES = 4
 DEADLINE = 600.0  # seconds after which a parked context is closed, by default
 MOST_DEADLINE = 86400.0
-SLACK = 64  # deadlines of contexts that are gone, beside as many as there are contexts
+SLACK = 64  # stale deadlines that may be kept, in addition to one for each context
 
 
 @dataclass(frozen=True, slots=True)
 class ParkingScope:
-    """Facts that a prompt shares with a parked context that it goes on with. ``namespace``: the
-    salt, the tenant's own before it."""
+    """Facts that a prompt must share with a parked context to continue it. ``namespace``: the
+    request's salt, preceded by the tenant's own."""
 
     tenant: str
     namespace: str = ""
@@ -50,10 +50,10 @@ class ParkFacts:
     """Facts about a request that later requests on its context need.
 
     Attributes:
-        rid: its name.
+        rid: name of the request.
         arrived: moment of the first request, by the monotonic clock.
-        claim: what the engine learns of the wait.
-        settings_bytes: of its sampling parameters, where they are kept.
+        claim: the wait for the tool, as it is described to the engine.
+        settings_bytes: size of the sampling parameters, if they are kept.
     """
 
     rid: str
@@ -64,7 +64,8 @@ class ParkFacts:
 
 @dataclass(eq=False, slots=True)
 class ParkedContext:
-    """One context. ``expires``: by the store's clock. ``held``: in the engine, if there is one."""
+    """One context. ``expires``: its deadline by the store's clock. ``held``: the context opened in
+    the engine; None if there was no engine."""
 
     number: int
     scope: ParkingScope
@@ -73,17 +74,17 @@ class ParkedContext:
     facts: ParkFacts
     expires: float
     held: HeldContext | None = None
-    ended: Callable[[], None] | None = None  # called at its deadline, or where it is closed
+    ended: Callable[[], None] | None = None  # called at the deadline, or on close; marks a handle
     used: bool = False
 
     @property
     def named(self) -> bool:
-        """Whether it has a handle."""
+        """Whether the context has a handle."""
         return self.ended is not None
 
     @property
     def size(self) -> int:
-        """Bytes that it takes here."""
+        """Approximate bytes that the store counts for the context."""
         return size_of(len(self.tokens), self.facts.settings_bytes)
 
 
@@ -93,10 +94,11 @@ def size_of(tokens: int, settings_bytes: int = 0) -> int:
 
 @dataclass(eq=False, slots=True)
 class TenantContexts:
-    """The parked contexts of one tenant, those that give way first at the beginning.
+    """The parked contexts of one tenant, in the order in which they are closed to make room.
 
     Attributes:
-        bytes: of the contexts. reserved, reserved_bytes: of requests that will park one.
+        bytes: size of the contexts.
+        reserved, reserved_bytes: number and size of contexts that running requests will park.
     """
 
     contexts: OrderedDict[int, ParkedContext] = field(default_factory=OrderedDict)
@@ -107,43 +109,43 @@ class TenantContexts:
 
     @property
     def totals(self) -> tuple[int, int]:
-        """Contexts and their bytes, those that will be parked too."""
+        """Number of contexts and their bytes, reservations included."""
         return len(self.contexts) + self.reserved, self.bytes + self.reserved_bytes
 
 
 class Timer(Protocol):
-    """A call that comes later (``asyncio.TimerHandle``)."""
+    """A scheduled call that can be cancelled (``asyncio.TimerHandle``)."""
 
     def cancel(self) -> None: ...
 
 
 class ParkedWatcher(Protocol):
-    """Learns what becomes of parked contexts."""
+    """Observer of parked contexts."""
 
     def parked(self, context: ParkedContext) -> None:
-        """A context was parked."""
+        """Handle a context that was parked."""
 
     def removed(self, context: ParkedContext) -> None:
-        """A context is gone."""
+        """Handle a context that was removed."""
 
 
 def later(seconds: float, call: Callable[[], None]) -> Timer:
-    """Run a call on the event loop after so many seconds."""
+    """Schedule a call on the event loop after ``seconds``."""
     return asyncio.get_running_loop().call_later(seconds, call)
 
 
 class ParkedStore:
-    """Belongs to the event loop of its ``completion``.
+    """The parked contexts of all tenants. Used only on the event loop of its ``completion``.
 
     Args:
-        most, most_bytes: contexts of one tenant, and bytes; 0: none is parked.
-        clock: of arrivals and deadlines.
-        later: runs a call after so many seconds.
-        watcher: None where nothing need learn of the contexts.
+        most, most_bytes: most contexts of one tenant, and most bytes; 0: no context is parked.
+        clock: clock of arrivals and deadlines.
+        later: schedules a call after a number of seconds.
+        watcher: observer of parked contexts, if any.
 
     Attributes:
-        resumed: requests that have gone on with a parked context. expired: contexts that were
-            closed at their deadline.
+        resumed: number of requests that continued a parked context. expired: number of waiting
+            contexts that were closed at their deadline.
     """
 
     def __init__(
@@ -158,14 +160,14 @@ class ParkedStore:
         self._completion, self._most, self._most_bytes = completion, most, most_bytes
         self._clock, self._later, self._watcher = clock, later, watcher
         self._tenants: dict[str, TenantContexts] = {}
-        self._deadlines: list[tuple[float, int, str]] = []  # with number and tenant
+        self._deadlines: list[tuple[float, int, str]] = []  # heap: moment, number, tenant
         self._timer: Timer | None = None
         self._numbers = itertools.count(1)
         self.resumed = self.expired = 0
 
     @property
     def empty(self) -> bool:
-        """Whether no tenant has parked anything, nor is about to."""
+        """Whether there is neither a parked context nor a reservation."""
         return not self._tenants
 
     def now(self) -> float:
@@ -174,8 +176,8 @@ class ParkedStore:
     # -- parking ----------------------------------------------------------------------------------
 
     def reserve(self, tenant: str, tokens: int, settings_bytes: int = 0) -> Reservation:
-        """Room for a context of ``tokens`` that a request will park by name. Contexts without a
-        handle give way. Raises RequestError ``queue_full``."""
+        """Reserve room for a context of ``tokens`` that a request will park by name. Contexts
+        without a handle are closed to make room. Raises RequestError ``queue_full``."""
         size = size_of(tokens, settings_bytes)
         owned = self._tenants.get(tenant) or TenantContexts()
         if not self._make_room(owned, size):
@@ -193,8 +195,8 @@ class ParkedStore:
         facts: ParkFacts,
         ended: Callable[[], None] | None = None,
     ) -> ParkedContext | None:
-        """Keep a context, and open it in the engine with a claim. None where there is no room for
-        one without a handle; one with a handle (``ended``) has its reservation."""
+        """Keep a context, and open it in the engine with a claim. A context with a handle
+        (``ended``) must have a reservation. For one without, return None if there is no room."""
         owned = self._tenants.get(scope.tenant) or TenantContexts()
         size = size_of(len(tokens), facts.settings_bytes)
         if ended is None and not self._make_room(owned, size):
@@ -213,7 +215,8 @@ class ParkedStore:
         return context
 
     def hold(self, context: ParkedContext) -> None:
-        """Open a context in the engine, where there is one, with a claim until its deadline."""
+        """Open a context in the engine with a claim until its deadline. Without an engine, do
+        nothing."""
         scope = context.scope
         left = max(context.expires - self.now(), 0.0)
         claim = replace(context.facts.claim, deadline=left)
@@ -227,8 +230,8 @@ class ParkedStore:
             )
 
     def _make_room(self, owned: TenantContexts, size: int) -> bool:
-        """Close contexts without a handle, the used and the oldest first, until one of ``size``
-        fits. Where it cannot fit, close none and return False."""
+        """Close contexts without a handle until a context of ``size`` bytes fits: used ones first,
+        then the oldest. If it cannot fit, close none and return False."""
         count, held = owned.totals
         victims: list[ParkedContext] = []
         for one in owned.contexts.values():
@@ -244,7 +247,7 @@ class ParkedStore:
         return True
 
     def _refuse(self, owned: TenantContexts, size: int) -> None:
-        """Raise RequestError: there is no room for a context of ``size``."""
+        """Raise RequestError: there is no room for a context of ``size`` bytes."""
         count, held = owned.totals
         reason = (
             f"{count} contexts are parked or about to be, and {self._most} may be "
@@ -257,11 +260,11 @@ class ParkedStore:
             )
         raise RequestError(f"{reason}; resume some, or try again later.", "park", "queue_full")
 
-    # -- going on ---------------------------------------------------------------------------------
+    # -- resumption -------------------------------------------------------------------------------
 
     def match(self, scope: ParkingScope, text: str) -> tuple[ParkedContext, str] | None:
-        """The context with the longest text that ``text`` begins with, and the rest of ``text``.
-        One that still waits is preferred to one that was used."""
+        """Return the context with the longest text that is a prefix of ``text``, and the rest of
+        ``text``; None if there is none. A waiting context without a handle is preferred."""
         owned = self._tenants.get(scope.tenant)
         index = None if owned is None else owned.texts.get(scope)
         if index is None:
@@ -275,7 +278,7 @@ class ParkedStore:
         return chosen, data[length:].decode("utf-8", "surrogatepass")
 
     def begin(self, resumption: Resumption, tenant: str) -> None:
-        """A request goes on with a context: its claim is over."""
+        """Record that a request continues a context. A context without a handle is then used."""
         self.resumed += 1
         context = self._find(tenant, resumption.number)
         if context is not None and not context.named:
@@ -283,7 +286,7 @@ class ParkedStore:
             self._tenants[tenant].contexts.move_to_end(context.number, last=False)
 
     def supersede(self, resumption: Resumption, tenant: str) -> None:
-        """Drop a used context, as what went on with it was parked in its place."""
+        """Drop a used context, because the request that continued it parks its own context."""
         context = self._find(tenant, resumption.number)
         if context is not None and context.used:
             self._remove(context)
@@ -295,15 +298,15 @@ class ParkedStore:
     # -- ends -------------------------------------------------------------------------------------
 
     def drop(self, context: ParkedContext) -> None:
-        """Forget a context that has gone on, without calling its ``ended``."""
+        """Forget a context that was resumed, without calling its ``ended``."""
         if self._find(context.scope.tenant, context.number) is context:
             self._remove(context)
 
     def close(
         self, rid: str | None = None, owner: str | None = None, adapter: str | None = None
     ) -> int:
-        """End the contexts of requests named ``rid``, of a tenant, with an adapter (None: of any);
-        return how many waited."""
+        """End the contexts of requests named ``rid``, of a tenant, with an adapter (None: any).
+        Return how many of the contexts were waiting."""
         chosen = [
             one
             for one in self._all()
@@ -335,7 +338,7 @@ class ParkedStore:
             self._watcher.removed(context)
 
     def _forget(self, tenant: str) -> None:
-        """Drop the books of a tenant that has nothing any more."""
+        """Drop a tenant's entry once it has no contexts and no reservations."""
         owned = self._tenants.get(tenant)
         if owned is not None and not owned.contexts and not owned.reserved:
             del self._tenants[tenant]
@@ -344,7 +347,7 @@ class ParkedStore:
                 self._arm()
 
     def release(self, tenant: str, size: int) -> None:
-        """Give the room of a reservation back."""
+        """Release the room of a reservation of ``size`` bytes."""
         owned = self._tenants[tenant]
         owned.reserved -= 1
         owned.reserved_bytes -= size
@@ -353,7 +356,7 @@ class ParkedStore:
     # -- deadlines --------------------------------------------------------------------------------
 
     def _expect(self, moment: float, number: int, tenant: str) -> None:
-        """Note a context's deadline. Those of contexts that are gone are dropped now and then."""
+        """Record a context's deadline. Deadlines of removed contexts are dropped occasionally."""
         if len(self._deadlines) > SLACK + 2 * sum(1 for _ in self._all()):
             self._deadlines = [one for one in self._deadlines if self._find(one[2], one[1])]
             heapq.heapify(self._deadlines)
@@ -361,7 +364,7 @@ class ParkedStore:
         self._arm()
 
     def _arm(self) -> None:
-        """Have ``_expire`` called at the earliest deadline."""
+        """Schedule ``_expire`` for the earliest deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -377,14 +380,14 @@ class ParkedStore:
                 self._end(context)
         self._arm()
 
-    # -- seen -------------------------------------------------------------------------------------
+    # -- statistics -------------------------------------------------------------------------------
 
     def _all(self) -> Iterator[ParkedContext]:
         for owned in self._tenants.values():
             yield from owned.contexts.values()
 
     def counts(self) -> dict[str, int]:
-        """Contexts that wait, bytes of all, and counts since the start."""
+        """Number of waiting contexts, bytes of all contexts, and counters since the start."""
         return {
             "parked": sum(not one.used for one in self._all()),
             "parked_bytes": sum(owned.bytes for owned in self._tenants.values()),
@@ -393,7 +396,7 @@ class ParkedStore:
         }
 
     def check(self) -> None:
-        """Raise AssertionError where the books do not balance."""
+        """Raise AssertionError if the bookkeeping is inconsistent."""
         for tenant, owned in self._tenants.items():
             assert owned.contexts or owned.reserved, f"{tenant!r} has nothing"
             assert owned.bytes == sum(one.size for one in owned.contexts.values())
@@ -406,13 +409,13 @@ class ParkedStore:
 
 
 class Reservation:
-    """Room for one context, until it is released or the context is parked in it."""
+    """Reserved room for one context, until ``release``."""
 
     def __init__(self, store: ParkedStore, tenant: str, size: int) -> None:
         self._store, self._tenant, self._size, self._held = store, tenant, size, True
 
     def release(self) -> None:
-        """Give the room back, once."""
+        """Release the room; later calls do nothing."""
         if self._held:
             self._held = False
             self._store.release(self._tenant, self._size)

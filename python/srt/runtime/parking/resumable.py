@@ -1,12 +1,12 @@
-"""Resumable generations: contexts that a program parked by name, and how it resumes them.
+"""Resumable generations: contexts that a program parked by name, and requests that resume them.
 
-    parked      the context waits; the handle is in the answer that ended there
-    running     a request goes on with it
+    parked      the context waits; the answer of the request that parked it holds its handle
+    running     a request continues the context
     resumed     that request has its answer, which is kept for its idempotency key
-    ended       the deadline has passed, or it was closed
+    ended       the deadline has passed, or the context was closed
 
-A request that fails, is aborted, or whose client leaves, gives the context back: it is parked as
-before. With an idempotency key the work goes on without its client.
+If a resuming request fails, is aborted, or its client disconnects, the context is parked as before.
+A request with an idempotency key continues without its client.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ Run: TypeAlias = Callable[[], Outputs]
 
 MAX_TOOL_NAME = 256
 MOST_HANDLES = 1024  # handles of one tenant that are over and still known
-ENTRY_BYTES = 64  # size of an answer, for each of its tokens and log-probabilities, about
+ENTRY_BYTES = 64  # approximate size of an answer for each of its tokens and log-probabilities
 PARKING_ENDS = ("stop", "length")
 
 
 class ParkOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """``park`` of a request: its context waits at its end. Null is unset."""
+    """``park`` of a request: the context is kept when the request ends. Null is unset."""
 
     tool: Annotated[
         str | None,
@@ -73,13 +73,13 @@ class ParkOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class PausedGeneration:
-    """One generation over its pauses.
+    """One generation that spans several requests, with pauses between them.
 
     Attributes:
-        settings: its sampling parameters, as the client gave them.
-        since: index of the token where it began.
-        arrived: moment of its first request.
-        text: the context's text up to the end of the prompt.
+        settings: sampling parameters, as the client gave them.
+        since: index of the context's token where the generation began.
+        arrived: moment of the first request.
+        text: the context's text up to the end of the latest prompt.
     """
 
     settings: Mapping[str, Any]
@@ -89,19 +89,19 @@ class PausedGeneration:
 
     @property
     def settings_bytes(self) -> int:
-        """Bytes that ``settings`` take, about: those of their text."""
+        """Approximate size of ``settings``: the bytes of their text."""
         return len(repr(dict(self.settings)).encode())
 
 
 @dataclass(eq=False, slots=True)
 class Handle:
-    """A generation that waits, or has waited, by its name.
+    """The name of a generation that is or was parked.
 
     Attributes:
-        context: None once it has gone on or ended.
-        running: a request goes on with it. resumed: that request has its answer.
-        key, body: of that request: its idempotency key, and a digest of what else it said.
-        work: of that request, where it has a key.
+        context: the parked context; None once it was resumed or has ended.
+        running: a request continues the context. resumed: that request has its answer.
+        key, body: that request's idempotency key, and a digest of its other fields.
+        work: that request's work, if it has a key.
     """
 
     name: str
@@ -116,12 +116,12 @@ class Handle:
 
     @property
     def over(self) -> bool:
-        """Whether no request can go on with it, now or later."""
+        """Whether no request can resume the context, now or later."""
         return self.context is None and not self.running
 
     def answered(self, key: str, body: bytes) -> SharedWork | None:
-        """The work of the request that has this idempotency key; None where the handle waits for
-        its first one. Raises RequestError ``conflict``."""
+        """Return the work of the request that resumed the context with this idempotency key; None
+        if no request has resumed it. Raises RequestError ``conflict``."""
         if not self.running and not self.resumed:
             return None
         if not key or key != self.key:
@@ -150,10 +150,10 @@ class Handles:
     """The handles of all tenants.
 
     Args:
-        most_bytes: of the answers that are kept for one tenant.
+        most_bytes: most bytes of the answers that are kept for one tenant.
 
     Attributes:
-        table: the bytes of every token. longest: tokens of the longest context.
+        table: the bytes of every token id. longest: tokens of the longest possible context.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class Handles:
         return handle
 
     def find(self, name: str, tenant: str) -> Handle:
-        """Return the handle of a name. Raises RequestError ``not_found``, also for another
-        tenant's, and ``expired``."""
+        """Return the handle of a name. Raises RequestError ``not_found`` for an unknown name or
+        another tenant's, ``expired`` for a context that has ended."""
         handle = self._handles.get(name)
         if handle is None or handle.tenant != tenant:
             raise RequestError(
@@ -189,8 +189,8 @@ class Handles:
         return handle
 
     def leave(self, handle: Handle, size: int = 0) -> None:
-        """Keep a handle that is over, for the error or answer of later requests, without its
-        sampling parameters. ``size``: bytes of the answer that is kept."""
+        """Keep a handle that is over, so that later requests get its answer or a precise error. Its
+        sampling parameters are dropped. ``size``: bytes of the kept answer."""
         handle.generation = replace(handle.generation, settings={})
         past = self._past.setdefault(handle.tenant, OrderedDict())
         past[handle.name] = size
@@ -204,7 +204,7 @@ class Handles:
             held -= bytes_held
 
     def check(self) -> None:
-        """Raise AssertionError where the books do not balance."""
+        """Raise AssertionError if the bookkeeping is inconsistent."""
         past = {name for names in self._past.values() for name in names}
         assert past <= self._handles.keys()
         for name, handle in self._handles.items():
@@ -214,16 +214,16 @@ class Handles:
 
 
 class SharedWork:
-    """A request that runs to its end without its client; any number of clients follow it.
+    """A request that runs to its end even without a client. Any number of clients may follow it.
 
     Attributes:
-        request: as it was sent to the engine.
+        request: the request as it was sent to the engine.
     """
 
     def __init__(
         self, request: CompletionRequest, outputs: Outputs, slot: RequestSlot | None = None
     ) -> None:
-        """``slot``: held until the work ends."""
+        """Begin to read ``outputs`` in a task. ``slot``: held until the work ends."""
         self.request = request
         self._output: Output | None = None
         self._count = 0  # number of outputs so far
@@ -256,8 +256,8 @@ class SharedWork:
         news.set_result(None)
 
     async def follow(self, run: Run | None = None) -> Outputs:
-        """The output whenever it has grown, once with ``finish`` set. Raises RequestError and
-        EngineLost. ``run`` is not called: the work has begun."""
+        """Yield the output each time that it has grown, the last time with ``finish`` set. ``run``
+        is ignored: the work has begun already. Raises RequestError and EngineLost."""
         seen = 0
         while True:
             if self._count != seen and self._output is not None:
@@ -275,19 +275,19 @@ class SharedWork:
                 await asyncio.shield(self._news)
 
     def cancel(self) -> None:
-        """End it, as the server does."""
+        """Cancel the work; the server calls this when it ends."""
         self._task.cancel()
 
 
 @dataclass(eq=False, slots=True)
 class ParkedTurn:
-    """One request that goes on with a handle, or parks its context, or both.
+    """One request that resumes a handle, or parks its context, or both.
 
     Attributes:
-        generation: as it is at the beginning of the request.
-        options: how its context is parked; None where it is not.
-        resumed: the handle that it goes on with.
-        room: for the context that it will park.
+        generation: the generation at the beginning of the request.
+        options: how the context is parked; None if it is not parked.
+        resumed: the handle that the request resumes.
+        room: reserved room for the context that the request will park.
     """
 
     handles: Handles
@@ -299,7 +299,8 @@ class ParkedTurn:
     room: Reservation | None = None
 
     def begin(self) -> None:
-        """Reserve what it needs; it must then be followed. Raises RequestError ``queue_full``."""
+        """Reserve room and the handle. The caller must then run the request with ``follow``. Raises
+        RequestError ``queue_full``."""
         request = self.request
         if self.options is not None:
             most = len(request.prompt) + request.sampling.max_new_tokens
@@ -310,7 +311,8 @@ class ParkedTurn:
             self.resumed.running = True
 
     async def follow(self, run: Run) -> Outputs:
-        """The items of ``run()``; the last one names the handle. Raises what ``run`` raises."""
+        """Yield the items of ``run()``; the last one has the handle of the parked context. Raises
+        the errors of ``run``."""
         ended = False
         try:
             async with aclosing(run()) as items:
@@ -331,7 +333,7 @@ class ParkedTurn:
             self.room.release()
 
     def _end(self, output: Output) -> None:
-        """The request has its answer."""
+        """Mark the resumed handle as answered, and park the context if requested."""
         handle = self.resumed
         if handle is not None:
             if handle.context is not None:
@@ -343,7 +345,7 @@ class ParkedTurn:
             output.resume = self._park(output, self.options)
 
     def _kept_bytes(self, output: Output) -> int:
-        """Bytes of an answer that is kept with its request, about."""
+        """Approximate size of an answer and its request, which are kept together."""
         request = size_of(len(self.request.prompt), self.generation.settings_bytes)
         return request + _size(output)
 
@@ -368,7 +370,7 @@ class ParkedTurn:
         return handle.name
 
     def _give_back(self) -> None:
-        """The request has no answer: the context that it went on with is parked as before."""
+        """Park the resumed context as before, because the request has no answer."""
         handle = self.resumed
         if handle is None:
             return
@@ -380,7 +382,7 @@ class ParkedTurn:
 
 
 def _size(output: Output) -> int:
-    """Bytes of an answer, about."""
+    """Approximate bytes of an answer."""
     entries = len(output.tokens) + len(output.logprobs)
     entries += sum(map(len, output.tops)) + sum(map(len, output.probes))
     return len(output.text) + ENTRY_BYTES * entries

@@ -1,9 +1,9 @@
-"""The texts of parked contexts, and which of them a new prompt begins with.
+"""Index of the texts of parked contexts: finds the longest one that a new prompt begins with.
 
 A text is kept as its length and digest. A prompt is hashed once, from its beginning to its end; at
 each length that a parked text has, the digest so far is looked up. So a prompt costs one pass over
-its bytes and one look-up for each different length, of which there are at most as many as one key
-may park contexts.
+its bytes and one look-up for each different length. There are at most as many lengths as contexts
+that one key may park.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ CONTINUES = 0b10  # first two bits of a byte inside a UTF-8 character
 
 
 def bytes_of(table: Sequence[bytes], tokens: Iterable[int]) -> bytes:
-    """The bytes of tokens in a row; ``table`` has those of every id."""
+    """Return the concatenated bytes of tokens; ``table``: the bytes of every token id."""
     return b"".join(table[token] for token in tokens if token < len(table))
 
 
 class ContextText:
-    """The UTF-8 bytes of a context's text, as their number and digest. It can grow.
+    """Length and digest of the UTF-8 bytes of a context's text.
 
     Attributes:
-        length: in bytes.
+        length: number of bytes.
     """
 
     def __init__(self, text: bytes = b"") -> None:
@@ -38,7 +38,7 @@ class ContextText:
         return self._state.digest()
 
     def grown(self, more: bytes) -> ContextText:
-        """The text with more bytes at its end."""
+        """Return a new ContextText with more bytes at its end; this one stays as it is."""
         found = ContextText()
         found._state, found.length = self._state.copy(), self.length + len(more)
         found._state.update(more)
@@ -46,7 +46,7 @@ class ContextText:
 
 
 class TextIndex(Generic[T]):
-    """Values by the text that they have; several may have the same one."""
+    """Values by their text; several values may have the same text."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[int, bytes], list[T]] = {}
@@ -70,8 +70,8 @@ class TextIndex(Generic[T]):
             del self._lengths[bisect_left(self._lengths, text.length)]
 
     def longest(self, text: bytes) -> tuple[int, list[T]]:
-        """Length and values of the longest indexed text that ``text`` begins with and that ends
-        between two characters of it; (0, []) where there is none."""
+        """Return length and values of the longest indexed text that is a prefix of ``text`` and
+        does not end inside a UTF-8 character; (0, []) if there is none."""
         state, read, view = blake2b(digest_size=DIGEST_BYTES), 0, memoryview(text)
         found: tuple[int, list[T]] = 0, []
         for length in self._lengths:

@@ -1,7 +1,8 @@
-"""Application: programs of one session that exchange values, and what their calls are served for.
+"""Application: programs of one session that exchange values, and the objectives of their calls.
 
-Submissions that read variables of one another are one application: it has one arrival, and its
-objectives are deduced over all its calls, again whenever a client says more.
+Submissions that read variables of one another are one application. An application has one arrival
+time. The objectives of its calls are deduced over all of them, and anew when a client adds criteria
+(Parrot, ``deduce``).
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from sglang.srt.programs.objectives import NO_CRITERIA, CallLabel, Criteria, Lev
 from sglang.srt.runtime.programs.program_run import ProgramRun
 
 MOST_EDGES = 1 << 14
-"""Calls of an application, and values that they read, which objectives are deduced over; calls of a
-larger one are served without: labels are made anew with each submission and each new wish."""
+"""Most calls and read values of an application whose objectives are deduced. A larger application
+is served without them, because each submission and each new criterion deduces all labels anew."""
 PLAIN = CallLabel()
 Node = tuple[str, int]
-"""A call, by its run's id and its step."""
+"""A call: the id of its run, and the number of its step."""
 
 
 class Application:
     """The runs that exchange values.
 
     Attributes:
-        name: no other tenant's has it. arrived: when its first submission came.
+        name: unique over all tenants. arrived: moment when the first submission came.
     """
 
     def __init__(self, name: str, arrived: float) -> None:
@@ -35,24 +36,24 @@ class Application:
         self._labels: dict[Node, CallLabel] | None = None
 
     def add(self, run: ProgramRun) -> None:
-        """Take a run in."""
+        """Add a run to the application."""
         self.runs.append(run)
         run.application = self
         self._labels = None
 
     def absorb(self, other: Application) -> None:
-        """Take in all runs of another application; the earlier arrival counts."""
+        """Move all runs of another application into this one, and keep the earlier arrival."""
         self.arrived = min(self.arrived, other.arrived)
         for run in other.runs:
             self.add(run)
         other.runs = []
 
     def changed(self) -> None:
-        """A client has said what it wants of a variable."""
+        """Discard the labels, because a client has given new criteria for a variable."""
         self._labels = None
 
     def hint(self, run: str, step: int) -> CallHint:
-        """Facts for the engine about a call; step -1 is a prompt that is computed ahead."""
+        """Return facts for the engine about a call. Step -1: a prompt that is computed ahead."""
         if step < 0:
             return CallHint(self.name)
         label = self.labels().get((run, step), PLAIN)
@@ -67,7 +68,7 @@ class Application:
         )
 
     def labels(self) -> dict[Node, CallLabel]:
-        """The label of each call; none has one where there are more than MOST_EDGES."""
+        """Return the label of each call; {} if the application exceeds MOST_EDGES."""
         if self._labels is None:
             self._labels = self._deduced()
         return self._labels
@@ -98,8 +99,8 @@ class Application:
 
 
 def _calls(run: ProgramRun, sources: Sources) -> Iterator[Node | None]:
-    """The calls among sources of a run, and those after the variables of other runs there; None
-    for each of the other sources."""
+    """Yield the calls that ``sources`` of a run come from, also through variables of other runs.
+    Yield None for each source that is not a call."""
     waiting, seen = [(run, sources)], set[str]()
     while waiting:
         run, sources = waiting.pop()

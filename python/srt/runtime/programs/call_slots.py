@@ -1,4 +1,4 @@
-"""CallSlots: how many calls of programs a tenant has at the engine; the others wait in line."""
+"""CallSlots: limits how many calls of programs a tenant has at the engine; the others queue."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 
 
 class CallSlots:
-    """A bounded number of calls at once of each tenant; programs that arrived earlier go first.
+    """A bounded number of slots for each tenant's calls. Calls of earlier programs go first.
 
     Args:
-        limit: calls of one tenant at once.
+        limit: most simultaneous calls of one tenant.
     """
 
     def __init__(self, limit: int) -> None:
@@ -31,7 +31,7 @@ class CallSlots:
 
     @asynccontextmanager
     async def slot(self, tenant: str, arrived: float) -> AsyncIterator[None]:
-        """A slot, for as long as the block takes. ``arrived``: when the call's program came."""
+        """Hold a slot during the block. ``arrived``: moment when the call's program arrived."""
         await self._enter(tenant, arrived)
         try:
             yield
@@ -56,7 +56,7 @@ class CallSlots:
             raise
 
     def _leave(self, tenant: str) -> None:
-        """Hand the slot to the next in line."""
+        """Hand the slot to the next waiting call."""
         line = self._lines.get(tenant, [])
         while line:
             future = heapq.heappop(line)[2]
@@ -64,7 +64,7 @@ class CallSlots:
             if waits:
                 future.set_result(None)
             else:
-                self._gone[tenant] -= 1  # the cancelled call counts it, maybe later
+                self._gone[tenant] -= 1  # the cancelled call adds 1, perhaps after this line
             self._forget(tenant)
             if waits:
                 return
@@ -73,7 +73,7 @@ class CallSlots:
             del self.running[tenant]
 
     def _tidy(self, tenant: str) -> None:
-        """Take the cancelled entries out of a line once they are half of it."""
+        """Remove the cancelled entries of a queue once they are half of it."""
         line = self._lines.get(tenant, [])
         if 2 * self._gone[tenant] >= len(line):
             kept = [entry for entry in line if not entry[2].done()]

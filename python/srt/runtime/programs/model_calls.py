@@ -1,4 +1,4 @@
-"""Model calls of programs: requests of ``/generate`` that are made inside the server."""
+"""Model calls of programs: requests of ``/generate`` that the server itself makes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from sglang.srt.runtime.resumed_request import read_call
 from sglang.srt.runtime.supervisor import EngineAbsent
 
 AHEAD_PRIORITY = -1_000_000  # a prompt that is computed ahead gives way to calls
-AHEAD_SHARE = 4  # of the running requests, a fourth may be prompts computed ahead
-FULL_RETRIES = 60  # attempts of a call at a full queue, a second apart
-LOOK_SECONDS = 0.1  # between two looks at an engine that is being started again
-SHOWN_TOKENS = 8  # tokens between two looks at a text that a step of the program waits for
+AHEAD_SHARE = 4  # 1/4 of the running requests may be prompts that are computed ahead
+FULL_RETRIES = 60  # attempts of a call while the queue is full, a second apart
+LOOK_SECONDS = 0.1  # period at which a call checks whether the engine was restarted
+SHOWN_TOKENS = 8  # tokens between two updates of a text that a step of the program waits for
 
 Show = Callable[[str], None]
 Fields = Mapping[str, Any]
-Body = Callable[[], dict[str, Any]]  # made when the call has a slot: prompts may be megabytes
+Body = Callable[[], dict[str, Any]]  # called once the call has a slot: prompts may be megabytes
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ class CallPlace:
     """The caller of a call's program, and facts about its application.
 
     Attributes:
-        arrived: of the application, seconds of the monotonic clock.
-        rid: a name to abort by.
+        arrived: arrival of the application, in seconds of the monotonic clock.
+        rid: id of the request, by which it can be aborted.
+        prefixes: hashes of the prompt's beginnings, for the router.
     """
 
     caller: Caller
@@ -50,7 +51,7 @@ class CallPlace:
     prefixes: tuple[PrefixHash, ...] = ()
 
     def on(self, request: CompletionRequest) -> CompletionRequest:
-        """The request with these facts."""
+        """Return the request with these facts."""
         return replace(
             request, hint=self.hint, arrived=self.arrived, program=self.hint.program,
             prefixes=self.prefixes,
@@ -58,18 +59,19 @@ class CallPlace:
 
 
 class Calls(Protocol):
-    """The model, as runs of programs need it."""
+    """Interface through which runs of programs call the model."""
 
     async def ask(
         self, body: Body, place: CallPlace, show: Show | None = None, every: int = 0
     ) -> Any:
-        """The answer of ``/generate`` to ``body()``, as plain data. ``show`` is given the text of a
-        single completion as it grows, each ``every`` tokens. Raises RequestError, EngineLost."""
+        """Return the answer of ``/generate`` to ``body()``, as plain data. ``show`` is called with
+        the text so far of a single completion every ``every`` tokens. Raises RequestError and
+        EngineLost."""
         ...
 
     async def compute_ahead(self, text: str, place: CallPlace, adapter: str | None) -> bool:
-        """Compute a prompt that a call will begin with, if there is room now; whether it was.
-        Raises nothing."""
+        """Compute a prompt prefix of a later call if the engine has room now. Return whether it was
+        computed. Raises no error."""
         ...
 
     def counts(self) -> dict[str, float]:
@@ -111,8 +113,8 @@ class ModelCalls:
                     await self._restarted()
 
     async def _restarted(self) -> None:
-        """Wait while an engine is started in place of a lost one. A call of a program that runs is
-        not refused in the meantime, as a new request is."""
+        """Wait until a lost engine has been restarted. Unlike a new request, a call of a running
+        program is not refused meanwhile."""
         while isinstance(self._runtime.completion.lost, EngineAbsent):
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -164,7 +166,7 @@ class ModelCalls:
 
 
 async def _shown(call: GenerateCall, show: Show, every: int) -> Output:
-    """The finished output of a single completion, whose text is shown as it grows."""
+    """Return the finished output of a single completion; call ``show`` with its growing text."""
     call = msgspec.structs.replace(
         call, requests=[replace(call.requests[0], interval=max(every, 1))]
     )

@@ -23,7 +23,7 @@ VariableId = Annotated[str, NAME, "The semantic variable."]
 CriteriaField = Annotated[
     Any, None, "`latency`, `throughput`, or an object with `ttft_ms` or `tpot_ms`."
 ]
-Grown = Annotated[bool, None, "The stream has generated text as it grows, too."]
+Grown = Annotated[bool, None, "Send events with generated text as it grows, too."]
 
 
 class OpenProgramSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +31,7 @@ class OpenProgramSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SubmitBody(msgspec.Struct, kw_only=True):
-    """A program: a whole graph, or a prompt with placeholders, as the paper has it."""
+    """A program: a whole graph, or a prompt with placeholders as in the Parrot paper."""
 
     prompt: Annotated[
         str | None, Bounds(words="a text"), "A text with `{{name}}` for each placeholder."
@@ -43,12 +43,12 @@ class SubmitBody(msgspec.Struct, kw_only=True):
         Submission | None, Bounds(words="a graph"), "A whole program, in place of `prompt`."
     ] = None
     session_id: Annotated[
-        str | None, NAME, "The session; null: a new one, which the answer names."
+        str | None, NAME, "The session; null: a new one, named in the answer."
     ] = None
     criteria: Annotated[
         Annotated[dict[str, Any], msgspec.Meta(max_length=MOST_CRITERIA)] | None,
         Bounds(words="an object"),
-        "Criteria by the name of a variable; `*` is all that no call reads.",
+        "Criteria by variable; `*` means all variables that no call reads.",
     ] = None
     idempotency_key: Annotated[
         str | None, NAME, "The same request with the same key in a session is one submission."
@@ -72,7 +72,7 @@ class GetBody(msgspec.Struct, kw_only=True):
 
 
 class SetBody(msgspec.Struct, kw_only=True):
-    """The value of a variable that no call makes, or of a client's tool."""
+    """The value of an input variable, or the result of a client's tool."""
 
     session_id: SessionId
     semantic_var_id: VariableId
@@ -80,7 +80,7 @@ class SetBody(msgspec.Struct, kw_only=True):
 
 
 class CancelBody(msgspec.Struct, kw_only=True):
-    """A variable, with what it alone wanted, or a submission to be cancelled."""
+    """A submission to cancel, or a variable together with the steps that only it needs."""
 
     session_id: SessionId
     semantic_var_id: Annotated[str | None, NAME, "The semantic variable."] = None

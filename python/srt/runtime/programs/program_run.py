@@ -1,4 +1,4 @@
-"""ProgramRun: one submitted program as it runs, each stream a task, each value a promise."""
+"""ProgramRun: a submitted program that runs. Each stream is a task, and each value a promise."""
 
 from __future__ import annotations
 
@@ -37,47 +37,48 @@ from sglang.srt.runtime.programs.semantic_variables import SemanticVariable
 from sglang.srt.runtime.programs.step_runner import Shower, StepRunner
 from sglang.srt.runtime.programs.stream_text import StreamText
 
-AT_ONCE = 64  # steps of a stream between two turns of other tasks
+AT_ONCE = 64  # steps of a stream after which it yields to other tasks
 TOLD = (*CALLS, TransformStep)
 """Steps whose beginning and end are events."""
 
 
 class RunSession(Protocol):
-    """The session of a run, as the run needs it.
+    """Interface of a run's session.
 
     Attributes:
-        variables, runs: all of the session, by id.
+        variables, runs: all variables and runs of the session, by id.
     """
 
     variables: dict[str, SemanticVariable]
     runs: dict[str, ProgramRun]
 
     def hold(self, size: int) -> None:
-        """Count the bytes of a value. Raises RequestError where they are too many."""
+        """Count the bytes of a new value. Raises RequestError if the tenant's limit is exceeded."""
 
     def held(self, size: int) -> None:
-        """Count bytes that are there already."""
+        """Count bytes that exist already, whatever the limit is."""
 
     def run_ended(self, run: ProgramRun) -> None:
-        """A run has come to its end."""
+        """Release what the session holds for a run that has ended."""
 
 
 class CallHints(Protocol):
-    """The application of a run, as the run needs it. ``arrived``: when it came."""
+    """Interface of a run's application. ``arrived``: moment of its arrival."""
 
     arrived: float
 
     def hint(self, run: str, step: int) -> CallHint:
-        """Facts for the engine about a call."""
+        """Return facts for the engine about a call."""
         ...
 
 
 class StreamRun:
-    """One stream as it runs.
+    """The state of one stream of a run.
 
     Attributes:
-        position: index of the step that runs. begun: its task has. over: no step runs any more.
-        limit: index of the first step that is not to be run. end: why not.
+        position: index of the running step.
+        begun: the task has started to run. over: no further step will run.
+        limit: index of the first step that must not run. end: the reason for the limit.
     """
 
     def __init__(self, stream: ProgramStream) -> None:
@@ -88,25 +89,26 @@ class StreamRun:
         self.end: StepFailure | None = None
 
     def stop(self, position: int, failure: StepFailure) -> bool:
-        """Run no step from ``position`` on; whether the stream has not begun, and will not."""
+        """Run no step from ``position`` on. Return True if the stream had not begun, and so will
+        never run."""
         position = max(position, self.position)
         if self.over or position >= self.limit:
             return False
         self.limit, self.end = position, failure
         if self.task is not None and self.begun and self.position == position:
-            self.task.cancel()  # a task that has not begun would be gone without a word
+            self.task.cancel()  # a task that has not begun would end without running ``_work``
         return self.task is None and position == 0
 
 
 class ProgramRun:
-    """One run.
+    """The run of one submitted program.
 
     Attributes:
-        variables: by the step that makes them and their name. inputs: those that its client is to
-            set, by name.
-        ends: what a stream is after the steps that joins wait for.
-        read_as_text: calls whose output another stream appends as it is.
-        states: of calls: running, done, failed, cancelled; others wait.
+        variables: variables by the step that sets them and their name.
+        inputs: variables that the client must set, by name.
+        ends: promises of a stream's text after each step that a join waits for.
+        read_as_text: steps whose output another stream appends unchanged.
+        states: states of calls: running, done, failed, cancelled; a missing call waits.
     """
 
     def __init__(
@@ -151,11 +153,11 @@ class ProgramRun:
 
     @property
     def over(self) -> bool:
-        """Whether no step runs any more."""
+        """Whether all streams have ended."""
         return not self._left
 
     def start(self) -> None:
-        """Begin the streams that no fork begins."""
+        """Begin the main stream and all other streams that do not start at a fork."""
         for number, run in self._streams.items():
             begin = run.stream.begin
             if number == MAIN or (begin is not None and begin.fork is None):
@@ -193,8 +195,8 @@ class ProgramRun:
         self._over(run, failure)
 
     def _over(self, run: StreamRun, failure: StepFailure | None) -> None:
-        """A stream has come to its end, or its step at ``position`` will not be done. So will the
-        streams that it was to begin, one after the other."""
+        """End a stream: all its steps are done, or ``failure`` prevents the step at ``position``
+        and those after it. Streams that the stream would have begun end too, one after another."""
         if run.over:
             return
         run.over = True
@@ -222,7 +224,7 @@ class ProgramRun:
             self._stop(dropped, StepFailure(-1, "", reason, failure.code, True))
 
     def _fail(self, step: AnyStep, failure: StepFailure) -> None:
-        """A step will not run; streams that it begins will not either."""
+        """Fail the variables of a step that will not run, and the streams that it would begin."""
         own = failure if failure.step == step.number else failure.of(step.number, str(step))
         for name in step.made():
             self.variables[step.number, name].fail(own)
@@ -248,14 +250,14 @@ class ProgramRun:
         self.log_event({"event": "end", "state": word})
         self.session.run_ended(self)
 
-    # -- ends before the end -----------------------------------------------------------------------
+    # -- cancellation ------------------------------------------------------------------------------
 
     def close(self, failure: StepFailure) -> None:
-        """End what is not done."""
+        """End all streams that are not done, with this failure."""
         self._stop(self._places, failure)
 
     def cancel(self, variable: SemanticVariable | None = None) -> None:
-        """Cancel a variable and what it alone wanted, or everything."""
+        """Cancel a variable and the steps that only it needs; None: cancel the whole run."""
         if variable is None:
             self.close(StepFailure(-1, "", "the submission was cancelled", "conflict", True))
         elif not variable.settled:
@@ -264,12 +266,12 @@ class ProgramRun:
             self._stop([*self._needs.end([step.number]), step.number], failure)
 
     def _wanted(self, step: int) -> bool:
-        """Whether a client awaits what a step makes, or has said what it wants of it."""
+        """Whether a client waits for a variable of a step, or has given criteria for one."""
         made = (self.variables[step, name] for name in self.program.steps[step].made())
         return any(each.gets or each.criteria.level for each in made)
 
     def _stop(self, steps: Iterable[int], failure: StepFailure) -> None:
-        """Run none of these steps, and nothing after them in their streams."""
+        """Run none of these steps, and no step after them in their streams."""
         for step in steps:
             run, position = self._places[step]
             if run.stop(position, failure):
@@ -279,37 +281,37 @@ class ProgramRun:
                 if not run.stream.steps and run.task is None:
                     self._over(run, None)
 
-    # -- for its steps -----------------------------------------------------------------------------
+    # -- as StepHost -------------------------------------------------------------------------------
 
     def promise(self, ref: Ref) -> SemanticVariable:
-        """A variable of this run or of its session."""
+        """Return the variable of this run, or of its session, that ``ref`` names."""
         if ref.step is not None and ref.name is not None:
             return self.variables[ref.step, ref.name]
         assert ref.var is not None
         return self.session.variables[ref.var]
 
     def hold(self, size: int) -> None:
-        """Count the bytes of a value. Raises RequestError where they are too many."""
+        """Count the bytes of a new value. Raises RequestError if the tenant's limit is exceeded."""
         self.session.hold(size)
 
     def log_event(self, event: dict[str, Any]) -> None:
-        """Tell those that follow the run; what is kept counts to the session's bytes."""
+        """Send an event to the followers of the run, and count its bytes to the session."""
         self.session.held(self.log.add(event))
 
     def started(self, step: AnyStep) -> None:
-        """A call begins."""
+        """Record that a call begins."""
         self.states[step.number] = "running"
         self.log_event({"event": "started", "step": step.number})
 
     def done(self, step: AnyStep, facts: dict[str, Any]) -> None:
-        """A call has ended well."""
+        """Record that a call has succeeded. ``facts``: further fields of the event."""
         self.states[step.number] = "done"
         self.log_event({"event": "done", "step": step.number, **facts})
 
     async def ask(
         self, step: AnyStep, fields: Fields, body: Body, text: StreamText, shower: Shower | None
     ) -> Any:
-        """The answer of the model to ``body()``. Raises RequestError and EngineLost."""
+        """Return the model's answer to ``body()``. Raises RequestError and EngineLost."""
         salt = f"{fields.get('cache_salt')}\0{fields.get('extra_key')}\0{fields.get('lora_path')}"
         place = self._place(step.number, text, salt)
         if shower is None:
@@ -317,7 +319,7 @@ class ProgramRun:
         return await self.tools.calls.ask(body, place, *shower)
 
     async def compute_ahead(self, prompt: str, text: StreamText) -> bool:
-        """Compute a beginning of a prompt; whether it was."""
+        """Compute a prefix of a later prompt; return whether it was computed."""
         return await self.tools.calls.compute_ahead(prompt, self._place(-1, text, ""), None)
 
     def _place(self, step: int, text: StreamText, salt: str) -> CallPlace:
@@ -331,7 +333,7 @@ class ProgramRun:
 
 
 def failure_of(step: AnyStep, error: Exception) -> StepFailure:
-    """Reason that a step has failed."""
+    """Return the failure of a step whose execution raised ``error``."""
     if isinstance(error, StepFailed):
         return error.failure.of(step.number, str(step))
     if isinstance(error, (RequestError, TransformError, NoChoice)):

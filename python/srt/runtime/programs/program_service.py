@@ -39,11 +39,11 @@ from sglang.srt.runtime.programs.semantic_variables import SemanticVariable, siz
 from sglang.srt.runtime.request_fields import convert
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 
-CHECK_COST = 32  # entries of a list that take as long as the check of a step
+CHECK_COST = 32  # cost of checking one step, in entries of a list (``offload``)
 
 
 class GetTimeout(Exception):
-    """The value did not come within the client's timeout."""
+    """The value was not ready within the client's timeout."""
 
 
 class ProgramService:
@@ -61,7 +61,7 @@ class ProgramService:
         sessions: ProgramSessions | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """``vocab_size``: the model's; parameters of gens are checked against it."""
+        """``vocab_size``: the model's, against which sampling parameters are checked."""
         self._limits, self.tools, self._vocab_size = limits, tools, vocab_size
         self._clock, self.submitted = clock, 0
         self.sessions = sessions or ProgramSessions(limits)
@@ -69,7 +69,7 @@ class ProgramService:
     # -- submit ------------------------------------------------------------------------------------
 
     async def submit(self, body: SubmitBody, caller: Caller) -> tuple[ProgramSession, ProgramRun]:
-        """Start a program. Return its session and its run. Nothing of a refused submission runs.
+        """Start a program. Return its session and its run. No step of a refused program runs.
 
         Raises RequestError.
         """
@@ -150,7 +150,7 @@ class ProgramService:
         return program, call_graph(program)
 
     def _verify_gen(self, step: GenStep) -> None:
-        """Raise ValueError if a gen's body is no valid body of ``/generate``."""
+        """Raise ValueError if a gen step's body is no valid body of ``/generate``."""
         body = convert({**step.body, "text": "x"}, GenerateRequest)
         if not isinstance(body.sampling_params or {}, dict):
             raise ValueError("body.sampling_params must be an object")
@@ -306,8 +306,8 @@ class ProgramService:
         variable.set(value)
 
     def cancel(self, body: CancelBody, caller: Caller) -> bool:
-        """Cancel a variable and all that only it needed, or a submission. Return whether anything
-        of it was unfinished. Raises RequestError."""
+        """Cancel a variable and the steps that only it needs, or a whole submission. Return whether
+        the variable or submission was unfinished. Raises RequestError."""
         session = self.sessions.find(caller.tenant, body.session_id)
         session.used = self._clock.now()
         if (body.semantic_var_id is None) == (body.submission_id is None):
@@ -340,7 +340,7 @@ class ProgramService:
         }
 
     def reply(self, session: ProgramSession, run: ProgramRun) -> SubmittedReply:
-        """Return the reply to a submission, with its ids."""
+        """Return the reply to a submission, with the ids of its variables."""
         ids = {name: run.variables[key].id for name, key in run.program.variables().items()}
         given = {name: variable.id for name, variable in run.inputs.items()}
         return SubmittedReply(run.id, session.id, {**given, **ids})
@@ -349,8 +349,8 @@ class ProgramService:
 def program_service(
     runtime: EngineRuntime, toolbox: Callable[[], Toolbox | None]
 ) -> ProgramService:
-    """Return the programs of a runtime. ``toolbox`` returns the operator's tools, if there are
-    some."""
+    """Return the ProgramService of a runtime. ``toolbox`` returns the operator's tools, or None if
+    there are none."""
     limits = runtime.config.applications
     tools = RunTools(
         ModelCalls(runtime),
@@ -432,8 +432,8 @@ def _verify_unbound(name: str, variable: SemanticVariable, waited: Set[str]) -> 
 
 
 def _waited_for(run: ProgramRun) -> set[str]:
-    """Return the ids of the variables that a run reads, and of those read by the runs that make
-    them."""
+    """Return the ids of the variables that a run reads, directly or through the runs that set
+    these variables."""
     waiting, seen, found = [run], {run.id}, set[str]()
     while waiting:
         for id in waiting.pop().program.external:

@@ -1,7 +1,7 @@
 """ProgramSessions: the sessions of all tenants, their variables and runs, their bounds and ends.
 
-A session ends by its client, or when no request has named it, and none that named it is being
-answered, for its timeout. Then all of it ends: calls that run are cancelled, values are dropped.
+A session ends when its client closes it, or when for the timeout no request has named it and none
+that named it is still being answered. Its running calls are then cancelled, its values dropped.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ KeyedRun: TypeAlias = "tuple[bytes, ProgramSession, ProgramRun]"
 
 @dataclass(eq=False)
 class ProgramTenant:
-    """The sessions of one tenant. ``size``: bytes of values and events in all of them;
-    ``variables``: how many. ``keys``: of idempotency keys, the digests of their requests and the
-    runs, by the session that these name ("" for none) and the key."""
+    """The sessions of one tenant. ``size``: bytes of values and events in all sessions;
+    ``variables``: number of variables in all sessions. ``keys``: digest, session and run of each
+    submission with an idempotency key, by the session that it names ("" for none) and the key."""
 
     name: str
     sessions: dict[str, ProgramSession] = field(default_factory=dict)
@@ -41,9 +41,10 @@ class ProgramSession:
     """One session.
 
     Attributes:
-        runs: by id. keys: those of the tenant's idempotency keys that are this session's.
-        used: when a request last named it. holders: requests that are being answered.
-        open: it has not ended.
+        runs: runs by id. keys: the entries of the tenant's ``keys`` that belong to this session.
+        used: moment when a request last named the session.
+        holders: number of requests on the session that are being answered.
+        open: the session has not ended.
     """
 
     def __init__(self, tenant: ProgramTenant, limits: ApplicationsConfig, used: float) -> None:
@@ -57,12 +58,13 @@ class ProgramSession:
         self._limits = limits
 
     def add(self, variable: SemanticVariable) -> None:
-        """Take a variable in; there must be room for it (``verify_room``)."""
+        """Add a variable; the caller has verified the room for it (``verify_room``)."""
         self.variables[variable.id] = variable
         self.tenant.variables += 1
 
     def verify_room(self, variables: int) -> None:
-        """Raise RequestError where there is no room for so many variables, or for no byte."""
+        """Raise RequestError if there is no room for ``variables`` more variables, or if the bytes
+        exceed the limit already."""
         most, held = self._limits.max_program_variables, self.tenant.variables
         if held + variables > most:
             raise RequestError(
@@ -73,7 +75,7 @@ class ProgramSession:
         self.hold(0)
 
     def hold(self, size: int) -> None:
-        """Count the bytes of a value. Raises RequestError where they are too many."""
+        """Count the bytes of a new value. Raises RequestError if the tenant's limit is exceeded."""
         most, held = self._limits.max_program_value_bytes, self.tenant.size
         if held + size > most:
             raise RequestError(
@@ -84,23 +86,24 @@ class ProgramSession:
         self.held(size)
 
     def held(self, size: int) -> None:
-        """Count bytes that are there already; they keep later values out."""
+        """Count bytes that exist already, whatever the limit is; they reduce the room for later
+        values."""
         if self.open:
             self.size += size
             self.tenant.size += size
 
     def run_ended(self, run: ProgramRun) -> None:
-        """A run has come to its end."""
+        """Release the request slot of a run that has ended."""
         if run.caller.slot is not None:
             run.caller.slot.release()
 
     def application_of(self, run: ProgramRun) -> Application:
-        """The application of a run of the session."""
+        """Return the application of a run of the session."""
         assert isinstance(run.application, Application)
         return run.application
 
     def variable(self, id: str) -> SemanticVariable:
-        """A variable of the session. Raises RequestError."""
+        """Return the session's variable of this id. Raises RequestError ``not_found``."""
         found = self.variables.get(id)
         if found is None:
             raise RequestError(
@@ -112,7 +115,7 @@ class ProgramSession:
         return found
 
     def run(self, id: str) -> ProgramRun:
-        """A run of the session. Raises RequestError."""
+        """Return the session's run of this id. Raises RequestError ``not_found``."""
         found = self.runs.get(id)
         if found is None:
             raise RequestError(
@@ -125,7 +128,7 @@ class ProgramSessions:
     """The sessions of all tenants; each tenant sees only its own. Belongs to one event loop.
 
     Args:
-        later: runs a call after so many seconds.
+        later: schedules a call after a number of seconds.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class ProgramSessions:
         self.tenants: dict[str, ProgramTenant] = {}
 
     def open(self, owner: str) -> ProgramSession:
-        """A new session. Raises RequestError where there are too many."""
+        """Open a session. Raises RequestError if the tenant has too many."""
         tenant = self.tenants.get(owner) or ProgramTenant(owner)
         most = self._limits.max_program_sessions
         if len(tenant.sessions) >= most:
@@ -155,7 +158,7 @@ class ProgramSessions:
         return session
 
     def find(self, owner: str, id: str) -> ProgramSession:
-        """A session of a tenant. Raises RequestError."""
+        """Return the tenant's session of this id. Raises RequestError ``not_found``."""
         tenant = self.tenants.get(owner)
         session = None if tenant is None else tenant.sessions.get(id)
         if session is None:
@@ -169,7 +172,7 @@ class ProgramSessions:
 
     @contextmanager
     def using(self, session: ProgramSession) -> Iterator[None]:
-        """The session stays for as long as the block takes, and its timeout begins after it."""
+        """Keep the session open during the block; its timeout begins after the block."""
         session.holders += 1
         try:
             yield
@@ -178,7 +181,7 @@ class ProgramSessions:
             session.used = self._clock.now()
 
     def close(self, session: ProgramSession, reason: str = "the session was closed") -> None:
-        """End a session and all that runs in it."""
+        """End a session and all its runs."""
         if not session.open:
             return
         session.open, tenant = False, session.tenant
@@ -204,7 +207,7 @@ class ProgramSessions:
                 self.close(session, "the server ends")
 
     def _look(self, session: ProgramSession) -> None:
-        """Close a session whose timeout is over, or look again when it may be."""
+        """Close a session whose timeout has passed; otherwise check again when it may have."""
         if not session.open:
             return
         timeout = self._limits.program_session_timeout
@@ -218,6 +221,6 @@ class ProgramSessions:
         session.timer = self._later(seconds, lambda: self._look(session))
 
     def all(self) -> Iterator[ProgramSession]:
-        """The open sessions of all tenants."""
+        """Yield the open sessions of all tenants."""
         for tenant in self.tenants.values():
             yield from tenant.sessions.values()

@@ -1,4 +1,4 @@
-"""Program view: graphs of the programs that run, with states, labels and groups, to be shown."""
+"""Program view: graphs of running programs with states, labels and groups, for the live page."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from sglang.srt.runtime.programs.application import PLAIN, Application
 from sglang.srt.runtime.programs.program_run import ProgramRun
 from sglang.srt.runtime.programs.program_sessions import ProgramSessions
 
-MOST_PROGRAMS = 16  # the latest of those that run
-MOST_CALLS = 64  # of one program
+MOST_PROGRAMS = 16  # the latest running programs
+MOST_CALLS = 64  # calls of one program
 
 
 def running_programs(sessions: ProgramSessions) -> tuple[list[dict[str, Any]], int]:
-    """Programs that run, the latest first, and how many more there are."""
+    """Return views of the running programs, the latest first, and how many more there are."""
     runs = [run for s in sessions.all() for run in s.runs.values() if not run.over]
     shown = [program_view(run) for run in runs[: -MOST_PROGRAMS - 1 : -1]]
     return shown, len(runs) - len(shown)
 
 
 def program_view(run: ProgramRun) -> dict[str, Any]:
-    """One program: its calls in an order in which each stands behind those that it reads."""
+    """Return the view of one program. Each call comes after the calls whose values it reads."""
     assert isinstance(run.application, Application)
     labels = run.application.labels()
     calls = list(run.graph.reads)

@@ -1,4 +1,4 @@
-"""Promises: values that come later, and how a step's failure reaches all that wait for it."""
+"""Promises: values that are set later, and failures that reach all waiting steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class StepFailure:
     """Reason that a step has no value.
 
     Attributes:
-        step: its number; -1: of no step. label: the step, with the program's line.
-        cause: the failure that it follows from; itself where it follows from none.
-        code: as of RequestError. cancelled: a client, or the end of its session, ended the step.
+        step: number of the step; -1: no step. label: the step, with the program's line.
+        cause: the failure that led to this one; the failure itself if it is the first.
+        code: error code as in RequestError. cancelled: a client or the session's end ended it.
     """
 
     __slots__ = ("cancelled", "cause", "code", "label", "reason", "step")
@@ -33,19 +33,19 @@ class StepFailure:
 
     @property
     def message(self) -> str:
-        """Step, line and reason; of a step that waited, also the step that failed."""
+        """Step, line and reason; for a step that waited, also the step that failed."""
         cause = self.cause
         if cause is self or not cause.label:
             return f"{self.label}: {self.reason}" if self.label else self.reason
         return f"{self.label} has no value, because of {cause.label}: {self.reason}"
 
     def error(self) -> RequestError:
-        """A fresh error to be raised."""
+        """Return a new RequestError for this failure."""
         return RequestError(self.message, code=self.code)
 
 
 class StepFailed(Exception):
-    """A value that a step waits for does not come."""
+    """A value that a step waits for will not be set."""
 
     def __init__(self, failure: StepFailure) -> None:
         self.failure = failure
@@ -53,7 +53,7 @@ class StepFailed(Exception):
 
 
 class Signal:
-    """Wakes all that wait for it, once."""
+    """A notification that wakes all waiting tasks once."""
 
     __slots__ = ("_futures",)
 
@@ -70,7 +70,7 @@ class Signal:
             self._futures.discard(future)
 
     def notify(self) -> None:
-        """Wake all that wait now."""
+        """Wake all tasks that wait now."""
         for future in self._futures:
             if not future.done():
                 future.set_result(None)
@@ -78,12 +78,13 @@ class Signal:
 
 
 class Promise:
-    """A value that comes once, or a failure.
+    """A value that is set once, or a failure.
 
     Attributes:
-        value: None until it has come.
-        failure: reason that it will not come.
-        text: what is there of a text that is being generated; None: it does not grow.
+        value: None until it is set.
+        failure: reason that the value will not be set.
+        settled: the value or the failure is set.
+        text: the text generated so far, if the value is being generated; otherwise None.
     """
 
     __slots__ = ("_grown", "_settled", "failure", "settled", "text", "value")
@@ -96,19 +97,19 @@ class Promise:
         self._settled, self._grown = Signal(), Signal()
 
     def set(self, value: Any) -> None:
-        """Give the value. A promise that is settled stays as it is."""
+        """Set the value. A settled promise stays as it is."""
         if not self.settled:
             self.value = value
             self._end()
 
     def fail(self, failure: StepFailure) -> None:
-        """The value will not come. A promise that is settled stays as it is."""
+        """Set the failure. A settled promise stays as it is."""
         if not self.settled:
             self.failure = failure
             self._end()
 
     def grow(self, text: str) -> None:
-        """Show what is there of the text so far."""
+        """Publish the text generated so far."""
         if not self.settled:
             self.text = text
             self._grown.notify()
@@ -119,7 +120,7 @@ class Promise:
         self._grown.notify()
 
     async def result(self) -> Any:
-        """The value. Raises StepFailed."""
+        """Wait for the value and return it. Raises StepFailed."""
         while not self.settled:
             await self._settled.wait()
         if self.failure is not None:
@@ -127,7 +128,7 @@ class Promise:
         return self.value
 
     async def growth(self) -> str | None:
-        """The text when it has grown, None when the promise is settled."""
+        """Wait until the text has grown and return it; return None once the promise is settled."""
         if not self.settled:
             await self._grown.wait()
         return self.text

@@ -1,4 +1,4 @@
-"""RunEvents: what happens in a run, kept for all that follow it, from its beginning."""
+"""RunEvents: the events of a run, kept so that each follower gets all of them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ class RunEvents:
     """The events of one run.
 
     Attributes:
-        size: bytes of the events that are kept.
-        growers: followers that want text as it grows.
-        ended: no event follows.
+        size: bytes of the kept events.
+        growers: number of followers that want text as it grows.
+        followers: number of followers.
+        ended: the last event was added.
     """
 
     def __init__(self) -> None:
         self.size = self.growers = self.followers = 0
         self.ended = self._expected = False
         self._events: list[msgspec.Raw] = []
-        self._growing: dict[int, str] = {}  # the latest text of calls that run
+        self._growing: dict[int, str] = {}  # the latest text of each running call
         self._changed = Signal()
 
     def add(self, event: dict[str, Any]) -> int:
-        """Keep an event; return its size."""
+        """Keep an event, and return its size in bytes."""
         data = msgspec.json.encode(event)
         self._events.append(msgspec.Raw(data))
         self._growing.pop(event.get("step", -1), None)
@@ -38,18 +39,19 @@ class RunEvents:
         return len(data)
 
     def grow(self, step: int, text: str) -> None:
-        """Note the text of a call so far, of which the latest alone is kept."""
+        """Record a call's text so far. Only the latest text of each call is kept."""
         self._growing[step] = text
         if self.growers:
             self._changed.notify()
 
     def expect(self) -> None:
-        """A follower that wants text as it grows is about to come; it counts from now on."""
+        """Announce a follower that wants text as it grows; ``growers`` counts it from now on."""
         self._expected = True
         self.growers += 1
 
     async def follow(self, grown: bool) -> AsyncGenerator[Any, None]:
-        """All events, those to come too. ``grown``: with the text of calls that run."""
+        """Yield all past events, then each new one until the run ends. ``grown``: also events with
+        the text so far of running calls."""
         at, shown = 0, dict[int, int]()
         self.followers += 1
         if grown and self._expected:

@@ -14,11 +14,12 @@ class RunTools:
     """Things that the runs of one server share.
 
     Attributes:
-        verify_chars: raises RequestError where a text of so many characters is too long.
-        most_value: bytes that the values of one tenant may have.
-        ahead_chars: characters by which a text has grown before its beginning is computed again,
-            while a value that follows it is awaited; 0: no text is.
-        stream_interval: tokens between two events of a text that grows.
+        verify_chars: raises RequestError if a text of this many characters is too long.
+        most_value: most bytes of the values of one tenant.
+        toolbox: returns the operator's tools, or None.
+        ahead_chars: characters by which a stream's text must grow before the engine computes it
+            ahead, while the stream waits for a value; 0: no text is computed ahead.
+        stream_interval: tokens between two events of a growing text.
     """
 
     calls: Calls

@@ -14,12 +14,12 @@ class SemanticVariable(Promise):
     """A variable of a session.
 
     Attributes:
-        run: id of the run whose step makes it, "" for one that a client sets.
-        step: that step; -1 for none. remote: the step runs at the client, which sets the variable.
-        reader: id of the first run of another submission that reads it, "" for none.
-        criteria: what clients want of it so far.
-        gets: requests of clients that wait for it now.
-        size: bytes that its value is counted for.
+        run: id of the run whose step sets the variable; "" if a client sets it.
+        step: number of that step; -1: none. remote: the client runs the step and sets the variable.
+        reader: id of the first run of another submission that reads the variable; "": none.
+        criteria: performance criteria that clients have given so far.
+        gets: number of client requests that wait for the variable now.
+        size: bytes that are counted for the value.
     """
 
     __slots__ = ("criteria", "gets", "id", "name", "reader", "remote", "run", "size", "step")
@@ -34,14 +34,14 @@ class SemanticVariable(Promise):
 
     @property
     def state(self) -> str:
-        """ready, failed or pending."""
+        """State of the variable: ready, failed or pending."""
         if not self.settled:
             return "pending"
         return "ready" if self.failure is None else "failed"
 
 
 def size_of(value: Any) -> int:
-    """Bytes that a value is counted for, about those of its JSON text."""
+    """Return the bytes that are counted for a value: approximately those of its JSON text."""
     if isinstance(value, str):
         return bytes_of(value) + 2
     if isinstance(value, (list, tuple)):

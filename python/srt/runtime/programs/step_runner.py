@@ -1,4 +1,4 @@
-"""StepRunner: what each step of a program does to its stream, when its inputs are there."""
+"""StepRunner: waits for the inputs of each step of a program and applies the step to its stream."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from sglang.srt.runtime.programs.semantic_variables import SemanticVariable, siz
 from sglang.srt.runtime.programs.stream_text import Medium, StreamText
 from sglang.srt.runtime.toolbox.tool_processes import Toolbox
 
-SMALL = 512  # bytes of a value that is transformed at once: any pattern takes milliseconds
-MAX_LIST = 4 << 20  # bytes of a value that is a list of others
+SMALL = 512  # most bytes of a value transformed on the event loop: a pattern takes milliseconds
+MAX_LIST = 4 << 20  # most bytes of a value that is a list of other values
 Shower = tuple[Show, int]
-"""A receiver of a text that grows, and the tokens between two calls of it."""
+"""A callback for a growing text, and the number of tokens between two calls of it."""
 
 
 class StepHost(Protocol):
-    """The run of a program, as its steps need it (``ProgramRun``)."""
+    """Interface of a run for its steps (``ProgramRun``)."""
 
     program: CheckedProgram
     tools: RunTools
@@ -58,46 +58,46 @@ class StepHost(Protocol):
     read_as_text: frozenset[int | None]
 
     def begin(self, number: int, text: StreamText) -> None:
-        """Begin a stream."""
+        """Begin the stream ``number`` with a text."""
 
     def promise(self, ref: Ref) -> SemanticVariable:
-        """A variable of the run or of its session."""
+        """Return the variable of the run, or of its session, that ``ref`` names."""
         ...
 
     def hold(self, size: int) -> None:
-        """Count the bytes of a value. Raises RequestError where they are too many."""
+        """Count the bytes of a new value. Raises RequestError if the tenant's limit is exceeded."""
 
     def log_event(self, event: dict[str, Any]) -> None:
-        """Add an event."""
+        """Add an event to the log of the run."""
 
     def started(self, step: AnyStep) -> None:
-        """A call begins."""
+        """Record that a call begins."""
 
     def done(self, step: AnyStep, facts: dict[str, Any]) -> None:
-        """A call has ended well."""
+        """Record that a call has succeeded. ``facts``: further fields of the event."""
 
     async def ask(
         self, step: AnyStep, fields: Fields, body: Body, text: StreamText, shower: Shower | None
     ) -> Any:
-        """The answer of the model to ``body()``, whose fields besides the prompt are ``fields``.
+        """Return the model's answer to ``body()``. ``fields``: the body's fields except the prompt.
         Raises RequestError and EngineLost."""
         ...
 
     async def compute_ahead(self, prompt: str, text: StreamText) -> bool:
-        """Compute a beginning of a prompt; whether it was."""
+        """Compute a prefix of a later prompt; return whether it was computed."""
         ...
 
 
 class StepRunner:
-    """Runs the steps of one program, in whichever stream. Raises RequestError, EngineLost,
-    StepFailed and TransformError from its visits."""
+    """Runs the steps of one program, in all its streams. ``visit`` raises RequestError, EngineLost,
+    StepFailed and TransformError."""
 
     def __init__(self, run: StepHost) -> None:
         self._run, self._program = run, run.program
         self._ahead_chars = 0 if run.program.salted else run.tools.ahead_chars
 
     async def visit(self, step: AnyStep, text: StreamText) -> None:
-        """Run a step of the stream whose text is ``text``."""
+        """Run a step of the stream that has the text ``text``."""
         await self.handlers[type(step)](self, step, text)
 
     # -- text and values ---------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class StepRunner:
         run.log_event({"event": "done", "step": step.number, "value": value})
 
     async def _transformed(self, step: AnyStep, value: Any, size: int) -> Any:
-        """A value of so many bytes after the step's transforms. Raises TransformError."""
+        """Return a value of ``size`` bytes after the step's transforms. Raises TransformError."""
         transforms = self._program.transforms[step.number]
         if not transforms or size <= SMALL:
             return transformed(transforms, value)
@@ -153,7 +153,7 @@ class StepRunner:
     def _define(
         self, step: AnyStep, text: StreamText, name: str, value: Any, size: int | None = None
     ) -> None:
-        """Give a variable its value, of ``size`` bytes."""
+        """Set a variable to a value of ``size`` bytes (None: to be computed)."""
         promise = self._run.variables[step.number, name]
         promise.size = size_of(value) if size is None else size
         self._run.hold(promise.size)
@@ -163,8 +163,8 @@ class StepRunner:
     async def _resolved(
         self, step: AnyStep, text: StreamText, grows: bool = False
     ) -> tuple[Any, int]:
-        """The value that a step reads, when it is there, and its size. ``grows``: its text is
-        appended as it is, so what is there of it can be computed."""
+        """Wait for the value that a step reads; return the value and its size in bytes. ``grows``:
+        the value's text is appended unchanged, so its beginning can be computed ahead."""
         [value] = self._program.values[step.number]
         return await self._resolve(value, text, grows)
 
@@ -185,8 +185,8 @@ class StepRunner:
         return found, size
 
     def _bounded(self, size: int) -> int:
-        """The size of a list. Raises RequestError where it is too large; what a list holds many
-        times over is one object, so a small program could make a list of any size."""
+        """Return the size of a list. Raises RequestError if it is too large. The limit is needed
+        because repeated entries are one object: a small program could build a huge list."""
         if size > MAX_LIST:
             raise RequestError(f"the list has more than {MAX_LIST} bytes, the most; gather less.")
         return size
@@ -194,7 +194,8 @@ class StepRunner:
     # -- waiting -----------------------------------------------------------------------------------
 
     async def _awaited(self, promise: Promise, text: StreamText, grows: bool) -> Any:
-        """The value of a promise. Meanwhile what is known of the stream's text is computed."""
+        """Wait for the value of a promise and return it. Meanwhile the engine computes the stream's
+        text ahead."""
         if promise.settled or not self._ahead_chars or text.media or text.parallel:
             return await promise.result()
         ahead = asyncio.ensure_future(self._compute_ahead(promise if grows else None, text))
@@ -205,7 +206,8 @@ class StepRunner:
             await asyncio.gather(ahead, return_exceptions=True)
 
     async def _compute_ahead(self, growing: Promise | None, text: StreamText) -> None:
-        """Compute the stream's text, and again with what is there of the value that follows it."""
+        """Compute the stream's text ahead, and again whenever the following value (``growing``) has
+        grown enough."""
         run, done = self._run, 0
         while True:
             more = (growing.text if growing is not None else None) or ""
@@ -246,7 +248,7 @@ class StepRunner:
         run.done(step, {"answers": answers, "prompt": digest})
 
     def _shower(self, step: GenStep) -> Shower | None:
-        """Receiver of the growing text, and tokens between two calls of it; None for several."""
+        """Return the callback for the growing text and its interval; None for several texts."""
         run = self._run
         if step.name is None or step.reasoning:
             promise = None
@@ -280,7 +282,7 @@ class StepRunner:
         run.started(step)
 
         def scoring() -> Requests[Decision]:
-            """The requests. The text is joined when the first one is made."""
+            """Generate the requests. The text is joined when the first request is made."""
             method, media = METHODS[step.method], text.media_fields()
             return (yield from choice_requests(text.text, media, adapter, step.options, method))
 
@@ -381,7 +383,7 @@ class StepRunner:
 
 
 def _completed(answer: dict[str, Any]) -> str:
-    """The text of an answer. Raises RequestError where the engine gave it up."""
+    """Return the text of an answer. Raises RequestError if the engine did not complete it."""
     finish = answer["meta_info"].get("finish_reason") or {}
     if finish.get("type") == "abort":
         raise RequestError(f"the request was aborted: {finish.get('message')}", code="conflict")
@@ -391,8 +393,8 @@ def _completed(answer: dict[str, Any]) -> str:
 
 
 def arguments_of(toolbox: Toolbox, name: str, given: str | None) -> str:
-    """JSON arguments of a tool for one text: the text is the value of its only parameter, else an
-    object of arguments."""
+    """Return a tool's arguments as JSON for one text. For a tool with one required parameter, the
+    text is its value; for another tool, the text itself is the JSON object of arguments."""
     if given is None:
         return "{}"
     schema = toolbox.tools[name]["function"].get("parameters") or {}

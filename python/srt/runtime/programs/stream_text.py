@@ -12,13 +12,13 @@ from sglang.srt.programs.call_graph import prefix_hashes
 from sglang.srt.runtime.programs.semantic_variables import SemanticVariable
 
 Ranges = tuple[tuple[int, int], ...]
-CHARS = 4  # characters of a token, about
-MOST_MARKS = 32  # kept at either end of a prompt, for routers
+CHARS = 4  # approximate characters of a token
+MOST_MARKS = 32  # marks kept at either end of a prompt, for routers
 
 
 @dataclass(frozen=True)
 class Medium:
-    """An image or a video; ``start``: where its marker begins in the text."""
+    """An image or a video; ``start``: offset of its marker in the text, in characters."""
 
     start: int
     kind: str
@@ -26,7 +26,7 @@ class Medium:
     num_frames: int
 
     def shown(self) -> Any:
-        """The medium as ``/generate`` takes it."""
+        """Return the medium as an entry of ``image_data`` or ``video_data`` of ``/generate``."""
         if self.kind == "video":
             return {"url": self.address, "num_frames": self.num_frames}
         return self.address
@@ -34,14 +34,14 @@ class Medium:
 
 @dataclass
 class StreamText:
-    """The prompt that a stream has become, and the variables of its steps.
+    """The text of a stream so far, which is its prompt, and the variables of its steps.
 
     Attributes:
-        origin: number of characters, media and groups of parallel texts at its begin.
-        parallel: groups of ranges that are encoded side by side.
-        scopes: names of the open scopes, and where each begins; the innermost is last.
-        variables: the latest of each name.
-        marks: where variables begin and end in the text; the first and the last of many.
+        origin: number of characters, media and parallel groups at the stream's beginning.
+        parallel: groups of character ranges that are encoded in parallel.
+        scopes: names and start offsets of the open scopes; the innermost is last.
+        variables: the latest variable of each name.
+        marks: offsets at which variables begin or end; only the first and last ones are kept.
     """
 
     origin: tuple[int, int, int] = (0, 0, 0)
@@ -52,16 +52,16 @@ class StreamText:
     marks: list[int] = field(default_factory=list)
     length: int = 0
     _pieces: list[str] = field(default_factory=list)
-    _inherited: int = 0  # pieces of the streams before
+    _inherited: int = 0  # number of pieces that the stream took over from its parent
 
     @property
     def text(self) -> str:
-        """The whole text. It is made anew each time: the pieces are shared with the streams that
-        begin here, and a prompt of megabytes may have thousands of them."""
+        """The whole text, joined anew at each call. The joined text is not kept, because forked
+        streams share the pieces, and a prompt of megabytes may have thousands of forks."""
         return "".join(self._pieces)
 
     def append(self, text: str, variable: bool = False) -> None:
-        """Append a text, of a variable or a constant one."""
+        """Append a text. ``variable``: it is the value of a variable, so mark both of its ends."""
         if variable:
             self.mark()
         self._pieces.append(text)
@@ -70,14 +70,14 @@ class StreamText:
             self.mark()
 
     def mark(self) -> None:
-        """A variable begins or ends here."""
+        """Record that a variable begins or ends at the end of the text."""
         if self.length and (not self.marks or self.marks[-1] < self.length):
             self.marks.append(self.length)
             if len(self.marks) > 2 * MOST_MARKS:
                 del self.marks[MOST_MARKS]
 
     def copy(self) -> StreamText:
-        """An independent copy, which begins here."""
+        """Return an independent copy, for a stream that begins at the end of this text."""
         return replace(
             self,
             origin=(self.length, len(self.media), len(self.parallel)),
@@ -91,8 +91,8 @@ class StreamText:
         )
 
     def snapshot(self) -> StreamText:
-        """A copy that holds the stream's own text alone: what stood before its begin is left out,
-        as a prompt may have many streams after it."""
+        """Return a copy with the stream's own text only. The text before the stream's beginning is
+        left out, because many streams may follow one long prompt."""
         begin, media, parallel = self.origin
         return replace(
             self.copy(), origin=(0, media, parallel), length=self.length - begin, marks=[],
@@ -100,7 +100,7 @@ class StreamText:
         )  # fmt: skip
 
     def append_parallel(self, texts: list[str]) -> None:
-        """Append texts that are encoded side by side; empty ones are left out."""
+        """Append texts that are encoded in parallel; empty texts are left out."""
         ranges = []
         for text in filter(None, texts):
             ranges.append((self.length, self.length + len(text)))
@@ -109,19 +109,19 @@ class StreamText:
             self.parallel.append(tuple(ranges))
 
     def prompt(self) -> dict[str, Any]:
-        """The fields of ``/generate`` that hold the prompt."""
+        """Return the fields of ``/generate`` that hold the prompt."""
         fields: dict[str, Any] = {"parts": self._parts()} if self.parallel else {"text": self.text}
         return {**fields, **self.media_fields()}
 
     def media_fields(self) -> dict[str, list[Any]]:
-        """Images and videos in the order of their markers, by the field that they go in."""
+        """Return images and videos in the order of their markers, by their field."""
         fields: dict[str, list[Any]] = {}
         for medium in self.media:
             fields.setdefault(f"{medium.kind}_data", []).append(medium.shown())
         return fields
 
     def _parts(self) -> list[str | list[str]]:
-        """Texts in sequence, and lists of texts that are side by side."""
+        """Return the field ``parts``: texts in sequence, and lists of parallel texts."""
         parts, end, text = list[str | list[str]](), 0, self.text
         for group in self.parallel:
             parts += [text[end : group[0][0]], [text[a:b] for a, b in group]]
@@ -129,19 +129,19 @@ class StreamText:
         return [*parts, text[end:]]
 
     def digest(self) -> dict[str, Any]:
-        """Length and SHA-256 of the text, by which a client compares it with its own."""
+        """Return length and SHA-256 of the text. A client compares them with its own text."""
         data = self.text.encode("utf-8", "surrogatepass")
         return {"chars": self.length, "sha256": sha256(data).hexdigest()}
 
     def prefixes(self, namespace: str) -> tuple[PrefixHash, ...]:
-        """Beginnings of the prompt that end at a variable, the shortest first."""
+        """Return hashes of the prompt's beginnings that end at a variable, the shortest first."""
         if self.media or self.parallel or not self.length:
             return ()
         found = prefix_hashes(self._cut(), namespace)
         return tuple(PrefixHash(digest, max(length // CHARS, 1)) for digest, length in found)
 
     def _cut(self) -> Iterator[str]:
-        """The text in pieces, cut at the marks."""
+        """Yield the pieces of the text between the marks."""
         text, begin = self.text, 0
         for mark in dict.fromkeys([*self.marks, self.length]):
             yield text[begin:mark]

@@ -1,1 +1,1 @@
-"""The operator's tools: functions of a module that the server runs in child processes."""
+"""The operator's tools: Python functions that the server runs in child processes."""

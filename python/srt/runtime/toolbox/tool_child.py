@@ -24,13 +24,13 @@ from typing import Any
 from sglang.srt.runtime.toolbox.tool_definitions import definitions_of
 from sglang.srt.system.processes import when_orphaned
 
-LIST = "TOOLS"  # the list of a module whose name is given alone
+LIST = "TOOLS"  # default name of the module's list of functions
 MAX_RESULT_CHARS = 1 << 16
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # UTF-8 cannot carry it; the model gets U+FFFD
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not encodable in UTF-8; replaced by U+FFFD
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve calls until the standard input ends; the exit code."""
+    """Serve calls until the standard input ends. Return the exit code."""
     when_orphaned(int(argv[1]), lambda: os.killpg(0, signal.SIGKILL))
     pipes = _Pipes()
     try:
@@ -49,10 +49,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Pipes:
-    """The pipes to the server. A process that a tool forks loses them, and ends where it would use
-    them: the fork of a tool returns from the tool a second time.
+    """The pipes to the server. A process that a tool forks loses the pipes, and exits when it would
+    use them: otherwise the forked process, too, would return from the tool and answer the call.
 
-    Tools that read their standard input find nothing, and print to standard error.
+    For tools, standard input is empty, and standard output goes to standard error.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class _Pipes:
 
 
 def load(spec: str) -> tuple[Any, str]:
-    """Return the list of functions that ``MODULE[:NAME]`` stands for, and what to call it.
+    """Return the list of functions that ``MODULE[:NAME]`` names, and its name for errors.
 
     MODULE is a module's name, or the path of a file that ends with ``.py``.
     """
@@ -108,7 +108,7 @@ def load(spec: str) -> tuple[Any, str]:
 
 
 def answer(function: Callable[..., Any], arguments: str) -> dict[str, str]:
-    """Return what a call gives: its text, or what went wrong."""
+    """Call a tool with JSON arguments. Return ``{"text": result}`` or ``{"error": reason}``."""
     kind, text = _answer(function, arguments)
     if kind == "error":
         text = text[:MAX_RESULT_CHARS]
@@ -138,7 +138,7 @@ def _answer(function: Callable[..., Any], arguments: str) -> tuple[str, str]:
 
 
 def described(error: Exception) -> str:
-    """Return the kind and the text of an exception; the kind alone where its text raises."""
+    """Return type and message of an exception; only the type if ``str(error)`` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

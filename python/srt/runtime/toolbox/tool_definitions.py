@@ -1,4 +1,4 @@
-"""Tool definitions: what a model is shown of a Python function, by its signature and docstring."""
+"""Tool definitions: descriptions of Python functions for a model, from signature and docstring."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def definition_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the function in OpenAI's form of a tool.
 
     The description is the docstring's first paragraph. The schema of an argument follows from its
-    annotation: str, int, float, bool, None, Literal, list, dict, unions of them, and Annotated,
-    whose text is the description. Raise ValueError, naming function and parameter, for others.
+    annotation: str, int, float, bool, None, Literal, list, dict, unions of these, and Annotated,
+    whose text is the description. Raise ValueError, naming function and parameter, for any other.
     """
     name = getattr(function, "__name__", "")
     if not callable(function) or not NAME.fullmatch(name):
@@ -50,7 +50,8 @@ def definition_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def schema_of(hint: Any, where: str) -> dict[str, Any]:
-    """Return the JSON schema of an annotation. Raise ValueError, naming ``where``, for others."""
+    """Return the JSON schema of an annotation. Raise ValueError, naming ``where``, for an
+    unsupported annotation."""
     if hint is Any or hint is inspect.Parameter.empty:
         return {}
     if hint in _SIMPLE:

@@ -1,7 +1,7 @@
 """Toolbox: the child processes that run the operator's tools, and their deadlines.
 
-The operator's module is imported by the children alone. A child runs one call at a time. It is
-killed, with all processes it has started, where a call is late or its request has ended; another
+Only the children import the operator's module. A child runs one call at a time. If a call is late,
+or its request has ended, the child is killed with all processes that it has started. Another child
 is started when one is needed.
 """
 
@@ -24,8 +24,8 @@ from sglang.srt.runtime.toolbox.tool_child import MAX_RESULT_CHARS
 
 log = logging.getLogger("sglang.toolbox")
 
-START_SECONDS = 60.0  # for a child to import the module
-LINE_BYTES = 16 << 20  # of definitions; a result has at most 12 bytes a character
+START_SECONDS = 60.0  # most seconds for a child to import the module
+LINE_BYTES = 16 << 20  # most bytes of a line; a result has at most 12 bytes a character
 SECRETS = ("SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY")  # variables that no child gets
 
 
@@ -34,7 +34,7 @@ class ToolboxError(Exception):
 
 
 class ToolResult(NamedTuple):
-    """Text for the model. ``failed``: it says what went wrong."""
+    """Text for the model. ``failed``: the text is the reason of a failure."""
 
     text: str
     failed: bool = False
@@ -48,11 +48,12 @@ class Toolbox:
 
     Attributes:
         tools: definitions in OpenAI's form, by name.
-        max_calls: calls of a request that does not say how many.
+        max_calls: default number of calls that one request may make.
     """
 
     def __init__(self, config: ToolboxConfig, ran: Ran = lambda *_: None) -> None:
-        """``ran``: is given the name, the seconds and whether it failed, of every call."""
+        """``ran``: called after each call with the tool's name, the seconds, and whether the call
+        failed."""
         self.max_calls = config.toolbox_max_calls
         self.tools: Mapping[str, dict[str, Any]] = {}
         self._spec, self._timeout = config.toolbox, config.toolbox_timeout
@@ -63,8 +64,8 @@ class Toolbox:
         self._reapers: set[asyncio.Future[None]] = set()
 
     async def start(self) -> None:
-        """Start a child and read the tools' definitions. Raise ToolboxError. Warn where a call that
-        starts a process would be late."""
+        """Start a child and read the tools' definitions. Log a warning if the start took longer
+        than a call may take. Raises ToolboxError."""
         begin = time.monotonic()
         child = await self._started()
         self._warn_of_late_starts(time.monotonic() - begin)
@@ -76,7 +77,7 @@ class Toolbox:
         log.info("toolbox %s: %s", self._spec, ", ".join(self.tools))
 
     def _warn_of_late_starts(self, seconds: float) -> None:
-        # No error: this start may be slower than later ones, on a cold disk, beside the model's.
+        # Only a warning: later starts may be faster, from a warm disk and without a model loading.
         if seconds > self._timeout:
             log.warning(
                 "--toolbox %s: its process was ready after %.3g s, later than the %g s of "
@@ -86,9 +87,9 @@ class Toolbox:
             )  # fmt: skip
 
     async def call(self, name: str, arguments: str) -> ToolResult:
-        """Return the result of a tool, or the text that tells the model what went wrong.
+        """Run a tool and return its result, or a text with the reason of its failure.
 
-        ``arguments`` is JSON text. A call that is cancelled ends with its child.
+        ``arguments`` is JSON text. If the call is cancelled, its child is killed.
         """
         begin, result = time.monotonic(), ToolResult("Error: the request has ended.", True)
         try:
@@ -106,8 +107,8 @@ class Toolbox:
             self._slots.release()
 
     async def _slot(self) -> bool:
-        """Wait for a slot, as long as a call may take; whether there was one. ``wait_for`` would
-        drop a cancel that comes in the moment in which the slot does."""
+        """Wait for a slot, at most as long as a call may take. Return whether a slot was taken.
+        ``wait_for`` is not used: it loses a cancellation that coincides with the slot."""
         taken: asyncio.Future[bool] = asyncio.ensure_future(self._slots.acquire())
         try:
             await asyncio.wait({taken}, timeout=self._timeout)
@@ -115,7 +116,7 @@ class Toolbox:
                 taken.cancel()
                 await asyncio.wait({taken})
         except asyncio.CancelledError:
-            taken.cancel()  # no effect on one that was taken, which is given back
+            taken.cancel()  # no effect if the slot is taken already; it is then released
             taken.add_done_callback(self._give_back)
             raise
         return not taken.cancelled()
@@ -125,7 +126,7 @@ class Toolbox:
             self._slots.release()
 
     async def _in_child(self, name: str, arguments: str) -> ToolResult:
-        held: list[_Child] = []  # the call's child, which is ended unless it can be used again
+        held: list[_Child] = []  # the call's child, which is killed unless it can be reused
         try:
             answer = await asyncio.wait_for(self._asked(name, arguments, held), self._timeout)
         except asyncio.TimeoutError:
@@ -148,7 +149,7 @@ class Toolbox:
         return ToolResult(f"Error: {text}.", True)
 
     async def _asked(self, name: str, arguments: str, held: list[_Child]) -> ToolResult:
-        """The answer of a child, which is added to ``held`` as soon as there is one."""
+        """Get a child, add it to ``held`` at once, and return its answer to the call."""
         held.append(await self._free())
         return await held[0].ask(name, arguments)
 
@@ -165,7 +166,7 @@ class Toolbox:
         return await self._started()
 
     def _disturbed(self, child: _Child) -> None:
-        """End an idle child that has written or has died, and what its tools have left."""
+        """Kill an idle child that has written to its pipe or has died, with its process group."""
         if child in self._idle:
             self._idle.remove(child)
             self._end(child)
@@ -185,7 +186,7 @@ class Toolbox:
         return child
 
     def _end(self, child: _Child) -> None:
-        """Kill a child; it is forgotten when it has gone."""
+        """Kill a child, and forget it when its process has ended."""
         child.kill()
         reaper = asyncio.ensure_future(child.gone())
         self._reapers.add(reaper)
@@ -201,11 +202,11 @@ class Toolbox:
 
 
 class _Child:
-    """One process. ``tools``: the definitions that it has read.
+    """One child process. ``tools``: the definitions that it reported.
 
-    It answers each call by one line, with the call's number. Any other bytes of its pipe, as of a
-    tool that writes to all its files, could be taken for the answer to a later call, which may be
-    another client's: they end the process.
+    The child answers each call with one line that has the call's number. Other bytes in its pipe,
+    such as those of a tool that writes to all open files, could pass for the answer to a later call
+    of another client. So the child is killed for them.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, spec: str) -> None:
@@ -232,7 +233,7 @@ class _Child:
         return _Child(process, spec)
 
     async def introduced(self) -> None:
-        """Read the definitions. Raise ToolboxError where the module cannot be used."""
+        """Read the definitions. Raise ToolboxError if the module cannot be used."""
         try:
             found = await self._line()
         except (EOFError, ValueError):
@@ -261,15 +262,15 @@ class _Child:
         return ToolResult(text)
 
     async def rests(self, disturbed: Callable[[_Child], None]) -> bool:
-        """Whether the process has nothing unread and can be idle. ``disturbed`` is called with it
-        where it writes or ends while it is idle."""
+        """Make the child idle; return False if it has unread output or has ended. ``disturbed`` is
+        called with the child if it writes or ends while it is idle."""
         assert self._process.stdout is not None
         self._unread = asyncio.ensure_future(self._process.stdout.read(1))
         self._unread.add_done_callback(lambda read: None if read.cancelled() else disturbed(self))
         return await self._quiet()
 
     async def wakes(self) -> bool:
-        """Whether an idle process has written nothing, and lives; then it can be given a call."""
+        """End the idle state before a call. Return False if the child has written or has died."""
         if self._unread is None or not await self._quiet():
             return False
         self._unread.cancel()
@@ -304,10 +305,10 @@ class _Child:
         await self._exit
 
     def kill(self) -> None:
-        """Kill the process and those of its group.
+        """Kill the process and its process group.
 
-        The group's number may belong to others when the process has gone and was reaped. The group
-        is killed once more right then, unless a new process has the number.
+        When the process has ended and was reaped, the group is killed once more, unless a new
+        process has taken its number. Later calls do nothing, as the number may be reused.
         """
         if self._group_ended:
             return

@@ -1,6 +1,6 @@
-"""Built-in chat templates: one file each, named by the family of models that was taught it.
+"""Built-in chat templates: one file for each family of models.
 
-They write text only. What a family writes for tools goes into the messages before.
+The templates render only text. A family's syntax for tools is put into the messages beforehand.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in _HERE.glob("*.jinja")))
 
-# Control tokens by which a tokenizer shows its family; the first that fits wins.
+# Control tokens that identify the family of a tokenizer; the first match is used.
 _FAMILIES = (
     ("llama-4", ("<|header_start|>", "<|header_end|>", "<|eot|>")),
     ("llama-3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")),
@@ -24,10 +24,10 @@ _FAMILIES = (
 
 
 def built_in(name: str) -> str | None:
-    """The template of that name, None where there is none."""
+    """Return the template of this name, or None."""
     return (_HERE / f"{name}.jinja").read_text(encoding="utf-8") if name in NAMES else None
 
 
 def family_of(tokens: Collection[str]) -> str | None:
-    """Name of the template for a tokenizer with these control tokens."""
+    """Return the name of the template for a tokenizer with these control tokens, or None."""
     return next((name for name, own in _FAMILIES if all(token in tokens for token in own)), None)

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 
 class LoadBody(msgspec.Struct, kw_only=True):
-    """``lora_path`` lies in ``--lora-dir`` (a relative one is looked for there), or was named at
-    the start. ``pinned``: it stays on the GPU."""
+    """``lora_path`` is a path in ``--lora-dir`` (relative paths start there), or one that was given
+    at the start. ``pinned``: the adapter stays on the GPU."""
 
     lora_name: str
     lora_path: str
@@ -24,13 +24,13 @@ class LoadBody(msgspec.Struct, kw_only=True):
 
 
 class UnloadBody(msgspec.Struct, kw_only=True):
-    """``lora_int_id``, which other servers take, is ignored."""
+    """``lora_int_id``, a field of other servers, is ignored."""
 
     lora_name: str
 
 
 async def load(state: ServerState, request: Request) -> Response:
-    """Load an adapter; requests may name it when the answer is there."""
+    """Load an adapter. Requests may name the adapter once this route has answered."""
     body = await read_body(request, LoadBody, state.body_limit)
     adapters = state.runtime.adapters
     work = adapters.load(body.lora_name, body.lora_path, bool(body.pinned))
@@ -39,8 +39,8 @@ async def load(state: ServerState, request: Request) -> Response:
 
 
 async def unload(state: ServerState, request: Request) -> Response:
-    """Unload an adapter. Its name is gone at once; the answer comes when the requests that have it
-    have ended and its memory is free."""
+    """Unload an adapter. New requests cannot name it from now on. The answer comes when the
+    requests that use the adapter have ended and its memory is free."""
     body = await read_body(request, UnloadBody, state.body_limit)
     await unless_gone(request, state.runtime.unload_adapter(body.lora_name))
     return json_response(_reply(state.runtime.adapters, f"The adapter {body.lora_name!r} is gone."))

@@ -1,4 +1,4 @@
-"""GET /explain/{id}: why a prompt was, or was not, in the cache."""
+"""GET /explain/{id}: explains why a prompt was, or was not, in the cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 
 class Explained(msgspec.Struct):
-    """The prompts of one HTTP request, in order; the first 16 of them."""
+    """Explanations of the first 16 prompts of one HTTP request, in order."""
 
     id: str
     prompts: list[CacheExplanation]

@@ -1,7 +1,7 @@
 """Probes of an orchestrator, and the drain.
 
-A probe needs no key, since an orchestrator would have to keep it in the description of its
-containers; its answer says nothing about requests.
+A probe needs no API key, because an orchestrator would have to store the key in the description of
+its containers. The answer of a probe reveals nothing about requests.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from starlette.responses import Response
 
 
 async def startup_probe(state: ServerState, request: Request) -> Response:
-    """200 when the model is loaded. Before that the port refuses connections."""
+    """Return 200 once the model is loaded. Before that the port refuses connections."""
     return json_response({"status": "ok"})
 
 
 async def liveness_probe(state: ServerState, request: Request) -> Response:
-    """200 while the process needs no restart: a lost or silent engine is replaced by the server
-    itself. 503 where the engine's steps do not come and no watchdog ends it
+    """Return 200 while the process needs no restart. The server itself replaces a lost or silent
+    engine. Return 503 if the engine makes no progress and there is no watchdog to end it
     (`--watchdog-timeout 0`)."""
     watched = state.config.operations.watchdog_timeout > 0
     if not watched and state.runtime.completion.engines.stalled:
@@ -31,13 +31,13 @@ async def liveness_probe(state: ServerState, request: Request) -> Response:
 
 
 async def readiness_probe(state: ServerState, request: Request) -> Response:
-    """200 while a new request would be taken: the engine is there and its steps come, the server
-    does not drain, and its queue is not full."""
+    """Return 200 while a new request would be taken: the engine makes progress, the server does not
+    drain, and its queue is not full. Otherwise return 503."""
     try:
         await health(state, request)
         state.runtime.admit(1)
     except EngineLost as error:
-        raise ServerError("engine_lost", "The engine is started again.") from error
+        raise ServerError("engine_lost", "The engine is being restarted.") from error
     except ServerError as error:
         if error.code == "engine_stalled":
             raise ServerError("engine_stalled", "The engine makes no progress.") from error
@@ -48,13 +48,13 @@ async def readiness_probe(state: ServerState, request: Request) -> Response:
 
 
 async def begin_drain(state: ServerState, request: Request) -> Response:
-    """Take no new request; those that are open may take `--drain-timeout` seconds. The server goes
-    on to answer probes, and ends at a signal. A drain that has begun goes on as it is."""
+    """Take no new requests from now on. Open requests may take `--drain-timeout` seconds. The
+    server still answers probes, and ends at a signal. A drain that has begun is not changed."""
     state.drain.begin()
     return json_response(state.drain.status())
 
 
 async def drain_status(state: ServerState, request: Request) -> Response:
-    """Whether the server drains, how many requests are open, and the seconds that they still
-    have."""
+    """Return whether the server drains, the number of open requests, and the seconds until their
+    deadline."""
     return json_response(state.drain.status())

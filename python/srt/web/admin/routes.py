@@ -26,7 +26,7 @@ log = logging.getLogger("sglang.server")
 
 
 async def health(state: ServerState, request: Request) -> Response:
-    """200 while requests are taken and the engine's steps come."""
+    """Return 200 while the server takes requests and the engine makes progress."""
     if state.runtime.completion.lost is not None:
         raise state.runtime.completion.lost.again()
     if stalled := state.runtime.completion.engines.stalled:
@@ -37,7 +37,7 @@ async def health(state: ServerState, request: Request) -> Response:
 
 
 async def health_generate(state: ServerState, request: Request) -> Response:
-    """200 when one token was generated."""
+    """Return 200 after the engine has generated one token."""
     if (await statistics(state))["paused"]:
         raise ServerError("paused", "Generation is paused; POST /continue_generation.")
     await unless_gone(request, probe(state.runtime.completion))
@@ -63,7 +63,7 @@ async def model_info(state: ServerState, request: Request) -> Response:
 
 
 async def server_info(state: ServerState, request: Request) -> Response:
-    """Settings (without keys), the engine's facts, and its statistics of this moment."""
+    """Return the settings (without keys), the engine's facts, and its current statistics."""
     replies = await state.runtime.control_each("stats")
     stats = merged(replies).data
     return json_response(
@@ -81,12 +81,13 @@ async def server_info(state: ServerState, request: Request) -> Response:
 
 
 async def statistics(state: ServerState) -> dict[str, Any]:
-    """The engine's counters and gauges. Raises the errors of ``ServerState.control``."""
+    """Return the engine's counters and gauges. Raises the errors of ``EngineRuntime.control``."""
     return (await state.runtime.control("stats")).data
 
 
 async def metrics(state: ServerState, request: Request) -> Response:
-    """Counters are served even when the engine is gone; gauges stay while it is silent."""
+    """Return the metrics in Prometheus's text format. Without an engine, counters keep their values
+    and gauges are 0. While the engine is silent, all values stay as they are."""
     try:
         replies = await state.runtime.control_each("stats")
         state.metrics.engine.read({name: reply.data for name, reply in replies.items()})
@@ -124,8 +125,8 @@ async def model(state: ServerState, request: Request) -> Response:
 
 
 def _cards(state: ServerState) -> Iterator[dict[str, Any]]:
-    """Cards of the model and its adapters: OpenAI's four fields, and those that other servers
-    add."""
+    """Yield the cards of the model and its adapters: OpenAI's four fields, and fields of other
+    servers."""
     model = {
         "id": state.runtime.model_name,
         "object": "model",
@@ -149,7 +150,7 @@ async def flush_cache(state: ServerState, request: Request) -> Response:
 
 
 async def load(state: ServerState, request: Request) -> Response:
-    """Count requests and the tokens that they hold, by engine, for routers."""
+    """Return for each engine the number of requests and of tokens in use, for routers."""
     replies = await state.runtime.control_each("stats")
     return json_response([_load_of(rank, replies[name].data) for rank, name in enumerate(replies)])
 
@@ -166,8 +167,8 @@ def _load_of(rank: int, stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PauseBody(msgspec.Struct):
-    """``mode``: "abort" ends all requests, "in_place" keeps them with their memory, "retract" takes
-    the memory too. What comes in waits in every mode."""
+    """``mode``: "abort" ends all requests, "in_place" keeps them with their memory, "retract" keeps
+    them and frees their memory. New requests wait in every mode."""
 
     mode: Literal["abort", "in_place", "retract"] = "abort"
 

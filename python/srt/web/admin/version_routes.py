@@ -1,4 +1,4 @@
-"""/version as vLLM has it, /props as llama.cpp's server has it; /v1/moderations is refused."""
+"""/version in vLLM's form, /props in the form of llama.cpp's server; /v1/moderations is refused."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SHOWN = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequen
 
 
 async def version(state: ServerState, request: Request) -> Response:
-    """The version of this server."""
+    """Return the version of this server."""
     return json_response({"version": __version__})
 
 
 async def props(state: ServerState, request: Request) -> Response:
-    """Facts of the model and the defaults of sampling, in the words of llama.cpp's server."""
+    """Return facts of the model and default sampling parameters, in llama.cpp's format."""
     runtime = state.runtime
     info, tokenizer = runtime.info, runtime.tokenizer
     return json_response(
@@ -41,7 +41,7 @@ async def props(state: ServerState, request: Request) -> Response:
 
 
 async def moderations(state: ServerState, request: Request) -> Response:
-    """Refused: a text is classified by /classify, with a model that was trained for it."""
+    """Refuse the request: use /classify with a model that was trained to classify texts."""
     labels = state.runtime.info.labels
     if labels:
         advice = f"send the text to /classify, whose labels are {', '.join(labels):.400}"

@@ -1,4 +1,4 @@
-"""Routes about the engines of the server's fleet: shown, added, and let go."""
+"""Routes to list, add and remove engines of the server's fleet."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ MOST_CHARS = 256
 
 
 class JoinBody(msgspec.Struct):
-    """``url``: tcp://HOST:PORT of an engine that runs by itself (``sglang engine``)."""
+    """``url``: tcp://HOST:PORT of a standalone engine (``sglang engine``)."""
 
     url: str
 
 
 class LeaveBody(msgspec.Struct):
-    """``seconds``: time for its requests to end there; then they go on elsewhere."""
+    """``seconds``: time for the engine's requests to finish; the rest continue on other engines."""
 
     name: str
     seconds: float = 30.0
 
 
 async def workers(state: ServerState, request: Request) -> Response:
-    """The engines of this server, and what each does."""
+    """Return the engines of this server, with their states and numbers of requests."""
     if state.fleet is not None:
         return json_response({"workers": state.fleet.shown()})
     completer = state.runtime.completion
@@ -45,7 +45,7 @@ async def workers(state: ServerState, request: Request) -> Response:
 
 
 async def add_worker(state: ServerState, request: Request) -> Response:
-    """Reach an engine that runs by itself, and give it requests."""
+    """Connect to a standalone engine, and add it to the fleet."""
     body = await read_body(request, JoinBody, state.body_limit)
     if not body.url.startswith("tcp://") or len(body.url) > MOST_CHARS:
         raise RequestError(
@@ -58,8 +58,8 @@ async def add_worker(state: ServerState, request: Request) -> Response:
 
 
 async def remove_worker(state: ServerState, request: Request) -> Response:
-    """Give an engine no request any more; its requests may end there for ``seconds``, and then go
-    on elsewhere. An engine that runs by itself is left, one of the server's own ends."""
+    """Remove an engine from the fleet. Its requests have ``seconds`` to finish; the rest continue
+    on other engines. A standalone engine keeps running; an engine of this server ends."""
     body = await read_body(request, LeaveBody, state.body_limit)
     if not 0 <= body.seconds <= MOST_SECONDS:
         raise RequestError(

@@ -1,1 +1,1 @@
-"""``/v1/files`` and ``/v1/batches``, in the words of OpenAI's API."""
+"""``/v1/files`` and ``/v1/batches`` of OpenAI's API."""

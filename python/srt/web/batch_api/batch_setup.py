@@ -1,5 +1,5 @@
-"""Start of the batches of a server, and how their requests are answered: by the routes' own
-handlers, as if each had come alone."""
+"""Start of a server's batch service. The routes' own handlers answer each request of a batch, as if
+it had come over HTTP."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from sglang.srt.web.server_state import ServerState
 from sglang.srt.web.telemetry import request_record
 from starlette.requests import Request
 
-LOW = 1_000_000  # taken from the priority of every request of a batch
-SWEEP = 3600.0  # seconds between two looks for what has expired
+LOW = 1_000_000  # subtracted from the priority of every request of a batch
+SWEEP = 3600.0  # seconds between two removals of expired files and batches
 
 HANDLERS: Mapping[str, Handler] = {
     "/v1/chat/completions": chat.chat_completions,
@@ -47,9 +47,9 @@ class _Refusal(msgspec.Struct):
 
 @asynccontextmanager
 async def batches_of(state: ServerState, config: BatchesConfig) -> AsyncIterator[None]:
-    """The server's batches, where the configuration has a directory, until the end of the block.
+    """Run the server's batches during the block, if the configuration has a directory for them.
 
-    Raises OSError where the directory cannot be used.
+    Raises OSError if the directory cannot be used.
     """
     if not config.batch_dir:
         yield
@@ -84,8 +84,8 @@ async def _swept(service: BatchService) -> None:
 
 
 def room_of(state: ServerState) -> Callable[[int], bool]:
-    """Whether the engines have room for one more request of a batch: at least half of what they
-    run at once is left to others, and no other request waits."""
+    """Return a function of the number of running batch requests, which tells whether one more may
+    begin. Batches use at most half of the engines' slots, and only while no other request waits."""
     runtime = state.runtime
 
     def room(running: int) -> bool:
@@ -99,12 +99,12 @@ def room_of(state: ServerState) -> Callable[[int], bool]:
 
 
 def answering(state: ServerState) -> Callable[[str, bytes, str], Awaitable[LineAnswer]]:
-    """A function of URL, body and owner that answers one request."""
+    """Return a function of URL, body and owner that answers one request."""
 
     async def answer(url: str, body: bytes, owner: str) -> LineAnswer:
         number, aborted = uuid.uuid4().hex, False
         record = request_record.RequestRecord("POST", url, number)
-        # A task has a context of its own, so that what is set here reaches no other request.
+        # Each task has its own context, so these variables do not affect other requests.
         request_record.current.set(record)
         try:
             CALLER.set(_caller(state, owner, number))
@@ -112,7 +112,7 @@ def answering(state: ServerState) -> Callable[[str, bytes, str], Awaitable[LineA
         except Exception as error:
             reply = error_response(error)
             aborted = isinstance(error, RequestError) and error.message == ABORTED
-        if aborted or record.finishes["abort"]:  # by a drain, or a pause: it is run again
+        if aborted or record.finishes["abort"]:  # by a drain or a pause; the runner retries
             return LineAnswer(503, b"", number, "aborted")
         data = bytes(reply.body)
         return LineAnswer(reply.status_code, data, number, _code(reply.status_code, data))
@@ -121,7 +121,7 @@ def answering(state: ServerState) -> Callable[[str, bytes, str], Awaitable[LineA
 
 
 def _caller(state: ServerState, owner: str, number: str) -> Caller:
-    """The owner of a batch as the caller of one of its requests, behind all others. Raises
+    """Return the owner of a batch as the caller of one of its requests, with a low priority. Raises
     RequestError."""
     caller = state.tenants.caller_of(owner, number)
     if caller is None:
@@ -139,7 +139,7 @@ def _code(status: int, body: bytes) -> str:
 
 
 def _request(path: str, body: bytes) -> Request:
-    """A request that has come whole, and whose client does not leave."""
+    """Return a request with its whole body, and a client that never disconnects."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     scope = {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),

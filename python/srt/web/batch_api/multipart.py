@@ -1,4 +1,4 @@
-"""Multipart bodies: one file and a few short fields, the file written to disk as it arrives."""
+"""Multipart bodies: one file, written to disk as it arrives, and a few short fields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUFFER = 1 << 20  # bytes of the file that are written at once
 
 
 class UploadForm:
-    """The fields of a form that has arrived. ``filename``: of its file; None without one."""
+    """The fields of a form. ``filename``: name of the form's file; None without a file."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
@@ -30,7 +30,7 @@ class UploadForm:
 
 
 async def read_form(request: Request, upload: Upload) -> UploadForm:
-    """The form of a request, whose part ``file`` goes to ``upload``. Raises RequestError, and
+    """Read a request's form, and write its part ``file`` to ``upload``. Raises RequestError, and
     ServerError (415) for another kind of body."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
@@ -63,7 +63,7 @@ async def read_form(request: Request, upload: Upload) -> UploadForm:
 
 
 class _FormReader:
-    """Takes what the parser finds. ``file``: bytes of the file that were not written yet."""
+    """Receiver of the parser's callbacks. ``file``: bytes of the file that are not written yet."""
 
     def __init__(self) -> None:
         self.form, self.file, self.ended = UploadForm(), bytearray(), False

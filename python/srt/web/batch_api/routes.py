@@ -32,7 +32,7 @@ Record = TypeVar("Record", FileRecord, BatchRecord)
 
 
 class FilesQuery(msgspec.Struct, kw_only=True):
-    """The part of the list that is wanted."""
+    """The requested part of the list of files."""
 
     after: Annotated[str, None, "The id of the last file of the part before."] = ""
     limit: Annotated[int, Bounds(1, 10_000), "Most files of this part."] = 10_000
@@ -41,7 +41,7 @@ class FilesQuery(msgspec.Struct, kw_only=True):
 
 
 class BatchesQuery(msgspec.Struct, kw_only=True):
-    """The part of the list that is wanted."""
+    """The requested part of the list of batches."""
 
     after: Annotated[str, None, "The id of the last batch of the part before."] = ""
     limit: Annotated[int, Bounds(1, 100), "Most batches of this part."] = 20
@@ -67,7 +67,7 @@ class BatchBody(msgspec.Struct, kw_only=True):
 
 
 def service(state: ServerState) -> BatchService:
-    """Return the server's batch service. Raises RequestError where it was started without
+    """Return the server's batch service. Raises RequestError if the server was started without
     ``--batch-dir``."""
     if state.batches is None:
         raise RequestError(
@@ -159,7 +159,7 @@ def _file(state: ServerState, request: Request) -> FileRecord:
 
 
 async def create_batch(state: ServerState, request: Request) -> Response:
-    """Begin to answer the requests of a file. Other requests come first where both wait."""
+    """Begin to answer the requests of a file. Waiting requests of other routes come first."""
     batches = service(state)
     body = await read_body(request, BatchBody, state.body_limit)
     kept = body.output_expires_after

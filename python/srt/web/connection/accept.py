@@ -1,5 +1,5 @@
-"""Accepting connections: as many as there may be descriptors. With none left the server goes on,
-and logs that once in a while."""
+"""Accepting of connections, up to the limit of file descriptors. If none is left, the server keeps
+running and logs the shortage at intervals."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 log = logging.getLogger("sglang.server")
 
 DESCRIPTORS = 1 << 16
-SILENCE = 10.0  # seconds between two lines about the same trouble
+SILENCE = 10.0  # seconds between two log lines about the shortage
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def allow_connections() -> None:
-    """Raise the process's limit of descriptors, of which a connection is one, to ``DESCRIPTORS``,
-    or as far as it may."""
+    """Raise the process's limit of file descriptors to ``DESCRIPTORS``, or as far as allowed. Each
+    connection takes one descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # some systems name no limit and have one
+        with contextlib.suppress(OSError, ValueError):  # some systems report no limit but have one
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def calm(loop: asyncio.AbstractEventLoop) -> None:
     """Install a handler on ``loop`` that keeps a shortage of descriptors from flooding the log.
 
-    asyncio stops accepting for a second then, and serves open connections meanwhile. But it reports
-    each of up to ``backlog`` attempts, and a log that is not read would block the server.
+    In a shortage, asyncio stops accepting for a second and serves open connections meanwhile. But
+    it reports each of up to ``backlog`` attempts. A full log pipe would block the server.
     """
     logged = -SILENCE
 

@@ -1,4 +1,4 @@
-"""Cycle: one request of a connection and its answer. Writing stops when the client is gone."""
+"""Cycle: one request of a connection and its answer; writing stops when the client is gone."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 def carrier_of(transport: asyncio.Transport) -> asyncio.BaseTransport:
-    """The transport of the socket: below TLS another one, which asyncio's TLS transport does not
-    ask whether it is closing (before Python 3.12)."""
+    """Return the transport of the socket itself. With TLS it is below the TLS transport, which
+    before Python 3.12 does not notice that the lower transport is closing."""
     below = getattr(transport, "_ssl_protocol", None)
     return getattr(below, "_transport", None) or transport
 
 
 class Cycle(RequestResponseCycle):
-    """A request and its answer, of which nothing is written to a connection that is lost."""
+    """A request and its answer. Nothing is written to a lost connection."""
 
     carrier: asyncio.BaseTransport
 
     def is_lost(self) -> bool:
-        """Whether nothing that is written gets to the client. A write that fails closes the
-        transport; asyncio calls ``connection_lost`` in the loop's next turn only, and until then
-        it logs what is written."""
+        """Whether the connection is lost. A failed write closes the transport at once, but asyncio
+        calls ``connection_lost`` only in the loop's next iteration, and logs writes until then."""
         if not self.disconnected and (self.transport.is_closing() or self.carrier.is_closing()):
             self.disconnected = True
             self.message_event.set()
@@ -36,8 +35,8 @@ class Cycle(RequestResponseCycle):
 
 
 class Unchunked(Cycle):
-    """A cycle of HTTP/1.0, which has no chunks: an answer without a length ends with its
-    connection."""
+    """A cycle of HTTP/1.0, which has no chunks. The end of the connection ends an answer without a
+    length."""
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.body":
@@ -46,8 +45,8 @@ class Unchunked(Cycle):
 
 
 def write_chunk(weak: ReferenceType[Any], data: bytes) -> bool:
-    """Write a chunk, as the extension says. False where the client is slow or gone: ``send`` then
-    waits or ends."""
+    """Write a chunk directly to the connection (``event_stream.CHUNK``). Return False, and write
+    nothing, if the client is slow or gone; the caller must then use ``send``."""
     cycle = weak()
     if cycle is None or not cycle.chunked_encoding or cycle.is_lost():
         return False

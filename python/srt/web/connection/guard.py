@@ -1,8 +1,8 @@
-"""Guard: what stands before every route.
+"""Guard: the checks before every route.
 
-A probe of an orchestrator passes. For all else, in this order: the request's id; hosts and origins
-(403); CORS; the key (401) and what it may do (403); draining (503); the key's limits (429). What is
-let in is counted until it is answered, and the work that it leaves running has ended.
+An orchestrator's probe always passes. Any other request is checked in this order: the request's id;
+hosts and origins (403); CORS; the key (401) and its rights (403); draining (503); the key's limits
+(429). An admitted request is counted until it is answered and its remaining work has ended.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PROBES = frozenset({"/livez", "/readyz", "/startupz"})  # without a key, from any host
+PROBES = frozenset({"/livez", "/readyz", "/startupz"})  # need no key; any host may call them
 _WATCHING = frozenset({"/health", "/metrics", "/drain"})  # answered while draining, not counted
-_ENDING = ("/abort_request", "/cancel")  # paths that end so make room: no limit holds them up
+_ENDING = ("/abort_request", "/cancel")  # ends of paths without limits, because they free room
 _ID = re.compile(rb"[!-~]{1,128}")
 
 ORDINARY = frozenset({
@@ -41,7 +41,7 @@ RESERVED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
 class Guard:
-    """ASGI middleware. Deny by default, whatever the path."""
+    """ASGI middleware. It denies every path that is not explicitly allowed."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app, self._state = app, state
@@ -71,8 +71,8 @@ class Guard:
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = headers["request-id"] = number  # the latter: Anthropic's
-                if self._state.draining:  # its next request may reach another server
+                headers["x-request-id"] = headers["request-id"] = number  # request-id: Anthropic's
+                if self._state.draining:  # the client's next request may reach another server
                     headers["connection"] = "close"
             await send(message)
 
@@ -83,7 +83,7 @@ class Guard:
             CALLER.reset(before)
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The hosts, then CORS where it is on, then ``_admit``; a probe's answer at once."""
+        """Verify hosts, then apply CORS if enabled, then ``_admit``. Answer probes at once."""
         if scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
@@ -95,7 +95,7 @@ class Guard:
         await self._checked(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or say why not."""
+        """Verify key, rights and limits, then pass the request on; or answer with an error."""
         tenant, in_page, watching = None, is_page(scope), scope["path"] in _WATCHING
         try:
             headers = with_key(scope["headers"]) if in_page else scope["headers"]
@@ -122,7 +122,7 @@ class Guard:
                 caller.slot.release()
 
     def _caller(self, scope: Scope, tenant: Tenant | None) -> Caller:
-        """Return the caller of a request. Raises ServerError where its key may not call the
+        """Return the caller of a request. Raises ServerError if its key may not call the
         route."""
         number, path = scope["state"]["request_id"], scope["path"]
         if not self._state.tenants.guarded:
@@ -136,12 +136,13 @@ class Guard:
 
 
 def ordinary(path: str) -> bool:
-    """Whether every key may do it."""
+    """Whether every key may call this path."""
     return path in ORDINARY or (path.startswith(ORDINARY_BELOW) and path not in RESERVED)
 
 
 def request_id(scope: Scope) -> str:
-    """The client's own, where it is one printable word of at most 128 characters, or a new one."""
+    """Return the request's id: the client's X-Request-Id if that is one printable word of at most
+    128 characters, otherwise a new id."""
     given = [value for name, value in scope["headers"] if name == b"x-request-id"]
     if len(given) == 1 and _ID.fullmatch(given[0]):
         return str(given[0].decode("ascii"))
@@ -154,7 +155,7 @@ def counts(scope: Scope) -> bool:
 
 
 def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The key that a request brings, None for none, or for more than one."""
+    """Return the API key of a request's headers; None if there is none or more than one."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in found:

@@ -1,4 +1,4 @@
-"""Hosts: by which names a server may be reached, and whose pages may call it from a browser."""
+"""Hosts: the names under which a server may be reached, and the sites whose pages may call it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from starlette.types import Scope
 
 
 class Hosts:
-    """Refuses requests that a browser can be made to send without its user.
+    """Refuses requests that a web page makes a browser send without the user's intent.
 
-    A page of any site may have a browser send requests to this machine. Such a request tells
-    where its page is from in ``Origin``. A site may also let its own name point here (DNS
-    rebinding): then its page is of the same origin, but ``Host`` is that name.
+    A page of any site may make a browser send requests to this machine. ``Origin`` of such a
+    request names the page's site. A site may also let its own name resolve to this machine (DNS
+    rebinding). Its page then has the same origin, but ``Host`` is the site's name.
     """
 
     def __init__(self, bound: str, allowed: str, origins: str) -> None:
-        """``bound``: the address listened on; the others as the flags, with commas."""
+        """``bound``: the address that the server listens on. ``allowed``, ``origins``: values of
+        ``--allowed-hosts`` and ``--cors-allow-origins``, separated by commas."""
         self.origins = [origin.lower().rstrip("/") for origin in _listed(origins)]
         self._names = {name.lower() for name in _listed(allowed)}
         self._any = "*" in self._names or (not self._names and not is_loopback(bound))
@@ -27,7 +28,7 @@ class Hosts:
             self._names |= {bound.lower(), own, f"{own}.local"}
 
     def verify(self, scope: Scope) -> None:
-        """Raise ServerError (400, 403) where this request is not to be answered."""
+        """Raise ServerError (400, 403) if this request must not be answered."""
         headers = scope["headers"]
         found = {name: value.decode("latin-1") for name, value in headers if name in _READ}
         count = sum(name == b"host" for name, _ in headers)
@@ -56,14 +57,16 @@ class Hosts:
         return bool(parent) and f"*.{parent}" in self._names
 
     def _may(self, origin: str, host: str) -> bool:
-        """Same host and port, or listed. The scheme may differ: a proxy may have ended TLS."""
+        """Whether an origin has the same host and port as ``host``, or is listed. The scheme may
+        differ, because a proxy may have ended TLS."""
         scheme, _, place = origin.partition("://")
         own = {host, host.removesuffix(_PORTS.get(scheme, ":"))}
         return (bool(place) and place in own) or "*" in self.origins or origin in self.origins
 
     @staticmethod
     def _verify_link(path: str, mode: str) -> None:
-        """A link may lead here; an image, a script or a link may do nothing."""
+        """Raise ServerError for a request of another site, unless it is a link to a page. A link
+        must not flush the cache."""
         if mode != "navigate" or path == "/flush_cache":
             raise ServerError("forbidden", "A page of another site may not make this request.")
 
@@ -73,12 +76,12 @@ _PORTS = {"http": ":80", "https": ":443"}
 
 
 def _listed(text: str) -> list[str]:
-    """The parts of a flag with commas."""
+    """Return the parts of a value that is separated by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _name(host: str) -> str:
-    """``host`` without its port and without the brackets of IPv6."""
+    """Return ``host`` without its port and without the brackets of IPv6."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].rstrip(".")

@@ -1,15 +1,15 @@
-"""Protocol: one HTTP connection, and all that it may not do.
+"""Protocol: one HTTP connection and its limits.
 
-uvicorn's protocol over httptools reads and answers; this one bounds what that leaves open:
+uvicorn's protocol over httptools reads and answers; this one adds the limits that uvicorn lacks:
 
-head       bytes (431), and seconds (408) until all headers are there
+head       bytes (431), and seconds until all headers have arrived (408)
 body       seconds without progress (408)
-answer     seconds in which the client takes nothing of what it is sent: the request is aborted
-pipeline   requests sent before the answer to the one before them: one more is a 429, after theirs
-others     connections at once (503)
+answer     seconds in which the client reads none of the sent bytes: the request is aborted
+pipeline   requests sent before earlier ones were answered; an excess one gets 429 after the others
+others     simultaneous connections (503)
 
-What arrives after an answer that did not wait for its body is read and forgotten for ``LINGER``
-seconds: a connection closed while its client writes loses the answer.
+If an answer did not wait for its request's body, the rest of the body is read and dropped for
+``LINGER`` seconds: closing the connection while the client writes could lose the answer.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from sglang.srt.web.exchange.event_stream import CHUNK
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-SLICE = 4096  # bytes of a head parsed between two looks at its size
-LINGER = 2.0  # seconds
-PROGRESS = 1024  # bytes in the time of a limit: less is standing still
-WRITE_BUFFER = 64 << 10  # bytes that wait for a client before its answer does
-SEND_BUFFER = 256 << 10  # bytes of it in the kernel, which takes twice as many
-PIPELINE = 8  # requests that wait
+SLICE = 4096  # bytes of a head that are parsed between two checks of its size
+LINGER = 2.0  # seconds for which a refused connection stays open
+PROGRESS = 1024  # least bytes within a time limit that count as progress
+WRITE_BUFFER = 64 << 10  # unsent bytes from which on an answer waits for its client
+SEND_BUFFER = 256 << 10  # size of the kernel's send buffer; the kernel doubles it
+PIPELINE = 8  # most waiting requests of a connection
 SPARE = 128  # connections beyond the limit that get a 503
 
 _EXCESS = (
@@ -51,17 +51,18 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class Protocol(HttpToolsProtocol):
-    """``part``: what is read, IDLE, HEAD or BODY; None: nothing any more."""
+    """One connection. ``part``: the part that is being read, IDLE, HEAD or BODY; None: nothing more
+    is read."""
 
     limits = EdgeConfig()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.part: str | None = HEAD
-        self._begun = False  # more than empty lines
-        self._mute = False  # what is parsed was made here
-        self._size = self._parsed = 0  # bytes of the head: fed, and known from what was parsed
-        self._received = 0  # bytes of the body
+        self._begun = False  # the head has more than empty lines
+        self._mute = False  # the parser reads a head made by ``_decline``, not the client's
+        self._size = self._parsed = 0  # bytes of the head: given to the parser, and parsed
+        self._received = 0  # received bytes of the body
         self._reading: asyncio.TimerHandle | None = None
         self._timed: str | None = None  # the part that ``_reading`` limits
         self._writing: asyncio.TimerHandle | None = None
@@ -88,14 +89,14 @@ class Protocol(HttpToolsProtocol):
         self._watch_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """uvicorn tells the last of several requests only that its client is gone."""
+        """End all requests of the connection; uvicorn would only end the last one."""
         self.part, self._lost = None, True
         for timer in (self._reading, self._writing):
             if timer is not None:
                 timer.cancel()
         self._drop()
         super().connection_lost(exc)
-        self.cycle = None  # type: ignore[assignment]  # they hold each other
+        self.cycle = None  # type: ignore[assignment]  # breaks a reference cycle
         del self._carrier
 
     def timeout_keep_alive_handler(self) -> None:
@@ -103,7 +104,7 @@ class Protocol(HttpToolsProtocol):
         self._watch_closing()
 
     def _drop(self) -> None:
-        """End every request in flight: its client is gone."""
+        """End every request in flight, because the client is gone."""
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -117,7 +118,8 @@ class Protocol(HttpToolsProtocol):
         self._watch_closing()
 
     def _refuse(self, error: ServerError) -> None:
-        """Answer what is read with ``error``, unless an answer has begun or is due, and close."""
+        """Close the connection. First answer the request that is being read with ``error``, unless
+        its answer has begun, or earlier requests have no answer yet."""
         if self.part is None:
             return
         reading_body, self.part = self.part == BODY, None
@@ -133,7 +135,7 @@ class Protocol(HttpToolsProtocol):
         self._end_with(error)
 
     def _end_with(self, error: ServerError) -> None:
-        """Answer with ``error``, and close when the client has had time to read it."""
+        """Answer with ``error``, and close after LINGER seconds, so that the client can read it."""
         self.transport.write(self._written(error))
         if self.transport.can_write_eof():
             with contextlib.suppress(OSError):  # the client is gone already
@@ -154,7 +156,7 @@ class Protocol(HttpToolsProtocol):
     # -- reading ----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """A head is parsed in slices, so that its size is known before much of it is kept."""
+        """Parse received bytes. A head is parsed in slices, to detect an excess size early."""
         at = 0
         while at < len(data) and self.part is not None and not self.transport.is_closing():
             if self.part == IDLE:
@@ -168,7 +170,7 @@ class Protocol(HttpToolsProtocol):
         self._watch_reading()
 
     def _parse(self, data: bytes) -> int:
-        """Number of bytes parsed: all, unless they offer to change the protocol."""
+        """Parse bytes, and return how many: all, unless they request a protocol upgrade."""
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -180,7 +182,8 @@ class Protocol(HttpToolsProtocol):
         return len(data)
 
     def _decline(self) -> None:
-        """The parser takes what follows an offer for another protocol; it is the request's body."""
+        """Decline a protocol upgrade. The parser takes the following bytes for another protocol,
+        but they are the request's body; so let the parser read a new head with the same framing."""
         framing = [line for line in self.headers if line[0] in _FRAMING]
         if self.part == BODY and framing:
             lines = [b"".join((name, b": ", value, b"\r\n")) for name, value in framing]
@@ -202,7 +205,7 @@ class Protocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers, after a chunked body, are counted and forgotten."""
+        """Take a header. Trailers after a chunked body are counted and dropped."""
         self._count(len(name) + len(value) + 4)
         if self.part == HEAD:
             super().on_header(name, value)
@@ -215,22 +218,22 @@ class Protocol(HttpToolsProtocol):
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-        self.cycle.__class__ = Cycle  # uvicorn lets no setting choose the class
+        self.cycle.__class__ = Cycle  # uvicorn has no setting for the class
         self.cycle.carrier = self._carrier  # type: ignore[attr-defined]
         if scope["http_version"] == "1.0":
             self.cycle.chunked_encoding = False
             self.cycle.__class__ = Unchunked
-        # Weak, since the cycle holds its scope: without circles all is freed with the answer.
+        # A weak reference, since the cycle holds its scope: no reference cycle delays the release.
         scope["extensions"] = {CHUNK: partial(write_chunk, ref(self.cycle))}
-        # uvicorn reads no more then, and would not see the client go.
+        # uvicorn stops reading in this state, and so would not notice a disconnect.
         self.flow.resume_reading()
         if len(self.pipeline) > PIPELINE:
             self._read_no_more()
             raise ValueError("too many requests at once")
 
     def _read_no_more(self) -> None:
-        """Forget the last request, and what follows it: those before it are answered, and then it
-        is refused."""
+        """Drop the last request and all bytes after it. It is refused once the earlier requests
+        are answered."""
         self.pipeline.popleft()
         self._cycles.pop()
         self.cycle, _ = self.pipeline[0]
@@ -245,7 +248,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and any(name in _FRAMING for name, _ in self.headers):
-            return  # ``_decline`` goes on
+            return  # ``_decline`` continues with the body
         super().on_message_complete()
         if self.part is not None:
             self.part = IDLE
@@ -259,14 +262,14 @@ class Protocol(HttpToolsProtocol):
         self._watch_closing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer 400 to bytes that are no HTTP, or might be read in two ways."""
+        """Answer 400 to bytes that are not HTTP, or are ambiguous."""
         self._refuse(ServerError("malformed_request", msg))
 
     def _begin_head(self) -> None:
         self.part, self._begun, self._size, self._parsed = HEAD, False, 0, 0
 
     def _count(self, size: int) -> None:
-        """Raises, which ends the parsing, where the head is too large."""
+        """Count bytes of the head. Raises ValueError, which ends parsing, if it is too large."""
         self._parsed += size
         self._verify_head(self._parsed)
         if self.part is None:
@@ -285,7 +288,7 @@ class Protocol(HttpToolsProtocol):
     # -- time -------------------------------------------------------------------------------------
 
     def _watch_reading(self) -> None:
-        """Have a timer run for the part that is read."""
+        """Run a timer for the part that is being read."""
         if self.part == self._timed:
             return
         if self._reading is not None:
@@ -331,7 +334,7 @@ class Protocol(HttpToolsProtocol):
             self._writing = None
 
     def _watch_closing(self) -> None:
-        """A client that takes nothing would keep a closing connection open."""
+        """Limit the time of a closing connection, which a client that does not read would block."""
         if self.transport.is_closing() and self._writing is None and not self._lost:
             self._watch_writing()
 
@@ -347,7 +350,8 @@ class Protocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _unread(self) -> int:
-        """Bytes that the client has not taken, here and, where it tells (Linux), in the kernel."""
+        """Return the number of bytes that the client has not read: in this process and, on Linux,
+        in the kernel."""
         waiting = bytearray(4)
         with contextlib.suppress(OSError):
             fcntl.ioctl(self.transport.get_extra_info("socket"), termios.TIOCOUTQ, waiting)
@@ -355,7 +359,7 @@ class Protocol(HttpToolsProtocol):
 
 
 def protocol(edge: EdgeConfig) -> type[Protocol]:
-    """A protocol class with the limits of ``edge``."""
+    """Return a protocol class with the limits of ``edge``."""
 
     class Limited(Protocol):
         limits = edge

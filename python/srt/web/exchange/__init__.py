@@ -1,1 +1,1 @@
-"""Bodies, answers, streams and errors, as every route reads and writes them."""
+"""Reading and writing of bodies, answers, streams and errors, for all routes."""

@@ -1,7 +1,7 @@
 """The caller of the HTTP request being answered: set by the guard, read by the handlers.
 
-A context variable, because the errors of every depth carry the request's id. Nothing below HTTP
-reads it: the runtime gets the caller as an argument.
+This is a context variable, because errors at every depth carry the request's id. Code below HTTP
+does not read it: the runtime gets the caller as an argument.
 """
 
 from __future__ import annotations

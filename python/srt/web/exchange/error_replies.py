@@ -1,4 +1,4 @@
-"""Errors as clients see them: ``{"error": {"message", "type", "param", "code"}}`` and a status.
+"""Errors in the form that clients get: ``{"error": {"message", "type", "param", "code"}}``.
 
 On Anthropic's routes: ``{"type": "error", "error": {"type", "message", "details": {"error_code"}},
 "request_id"}``. On Ollama's: ``{"error": message}``.
@@ -54,7 +54,7 @@ _RETRY = {
     "engine_stalled": 5,
     "too_many_connections": 5, "overloaded": 5,
 }  # fmt: skip
-"""``Retry-After``, seconds, where the error itself says nothing."""
+"""Default ``Retry-After`` by code, in seconds."""
 
 _OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 _ANTHROPIC = "/v1/messages"  # this path and those below it
@@ -62,11 +62,12 @@ _ANTHROPIC_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
 }  # fmt: skip
-"""By status; of others ``invalid_request_error``."""
+"""Anthropic's error types by status; other statuses have ``invalid_request_error``."""
 
 
 class ServerError(Exception):
-    """An error of the server's own, by its code in ``CODES``; ``retry``: seconds to wait."""
+    """An error of HTTP or of the server's state. ``code``: key of ``CODES``; ``retry``: seconds
+    after which the client may retry."""
 
     def __init__(self, code: str, message: str, retry: int | None = None) -> None:
         self.code, self.message, self.retry = code, brief(message), retry
@@ -74,7 +75,7 @@ class ServerError(Exception):
 
 
 def describe(error: BaseException) -> tuple[str, dict[str, Any]]:
-    """The code and the body of any exception; what is not expected is logged, not shown."""
+    """Return code and body of any exception. An unexpected one is logged, and not shown."""
     param = None
     if isinstance(error, RequestError):
         code, message, param = error.code, error.message, error.param
@@ -94,7 +95,7 @@ def describe(error: BaseException) -> tuple[str, dict[str, Any]]:
 
 
 def anthropic_body(error: BaseException) -> dict[str, Any]:
-    """The body of any exception as Anthropic's clients know it."""
+    """Return the body of any exception in Anthropic's format."""
     return _anthropic(*describe(error), CALLER.get().request)
 
 
@@ -102,23 +103,23 @@ def _anthropic(code: str, body: dict[str, Any], request: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(CODES[code][0], "invalid_request_error")
     message = body["error"]["message"]
     if code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # clients look for these words
+        message = f"prompt is too long: {message}"  # clients search for these words
     found = {"type": kind, "message": message, "details": {"error_code": code}}
     return {"type": "error", "error": found, "request_id": request or None}
 
 
 def ollama(path: str) -> bool:
-    """Whether errors of this path are Ollama's."""
+    """Whether errors of this path have Ollama's format."""
     return path.startswith("/api/")
 
 
 def anthropic(path: str) -> bool:
-    """Whether errors of this path are Anthropic's."""
+    """Whether errors of this path have Anthropic's format."""
     return path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/")
 
 
 def error_response(error: BaseException, scope: Scope | None = None) -> Response:
-    """The response to an error, in the form of the API that the path of ``scope`` belongs to."""
+    """Return the response to an error, in the format of the API of ``scope``'s path."""
     code, body = describe(error)
     if scope and anthropic(scope["path"]):
         body = _anthropic(code, body, scope.get("state", {}).get("request_id", ""))
@@ -126,7 +127,7 @@ def error_response(error: BaseException, scope: Scope | None = None) -> Response
         body = {"error": body["error"]["message"]}
     retry = getattr(error, "retry", None) or _RETRY.get(code)
     if isinstance(error, SuspectRequest):
-        retry = None  # sent again, the request might end another engine
+        retry = None  # a retry might make another engine fail
     headers = {"Retry-After": str(retry)} if retry else {}
     if code == "invalid_api_key":
         headers["WWW-Authenticate"] = "Bearer"
@@ -136,7 +137,7 @@ def error_response(error: BaseException, scope: Scope | None = None) -> Response
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Strict JSON: numbers that JSON lacks become null."""
+    """Return a response in strict JSON: NaN and infinities become null."""
     return Response(
         msgspec.json.encode(value), status, headers=headers, media_type="application/json"
     )

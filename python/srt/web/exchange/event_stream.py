@@ -1,4 +1,4 @@
-"""Server-sent events, and work that ends when its client is gone."""
+"""Server-sent events, and work that is cancelled when its client disconnects."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 CHUNK = "sglang.chunk"
-"""ASGI extension: a function that writes a piece of an answer which has begun straight to its
-connection; False, and nothing is written, where the piece must take the way of ``send``."""
-AT_ONCE = 16  # pieces written between two turns of other tasks on the loop
+"""ASGI extension: a function that writes a piece of a begun answer directly to the connection. It
+returns False, and writes nothing, if the piece must be sent with ``send``."""
+AT_ONCE = 16  # pieces that are written before yielding to other tasks
 
 
 def event(value: Any) -> bytes:
-    """One event without a name; bytes are one already."""
+    """Return a value as an event without a name; bytes are an event already."""
     if isinstance(value, bytes):
         return value
     return b"".join((b"data: ", msgspec.json.encode(value), b"\n\n"))
 
 
 class Template:
-    """Events that differ in one text, made of the ``value`` of the one whose text is HOLE."""
+    """Template of events that differ in one text. ``value``: an event with HOLE as that text."""
 
-    HOLE = uuid.uuid4().hex  # no client knows it
+    HOLE = uuid.uuid4().hex  # unknown to clients
 
     def __init__(self, value: Any) -> None:
         self._before, self._after = event(value).split(msgspec.json.encode(self.HOLE))
@@ -42,7 +42,7 @@ class Template:
 
 
 def typed_event(value: dict[str, Any]) -> bytes:
-    """One event named by the ``type`` of its value."""
+    """Return a value as an event, named by the value's ``type``."""
     return b"".join((b"event: ", value["type"].encode(), b"\n", event(value)))
 
 
@@ -52,13 +52,13 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EventForm:
-    """Form of one API's events.
+    """Format of one API's events.
 
     Attributes:
-        write: a value as an event.
-        end: bytes after the last event, if nothing failed.
-        error: the value that tells, as the last event, what failed.
-        media: content type.
+        write: converts a value to an event.
+        end: bytes after the last event of a stream without an error.
+        error: converts an error to the value of the last event.
+        media: content type of the stream.
     """
 
     write: Callable[[Any], bytes] = event
@@ -71,9 +71,9 @@ OPENAI = EventForm()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``; cancels it when the client disconnects.
+    """Return the result of ``work``; cancel it when the client disconnects.
 
-    To be used after the body was read. Raises ClientDisconnect.
+    Call this after the body was read. Raises ClientDisconnect.
     """
     return await _race(work, request.receive)
 
@@ -81,10 +81,10 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def respond(
     request: Request, events: AsyncGenerator[Any, None], form: EventForm = OPENAI
 ) -> Response:
-    """A stream of ``events``, JSON values, written as ``form`` says.
+    """Return a streaming response of ``events`` (JSON values) in the format ``form``.
 
-    The first one is awaited here, so that an error before it has its own status. Raises what
-    ``events`` raises before its first item.
+    The first event is awaited before the response begins, so that an earlier error gets its own
+    status. Raises the errors of ``events`` before its first item.
     """
     try:
         first = await unless_gone(request, _first(events))
@@ -123,11 +123,11 @@ class _EventStream(Response):
                 data, written = form.write(value), written + 1
                 if not write(data):
                     await _piece(send, data)
-                if written % AT_ONCE == 0:  # let a disconnect be seen: with events at hand nothing
-                    await asyncio.sleep(0)  # here waits
+                if written % AT_ONCE == 0:  # yield, so that a disconnect is noticed even if
+                    await asyncio.sleep(0)  # events are always available
         except OSError:
             raise
-        except Exception as error:  # the status is out: the error is the stream's last event
+        except Exception as error:  # the status was sent, so the error becomes the last event
             await _piece(send, form.write(form.error(error)))
         else:
             await _piece(send, form.end)
@@ -143,7 +143,7 @@ async def _piece(send: Send, data: bytes) -> None:
 
 
 async def _race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """The result of ``work``, unless the client goes first. Raises ClientDisconnect."""
+    """Return the result of ``work``. Raises ClientDisconnect if the client disconnects first."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -155,8 +155,8 @@ async def _race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         watch.cancel()
         task.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
-        # The exception refers to this frame, and the frame to the exception by its task: a cycle
-        # that would keep the request's body until the next collection, hundreds of requests later.
+        # The exception refers to this frame, and the frame to the exception through its task. This
+        # cycle would keep the body in memory until a collection, hundreds of requests later.
         del task, watch
 
 

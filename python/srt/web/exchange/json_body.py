@@ -12,22 +12,22 @@ from sglang.srt.runtime.request_fields import convert
 from sglang.srt.web.exchange.error_replies import ServerError
 from starlette.requests import Request
 
-MOST_BODIES = 64  # bodies of the largest size that may be arriving at once
-SMALL = 64 << 10  # bytes of a body that is read whatever else arrives
+MOST_BODIES = 64  # bodies of the largest size that may arrive at once
+SMALL = 64 << 10  # bytes up to which a body is always read, despite MOST_BODIES
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
-    """The body as ``kind``. Raises ServerError (413, 415) or RequestError (400)."""
+    """Read the body as ``kind``. Raises ServerError (413, 415, 503) or RequestError (400)."""
     data = await _read(request, limit)
-    # A large body is parsed in a thread: its Python objects let other requests take turns.
+    # A large body is parsed in a thread, so that other requests can run meanwhile.
     value = parse(data) if len(data) <= SMALL else await asyncio.to_thread(parse, data)
     return convert(value, kind)
 
 
 async def read_optional_body(request: Request, kind: type[T], limit: int) -> T:
-    """The same, an empty body standing for ``{}``."""
+    """Read the body as ``kind``; an empty body means ``{}``. Raises the errors of ``read_body``."""
     if "content-type" not in request.headers or request.headers.get("content-length") == "0":
         if await _collect(request, limit):
             raise ServerError("unsupported_media_type", "Send Content-Type: application/json.")
@@ -79,7 +79,7 @@ async def _collect(request: Request, limit: int) -> bytes:
 
 
 class _Arriving:
-    """Bytes of all bodies that are not complete."""
+    """Number of received bytes of all incomplete bodies."""
 
     size = 0
 

@@ -1,4 +1,4 @@
-"""Query: the parameters in the query of a request, which a struct declares (``ir/declaration``)."""
+"""Query: reads a request's query parameters, which a struct declares (``ir/declaration``)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_DIGITS = 18
 
 
 def read_query(request: Request, kind: type[T]) -> T:
-    """The parameters of a query, those that are not there by their defaults. Others are ignored.
-    Raises RequestError."""
+    """Return a query's parameters as a struct; missing ones have their defaults. Undeclared ones
+    are ignored. Raises RequestError."""
     found = {}
     for name, parameter in declarations(kind).items():
         given = request.query_params.get(name)
@@ -31,7 +31,7 @@ def read_query(request: Request, kind: type[T]) -> T:
 
 
 def _value(given: str, parameter: Parameter) -> Any:
-    """The value that a text stands for, None where it stands for none of the parameter's type."""
+    """Convert a text to the parameter's type; return None if that is impossible."""
     if parameter.type is int:
         digits = given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS
         return int(given) if digits else None

@@ -21,9 +21,7 @@ class UploadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     javascript: (
         Annotated[str, Bounds(characters=1 << 22), "Text of a program in JavaScript."] | None
     ) = None
-    wasm: Annotated[str, Bounds(characters=1 << 26), "A module or component, in base64."] | None = (
-        None
-    )
+    wasm: Annotated[str, Bounds(characters=1 << 26), "WebAssembly code, in base64."] | None = None
     name: Annotated[str, _NAME, "A name for lists."] = ""
     sha256: (
         Annotated[str, Bounds(characters=64), "Digest that the program must have, in hex."] | None
@@ -31,7 +29,7 @@ class UploadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RunBody(RunLimits, kw_only=True, forbid_unknown_fields=True):
-    """A run of a program: its arguments, what it may do, its limits."""
+    """A run of a program: its arguments, its rights and its limits."""
 
     arguments: Annotated[tuple[str, ...], _TEXTS, "The program's arguments."] = ()
     stream: Annotated[bool, None, "The answer is the run's events."] = False
@@ -42,9 +40,7 @@ class RunBody(RunLimits, kw_only=True, forbid_unknown_fields=True):
         Bounds(entries=64, characters=256),
         "Hosts that it may send HTTP requests to.",
     ] = ()
-    seed: (
-        Annotated[str, Bounds(characters=256), "Its random numbers follow from this text."] | None
-    ) = None
+    seed: Annotated[str, Bounds(characters=256), "Seed of the run's random numbers."] | None = None
 
 
 class MessageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -60,8 +56,8 @@ class MessageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RunQuery(msgspec.Struct):
-    stream: Annotated[str, Bounds(one_of=("true", "false")), "Its events instead."] = "false"
-    starting_after: Annotated[int, _NUMBERS, "Events after the one of this number."] | None = None
+    stream: Annotated[str, Bounds(one_of=("true", "false")), "Return the events."] = "false"
+    starting_after: Annotated[int, _NUMBERS, "Only events after this number."] | None = None
 
 
 class InferletObject(msgspec.Struct):
@@ -81,7 +77,7 @@ class InferletList(msgspec.Struct):
 
 
 class InferletRunReply(msgspec.Struct):
-    """A run of a program. ``events``: how many it has."""
+    """A run of a program. ``events``: number of its events."""
 
     id: str
     object: Literal["inferlet.run"]

@@ -32,7 +32,7 @@ EVENTS = EventForm(typed_event, b"")
 
 
 async def upload(state: ServerState, request: Request) -> Response:
-    """Keep a program. One in WebAssembly is compiled first, or refused with the reason."""
+    """Store a program. A WebAssembly program is compiled first, or refused with the reason."""
     body = await read_body(request, UploadBody, state.body_limit)
     given = [one for one in (body.source, body.javascript, body.wasm) if one is not None]
     if len(given) != 1:
@@ -56,7 +56,7 @@ async def upload(state: ServerState, request: Request) -> Response:
 
 
 async def programs(state: ServerState, request: Request) -> Response:
-    """The programs of this key, oldest first."""
+    """Return the programs of this key, the oldest first."""
     if state.inferlets is None:
         return json_response({"object": "list", "data": []})
     sandbox, caller = _sandbox(state)
@@ -65,7 +65,7 @@ async def programs(state: ServerState, request: Request) -> Response:
 
 
 async def remove(state: ServerState, request: Request) -> Response:
-    """Forget a program. Runs of it go on."""
+    """Delete a program. Its runs continue."""
     sandbox, caller = _sandbox(state)
     name = request.path_params["id"]
     sandbox.uploads.remove(caller.tenant, name)
@@ -73,8 +73,8 @@ async def remove(state: ServerState, request: Request) -> Response:
 
 
 async def launch(state: ServerState, request: Request) -> Response:
-    """Run a program: the answer is the run at its start or, as a stream, its events to the end. A
-    client that goes away ends no run."""
+    """Run a program. The answer is the run at its start or, as a stream, the run's events to its
+    end. The run continues if the client disconnects."""
     body = await read_optional_body(request, RunBody, state.body_limit)
     sandbox, caller = _sandbox(state)
     program = sandbox.uploads.get(caller.tenant, request.path_params["id"])
@@ -94,7 +94,7 @@ async def launch(state: ServerState, request: Request) -> Response:
 
 
 async def runs(state: ServerState, request: Request) -> Response:
-    """The runs of this key, oldest first."""
+    """Return the runs of this key, the oldest first."""
     if state.inferlets is None:
         return json_response({"object": "list", "data": []})
     sandbox, caller = _sandbox(state)
@@ -103,7 +103,8 @@ async def runs(state: ServerState, request: Request) -> Response:
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:
-    """A run; ``stream=true`` (query): its events, after ``starting_after``, to its end."""
+    """Return a run; with ``stream=true`` (query) its events after ``starting_after``, to its
+    end."""
     sandbox, caller = _sandbox(state)
     record = sandbox.get(caller.tenant, request.path_params["id"])
     query = read_query(request, RunQuery)
@@ -119,7 +120,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
 
 
 async def message(state: ServerState, request: Request) -> Response:
-    """Send a message to a run, which it gets by ``receive`` or ``receive_blob``."""
+    """Send a message to a run, which reads it with ``receive`` or ``receive_blob``."""
     body = await read_body(request, MessageBody, state.body_limit)
     sandbox, caller = _sandbox(state)
     name = request.path_params["id"]
@@ -133,7 +134,7 @@ async def message(state: ServerState, request: Request) -> Response:
 
 
 async def end(state: ServerState, request: Request) -> Response:
-    """End a run, and forget it and its events."""
+    """End a run, and delete it and its events."""
     sandbox, caller = _sandbox(state)
     name = request.path_params["id"]
     sandbox.end(caller.tenant, name)
@@ -141,7 +142,7 @@ async def end(state: ServerState, request: Request) -> Response:
 
 
 class _Completing:
-    """Answers a program's leases, as requests of the tenant that runs it."""
+    """Answers a program's completion requests (leases) for the tenant that runs the program."""
 
     def __init__(self, state: ServerState, caller: Caller) -> None:
         self._state, self._caller = state, caller
@@ -156,8 +157,8 @@ class _Completing:
 
 
 def _sandbox(state: ServerState, code: str = "not_found") -> tuple[ProgramSandbox, Caller]:
-    """The sandbox, and the caller, which may use it. Raises RequestError, of ``code`` where there
-    is no sandbox, or ServerError."""
+    """Return the sandbox, and the caller, which may use it. Raises RequestError ``code`` if there
+    is no sandbox, ServerError if the caller may not use it."""
     caller = CALLER.get()
     if state.inferlets is None:
         raise RequestError(
@@ -173,7 +174,7 @@ def _sandbox(state: ServerState, code: str = "not_found") -> tuple[ProgramSandbo
 
 
 def _rights(body: RunBody, tenant: str, grant: InferletGrant) -> Rights:
-    """The rights that a run wants, all of which its key must have. Raises ServerError."""
+    """Return the rights that a run requests. Raises ServerError if its key lacks any of them."""
     for name in ("store", "topics"):
         if getattr(body, name) and not getattr(grant, name):
             raise ServerError("forbidden", f"This key grants no {name}; run without `{name}`.")

@@ -1,4 +1,4 @@
-"""Start of the sandbox of a server, and the controller of the engine that serves now."""
+"""Start of a server's sandbox for inferlets, and the controller of the current engine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ GIGABYTE = 10**9
 
 
 class CurrentController:
-    """Gives the controller of the engine that serves; another engine gets another one. Topics and
-    stored values outlive it."""
+    """Provider of the controller of the current engine. A restarted engine gets a new controller;
+    topics and stored values are kept."""
 
     def __init__(self, completion: Completer) -> None:
         self._completion = completion
@@ -38,7 +38,7 @@ class CurrentController:
         self._controller: Controller | None = None
 
     def __call__(self) -> Controller:
-        """Return the controller of the engine that serves now. Raises EngineLost."""
+        """Return the controller of the current engine. Raises EngineLost."""
         clients = self._completion.engines.clients
         if not clients:
             raise self._completion.lost or EngineLost("no engine serves now")
@@ -58,9 +58,9 @@ async def _nobody(body: dict[str, Any]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def sandbox_of(state: ServerState, config: InferletsConfig) -> AsyncIterator[None]:
-    """The server's sandbox, where the configuration has one, until the end of the block.
+    """Run the server's sandbox during the block, if the configuration enables it.
 
-    Raises ValueError where wasmtime is missing, OSError where the host cannot be started.
+    Raises ValueError if wasmtime is missing, OSError if the host process cannot be started.
     """
     if not config.enable_inferlets:
         yield
@@ -86,8 +86,8 @@ async def sandbox_of(state: ServerState, config: InferletsConfig) -> AsyncIterat
 
 
 async def _runners() -> dict[Language, Path]:
-    """The runners by language. That of Python is built where it is missing and can be; for that of
-    JavaScript packages are fetched, so an operator builds it."""
+    """Return the runners by language. A missing runner of Python is built now, if possible. The
+    runner of JavaScript must be built by the operator, because its build downloads packages."""
     found: dict[Language, Path] = {}
     try:
         if (path := prebuilt()) is None:

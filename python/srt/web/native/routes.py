@@ -28,8 +28,8 @@ from starlette.responses import Response
 
 
 def numbered_event(value: Any) -> bytes:
-    """An event of ``/generate``, whose id is the number of tokens that its completion has, after
-    the number of the completion where there are several."""
+    """Return an event of ``/generate``. Its id is the number of the completion's tokens so far,
+    preceded by the completion's index if there are several."""
     if not isinstance(value, Generated):
         return event(value)
     count = value.meta_info.completion_tokens
@@ -56,7 +56,7 @@ async def encode(state: ServerState, request: Request) -> Response:
 
 
 async def classify(state: ServerState, request: Request) -> Response:
-    """The labels of texts, by a model with a classification head."""
+    """Return the labels of texts, by a model with a classification head."""
     body = await read_body(request, ClassifyRequest, state.body_limit)
     work = classified(state.runtime, body, CALLER.get())
     data, found = await unless_gone(request, work)

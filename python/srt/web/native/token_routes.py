@@ -28,11 +28,11 @@ from sglang.srt.web.server_state import ServerState
 from starlette.requests import Request
 from starlette.responses import Response
 
-PIECE = 1 << 14  # entries of an array that are objects at once
+PIECE = 1 << 14  # entries of an array that are converted at once
 
 
 class TemplateBody(msgspec.Struct, kw_only=True):
-    """A conversation, as ``/v1/chat/completions`` takes it."""
+    """A conversation in the form of ``/v1/chat/completions``."""
 
     model: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -44,9 +44,10 @@ class TemplateBody(msgspec.Struct, kw_only=True):
 
 
 class TokenizeBody(TemplateBody, kw_only=True):
-    """One of ``prompt``, ``text``, ``content`` (three names of one thing) and ``messages``.
+    """One of ``prompt``, ``text``, ``content`` (three names of the same field) and ``messages``.
 
-    ``add_special_tokens`` is true unless they are messages, whose template writes its own.
+    ``add_special_tokens`` is true by default; for messages it is false, because the chat template
+    writes its own special tokens.
     """
 
     prompt: str | list[str] | None = None
@@ -65,7 +66,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:
-    """Ids of one text, of each in a list, or of a conversation."""
+    """Return the token ids of one text, of each text in a list, or of a conversation."""
     body = await read_body(request, TokenizeBody, state.body_limit)
     return json_response(await unless_gone(request, _tokenized(state, body)))
 
@@ -97,7 +98,7 @@ async def _tokenized(state: ServerState, body: TokenizeBody) -> dict[str, Any]:
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
-    """The text of ids, or of each list of ids."""
+    """Return the text of token ids, or of each list of token ids."""
     body = await read_body(request, DetokenizeBody, state.body_limit)
     return json_response(await unless_gone(request, _detokenized(state, body)))
 
@@ -124,13 +125,14 @@ async def _detokenized(state: ServerState, body: DetokenizeBody) -> dict[str, An
 
 
 async def apply_template(state: ServerState, request: Request) -> Response:
-    """The prompt that a conversation makes."""
+    """Return the prompt of a conversation as text."""
     body = await read_body(request, TemplateBody, state.body_limit)
     return json_response({"prompt": (await _prompt(state, body)).text})
 
 
 async def tokenizer_info(state: ServerState, request: Request) -> Response:
-    """Facts of the vocabulary, under names of tokenizer_config.json too."""
+    """Return facts of the vocabulary; special tokens also under their names in
+    tokenizer_config.json."""
     tokenizer = state.runtime.tokenizer
     specials = {role: text for role, text in tokenizer.specials.items() if text}
     return json_response(
@@ -148,14 +150,14 @@ async def tokenizer_info(state: ServerState, request: Request) -> Response:
 
 
 def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    """The same of each id; one past the vocabulary has none."""
+    """Return ``token_text`` of each id; "" for an id beyond the vocabulary."""
     table = tokenizer.token_bytes
     return [token_text(table[token]) if token < len(table) else "" for token in ids]
 
 
 def _array(row: Ints, objects: Callable[[Ints], list[Any]]) -> msgspec.Raw:
-    """The entries of ids as a JSON array, made in pieces: objects for millions of entries at once
-    take many times the memory of the text."""
+    """Return the converted ids as a JSON array. It is made in pieces, because the objects of
+    millions of entries take many times the memory of their text."""
     pieces = [
         msgspec.json.encode(objects(row[start : start + PIECE]))[1:-1]
         for start in range(0, len(row), PIECE)
@@ -164,7 +166,7 @@ def _array(row: Ints, objects: Callable[[Ints], list[Any]]) -> msgspec.Raw:
 
 
 async def _prompt(state: ServerState, body: TemplateBody) -> ChatPrompt:
-    """The prompt of a chat of these messages. Raises RequestError."""
+    """Return the prompt of a body's messages. Raises RequestError."""
     variables = body.chat_template_kwargs or {}
     verify_template(body.chat_template, variables)
     form = state.runtime.tool_format

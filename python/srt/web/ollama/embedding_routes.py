@@ -19,17 +19,17 @@ from sglang.srt.web.server_state import ServerState
 from starlette.requests import Request
 from starlette.responses import Response
 
-FRAME = 8  # tokens that a tokenizer puts around a text, at most; its own have a byte each, or more
+FRAME = 8  # most tokens that a tokenizer adds around a text; the text has at most one per byte
 
 
 async def embed_texts(state: ServerState, request: Request) -> Response:
-    """A vector for each text, of length 1."""
+    """Return a vector of length 1 for each text."""
     body = await read_body(request, OllamaEmbedBody, state.body_limit)
     return json_response(await unless_gone(request, _embedded(state.runtime, body)))
 
 
 async def embeddings(state: ServerState, request: Request) -> Response:
-    """The vector of one text; of an empty one there is none."""
+    """Return the vector of one text; an empty list for an empty text."""
     body = await read_body(request, OllamaEmbeddingsBody, state.body_limit)
     wanted = OllamaEmbedBody(model=body.model, name=body.name, input=body.prompt)
     found = await unless_gone(request, _embedded(state.runtime, wanted))
@@ -58,7 +58,7 @@ async def _embedded(runtime: EngineRuntime, body: OllamaEmbedBody) -> dict[str, 
 
 
 async def _shortened(runtime: EngineRuntime, text: str) -> str | list[int]:
-    """The text, or the first ids of one that is longer than the context."""
+    """Return the text, or its first token ids if it is longer than the context."""
     room = min(runtime.info.context_length, runtime.info.capacity)
     if bytes_of(text) + FRAME <= room:
         return text

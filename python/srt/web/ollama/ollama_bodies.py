@@ -1,8 +1,8 @@
-"""Bodies of Ollama's API. A field that is null is not set; ``keep_alive`` has no effect here.
+"""Bodies of Ollama's API. A null field is unset; ``keep_alive`` has no effect on this server.
 
-Fields that this server does not honour are declared too. ``suffix``, ``template`` and ``context``
-are refused: a text without them is another one. ``truncate`` of a chat or prompt, ``shift`` and
-``verbose``, which clients send by default, have no effect.
+Unsupported fields are declared too. ``suffix``, ``template`` and ``context`` are refused, because
+ignoring them would change the text. ``truncate`` of a chat or prompt, ``shift`` and ``verbose``,
+which clients send by default, have no effect.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class OllamaModelBody(msgspec.Struct, kw_only=True):
 
 
 class ShowBody(OllamaModelBody, kw_only=True):
-    """``verbose``: without effect."""
+    """``verbose`` has no effect."""
 
     verbose: bool | None = None
 
 
 class PullBody(OllamaModelBody, kw_only=True):
-    """A model that is served is there; no other one can be fetched."""
+    """A model to pull. Only a served model can be named; no other one is fetched."""
 
     stream: bool | None = None
 
 
 class GeneratingBody(OllamaModelBody, kw_only=True):
-    """Fields of both routes that generate. ``stream`` is true by default; ``truncate`` and
-    ``shift``: without effect, what is longer than the context is refused."""
+    """Fields of both generating routes. ``stream`` is true by default. ``truncate`` and ``shift``
+    have no effect; a prompt longer than the context is refused."""
 
     stream: Annotated[bool | None, None, "One JSON object a line; true by default."] = None
     format: Format = None
@@ -88,15 +88,15 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaChatBody(GeneratingBody, kw_only=True):
-    """A conversation. Without messages the reply says that the model is loaded."""
+    """A conversation. Without messages the reply reports that the model is loaded."""
 
     messages: list[OllamaMessage] | None = None
     tools: list[Any] | None = None
 
 
 class OllamaGenerateBody(GeneratingBody, kw_only=True):
-    """A prompt. Without one the reply says that the model is loaded. ``raw``: the prompt is sent to
-    the model as it is, without the chat template."""
+    """A prompt. Without a prompt the reply reports that the model is loaded. ``raw``: send the
+    prompt to the model without the chat template."""
 
     prompt: str | None = None
     system: str | None = None
@@ -108,8 +108,8 @@ class OllamaGenerateBody(GeneratingBody, kw_only=True):
 
 
 class OllamaEmbedBody(OllamaModelBody, kw_only=True):
-    """``truncate``: what is longer than the context loses its end, true by default; else it is
-    refused."""
+    """``truncate``: cut the end of a text that is longer than the context, true by default; false:
+    refuse such a text."""
 
     input: Annotated[str | list[str] | None, None, "A text or a list of texts."] = None
     truncate: bool | None = None

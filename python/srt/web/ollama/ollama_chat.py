@@ -1,10 +1,10 @@
-"""Bodies of Ollama's API as the chats that they are.
+"""Conversion of bodies of Ollama's API to chat requests.
 
-images       parts of the user's message, before its text
-thinking     ``reasoning_content``, which a template may write
-tool_calls   calls of the assistant's message, numbered where they have no ids
-tool         the result of the first call of that name that has none; without a name, of the first
-a last message of the assistant: what the reply goes on with
+images       become parts of the user's message, before its text
+thinking     becomes ``reasoning_content``, which a template may write
+tool_calls   become calls of the assistant's message, numbered if they have no ids
+tool         a result of the first unanswered call of that name; without a name, of the first one
+The reply continues a last message of the assistant.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ EFFORTS = ("low", "medium", "high")
 
 
 def chat_of(body: OllamaChatBody, model: str, thinks: bool) -> ChatRequest:
-    """The conversation of /api/chat. ``model``: the runtime's name of it; ``thinks``: its
-    thoughts are apart from its answers. Raises RequestError."""
+    """Return the chat request of a body of /api/chat. ``model``: the runtime's name of the model;
+    ``thinks``: the model's reasoning is separated from its answers. Raises RequestError."""
     messages = _Conversation(body.messages or []).messages
     last = messages[-1]
     goes_on = last["role"] == "assistant" and not last.get("tool_calls") and bool(last["content"])
@@ -39,7 +39,7 @@ def chat_of(body: OllamaChatBody, model: str, thinks: bool) -> ChatRequest:
 
 
 def prompt_chat(body: OllamaGenerateBody, model: str, thinks: bool) -> ChatRequest:
-    """The conversation that the prompt of /api/generate is. Raises RequestError."""
+    """Return the chat request for the prompt of /api/generate. Raises RequestError."""
     system = [OllamaMessage(role="system", content=body.system)] if body.system else []
     said = OllamaMessage(role="user", content=body.prompt, images=body.images)
     messages = _Conversation([*system, said], "images").messages
@@ -64,7 +64,7 @@ def verify_generate(body: OllamaGenerateBody) -> None:
 
 
 def response_format(format: str | dict[str, Any] | None) -> dict[str, Any] | None:
-    """``format`` as OpenAI's ``response_format``. Raises RequestError."""
+    """Convert ``format`` to OpenAI's ``response_format``. Raises RequestError."""
     if not format and not isinstance(format, dict):
         return None
     if isinstance(format, dict):
@@ -75,7 +75,7 @@ def response_format(format: str | dict[str, Any] | None) -> dict[str, Any] | Non
 
 
 def sampling_fields(body: GeneratingBody, model: str) -> dict[str, Any]:
-    """Fields that say how tokens are sampled, as ``CompletionFields`` has them. Raises
+    """Return the sampling parameters and constraint as fields of ``CompletionFields``. Raises
     RequestError."""
     return {
         "model": model,
@@ -106,12 +106,12 @@ def _thinking(think: bool | str | None, model: str, thinks: bool) -> dict[str, A
 
 
 class _Conversation:
-    """Messages in OpenAI's form. ``field``: the one that errors about images name."""
+    """Converter of messages to OpenAI's format. ``field``: name of the images' field in errors."""
 
     def __init__(self, given: list[OllamaMessage], field: str = "") -> None:
         self._field, self._count = field, 0
-        # Id and name of each call without a result, by what a result may say of it: the id, the
-        # name, both or neither. One that has its result is dropped where it comes first.
+        # Id and name of each unanswered call, by the four references that a result may use: id,
+        # name, both or neither. Answered calls are emptied, and removed when they come first.
         self._open: defaultdict[tuple[str, str], deque[list[str]]] = defaultdict(deque)
         self.messages = [self._message(i, message) for i, message in enumerate(given)]
 
@@ -142,7 +142,7 @@ class _Conversation:
         return calls
 
     def _answered(self, message: OllamaMessage) -> tuple[str, str]:
-        """Id and function of the call whose result the message is."""
+        """Return id and function name of the call that a result message answers."""
         said = message.tool_call_id or "", message.tool_name or ""
         line = self._open.get(said, deque())
         while line:
@@ -155,7 +155,8 @@ class _Conversation:
 
 
 def picture(where: str, data: str) -> dict[str, Any]:
-    """A part with an image. Base64 alone, so that no text names a file or an address."""
+    """Return a message part with an image. Only base64 is accepted, so that the text cannot name a
+    file or an address."""
     if not data:
         raise RequestError(f"{where} is empty; give base64 of an image.", "messages")
     url = data if data[:5].lower() == "data:" else f"data:image;base64,{data}"

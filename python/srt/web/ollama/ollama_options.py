@@ -1,7 +1,7 @@
-"""Options: Ollama's ``options`` as fields of a chat request.
+"""Options: converts Ollama's ``options`` to fields of a chat request.
 
-As Ollama does it: unknown names, null, and options of how a model is loaded are ignored; a value
-of the wrong type is refused; a number of a whole-number option loses its fraction.
+The rules are Ollama's: unknown names, null, and options for loading a model are ignored; a value of
+the wrong type is refused; a number for an integer option loses its fraction.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from sglang.srt.requests.request_error import RequestError, Reworded, shown
 
 DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's, where a request has none of its own. Its repetition penalty is left out: what is not
-set changes no text."""
+"""Ollama's defaults for missing options. Its default repetition penalty is left out, so that a
+request without one has no penalty."""
 
 _FIELDS = {
     "num_predict": "max_tokens",
@@ -45,7 +45,7 @@ MAX_WHOLE = 1 << 62
 
 
 def fields_of(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields of ``CompletionFields`` that the options stand for. Raises RequestError."""
+    """Convert options to fields of ``CompletionFields``. Raises RequestError."""
     given = dict(DEFAULTS)
     for name, value in (options or {}).items():
         if value is None:
@@ -62,7 +62,7 @@ def fields_of(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _neutral(given: dict[str, Any]) -> dict[str, Any]:
-    """The options without those whose value means that they are off."""
+    """Return the options; values that mean "off" in Ollama are removed or replaced."""
     found = dict(given)
     if found.get("num_predict", 1) <= 0:  # -1: no limit, -2: until the context is full
         del found["num_predict"]
@@ -76,10 +76,10 @@ def _neutral(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def spelled(images: str = "images") -> Reworded:
-    """A block whose errors about sampling and images leave it in the names of Ollama's fields.
+    """Return a block that renames the fields in errors about sampling and images to Ollama's.
 
     Args:
-        images: field of the images; ``{message}`` in it becomes the message.
+        images: name of the images' field; ``{message}`` in it becomes the message's path.
     """
     return Reworded(partial(_spelled, images))
 

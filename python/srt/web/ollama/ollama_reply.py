@@ -1,7 +1,7 @@
-"""Replies of /api/chat and /api/generate: whole, or one JSON object a line.
+"""Replies of /api/chat and /api/generate: one JSON object, or one on each line of a stream.
 
-A call of a tool is sent whole, when its arguments have ended. The last line has the reason of the
-end and the counts; times are nanoseconds.
+A tool call is sent as a whole once its arguments are complete. The last line has the reason of the
+end, the counts, and times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sglang.srt.web.exchange.error_replies import describe
 from sglang.srt.web.exchange.event_stream import EventForm
 from sglang.srt.web.route import LINES
 
-NOT_JSON = "INVALID_JSON"  # name of the argument of a call whose arguments are no JSON object
+NOT_JSON = "INVALID_JSON"  # argument that holds the text if a call's arguments are no JSON object
 
 
 def line(value: Any) -> bytes:
@@ -34,14 +34,14 @@ NDJSON = EventForm(line, b"", error_line, LINES)
 
 
 class Pieces:
-    """Pieces of a reply, made of deltas, as fields of Ollama's messages."""
+    """Converter of deltas to pieces of a reply: fields of Ollama's messages."""
 
     def __init__(self) -> None:
         self._name = ""
         self._arguments: list[str] = []
 
     def add(self, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
-        """Messages of the deltas: words, thoughts, and calls that have ended."""
+        """Return the messages of the deltas: text, reasoning, and complete calls."""
         found: list[dict[str, Any]] = []
         for delta in deltas:
             if isinstance(delta, Arguments):
@@ -57,7 +57,7 @@ class Pieces:
         return found
 
     def end(self, whole: bool) -> list[dict[str, Any]]:
-        """The last call. ``whole``: no limit has cut it; what was cut is left out."""
+        """Return the last call. ``whole``: the call is complete; a cut one is left out."""
         return self._call() if whole else []
 
     def _call(self) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ class Pieces:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """The object that a call's arguments are."""
+    """Parse a call's arguments; text that is no JSON object becomes the argument NOT_JSON."""
     try:
         value = from_json(text or "{}", allow_inf_nan=False)
     except ValueError:
@@ -79,7 +79,7 @@ def arguments_of(text: str) -> dict[str, Any]:
 
 
 def joined(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One message of all pieces."""
+    """Join all pieces to one message."""
     found: dict[str, Any] = {"content": "".join(piece["content"] for piece in pieces)}
     if thoughts := "".join(piece.get("thinking", "") for piece in pieces):
         found["thinking"] = thoughts
@@ -89,18 +89,18 @@ def joined(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def of_chat(piece: dict[str, Any]) -> dict[str, Any]:
-    """Fields of /api/chat for a piece."""
+    """Return the fields of /api/chat for a piece."""
     return {"message": {"role": "assistant", **piece}}
 
 
 def of_prompt(piece: dict[str, Any]) -> dict[str, Any]:
-    """Fields of /api/generate for a piece."""
+    """Return the fields of /api/generate for a piece."""
     content, rest = piece["content"], {k: v for k, v in piece.items() if k != "content"}
     return {"response": content, **rest}
 
 
 def ended(output: Output) -> dict[str, Any]:
-    """The last fields of a finished reply. Raises RequestError where no token could follow."""
+    """Return the last fields of a finished reply. Raises RequestError if no token could follow."""
     assert output.finish is not None
     if output.finish.reason == "error":
         raise RequestError(output.finish.message or "No token could follow; change the request.")

@@ -44,9 +44,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 VERSION = "0.12.6"
-"""Ollama's, whose API this is: clients compare it with what they need."""
+"""The version of Ollama whose API is served. Clients compare it with the version that they need."""
 
-Written = Callable[[dict[str, Any]], dict[str, Any]]  # a piece in the words of one route
+Written = Callable[[dict[str, Any]], dict[str, Any]]  # converts a piece to fields of one route
 
 
 async def chat(state: ServerState, request: Request) -> Response:
@@ -85,7 +85,8 @@ async def _answer(
     count: int,
     make: Callable[[], ChatRequest],
 ) -> Response:
-    """The reply to the chat that ``make`` makes of so many entries."""
+    """Reply to the chat that ``make`` returns. ``count``: number of entries, the cost of ``make``.
+    Raises RequestError."""
     call = await read_chat(state.runtime, await offload(count, make), caller=CALLER.get())
     return await _reply(state, request, body, written, call)
 
@@ -102,7 +103,7 @@ async def _reply(
 
 
 async def _raw(state: ServerState, body: OllamaGenerateBody, model: str) -> ChatCall:
-    """The prompt as it is. Raises RequestError."""
+    """Return a call for a raw prompt, without the chat template. Raises RequestError."""
     runtime, fields = state.runtime, CompletionFields(**sampling_fields(body, model))
     limit = fields.max_tokens
     sampling = sampling_of(fields, runtime.info.context_length if limit is None else limit)
@@ -115,7 +116,7 @@ async def _raw(state: ServerState, body: OllamaGenerateBody, model: str) -> Chat
 async def _whole(
     state: ServerState, body: GeneratingBody, written: Written, call: ChatCall
 ) -> dict[str, Any]:
-    """The reply as one object."""
+    """Return the reply as one object."""
     with spelled(), call.named():
         ((output,),) = await state.finish([call.request])
     reader, pieces = call.reader(), Pieces()
@@ -135,7 +136,7 @@ async def _lines(
     scored = call.request.logprobs is not None
     async with aclosing(state.run([call.request])) as items:
         async for _, output in items:
-            # Read once: while a line is on its way the output may finish, and come again for that.
+            # Read ``finish`` once: the output may finish, and come again, while a line is sent.
             finished = output.finish is not None
             if not reader.sent.ready(output, interval):
                 continue
@@ -164,8 +165,8 @@ def _logprobs(state: ServerState, output: Any, which: range) -> list[dict[str, A
 
 
 def _loaded(body: GeneratingBody, written: Written) -> Response:
-    """The reply to a request without a prompt: clients load a model so, and unload it with a
-    ``keep_alive`` of 0. It stays loaded."""
+    """Reply to a request without a prompt. Clients use it to load a model, or to unload it with a
+    ``keep_alive`` of 0; on this server the model stays loaded."""
     reason = "unload" if body.keep_alive in (0, "0") else "load"
     return json_response(
         {**_head(body), **written({"content": ""}), "done": True, "done_reason": reason}
@@ -176,29 +177,29 @@ def _loaded(body: GeneratingBody, written: Written) -> Response:
 
 
 async def tags(state: ServerState, request: Request) -> Response:
-    """The models that are served: the model and its adapters."""
+    """Return the served models: the model and its adapters."""
     return json_response({"models": served_models.listed(state.runtime, state.started)})
 
 
 async def ps(state: ServerState, request: Request) -> Response:
-    """The models in memory: all that are served."""
+    """Return the models in memory: all served ones."""
     return json_response({"models": served_models.loaded(state.runtime)})
 
 
 async def show(state: ServerState, request: Request) -> Response:
-    """Facts of one model."""
+    """Return facts of one model."""
     body = await read_body(request, ShowBody, state.body_limit)
     name = served_models.model_of(state.runtime, body)
     return json_response(served_models.described(state.runtime, name, state.started))
 
 
 async def version(state: ServerState, request: Request) -> Response:
-    """The version of Ollama whose API this is."""
+    """Return the version of Ollama whose API is served."""
     return json_response({"version": VERSION})
 
 
 async def pull(state: ServerState, request: Request) -> Response:
-    """A model that is served is there already; no other one is fetched."""
+    """Report success for a served model; refuse any other one, as no model is fetched."""
     body = await read_body(request, PullBody, state.body_limit)
     try:
         served_models.model_of(state.runtime, body)
@@ -210,7 +211,7 @@ async def pull(state: ServerState, request: Request) -> Response:
 
 
 async def refuse(state: ServerState, request: Request) -> Response:
-    """Refused: the models of a server do not change."""
+    """Refuse the request, because the models of a server do not change."""
     raise _fixed(state, request.url.path.removeprefix("/api/").partition("/")[0])
 
 

@@ -1,6 +1,6 @@
 """Served models: the model and its adapters under Ollama's names, and their facts.
 
-A name of Ollama has a tag. Here it is always ``latest``, and it may be left out.
+A model's name in Ollama has a tag. On this server the tag is always ``latest``, and optional.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 def model_of(runtime: EngineRuntime, body: OllamaModelBody) -> str:
-    """The name by which the runtime knows the body's model. Raises RequestError: ``not_found``
-    for a name that is not served."""
+    """Return the runtime's name of the body's model. Raises RequestError ``not_found`` for an
+    unknown name."""
     given = body.model or body.name
     if not given:
         raise RequestError("model is missing; give the name of one of /api/tags.", "model")
@@ -38,22 +38,23 @@ def model_of(runtime: EngineRuntime, body: OllamaModelBody) -> str:
 
 
 def tagged(name: str) -> str:
-    """The name as Ollama's clients look it up."""
+    """Return a model's name with its tag, as Ollama's clients use it."""
     return name if ":" in name else f"{name}{TAG}"
 
 
 def moment(seconds: float) -> str:
-    """Seconds since the epoch as RFC 3339."""
+    """Convert seconds since the epoch to a text by RFC 3339."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def listed(runtime: EngineRuntime, started: int) -> list[dict[str, Any]]:
-    """The models of /api/tags. ``started``: seconds since the epoch."""
+    """Return the models of /api/tags. ``started``: start of the server, in seconds since the
+    epoch."""
     return [_card(runtime, name, _loaded_at(runtime, name, started)) for name in _names(runtime)]
 
 
 def loaded(runtime: EngineRuntime) -> list[dict[str, Any]]:
-    """The models of /api/ps: all are loaded, and none is unloaded."""
+    """Return the models of /api/ps. All served models are loaded, and none is ever unloaded."""
     info = runtime.info
     cards = []
     for card in listed(runtime, 0):
@@ -65,7 +66,7 @@ def loaded(runtime: EngineRuntime) -> list[dict[str, Any]]:
 
 
 def described(runtime: EngineRuntime, name: str, started: int) -> dict[str, Any]:
-    """The model of /api/show. ``parameters`` are Ollama's lines of defaults."""
+    """Return the model of /api/show. Field ``parameters`` has the default options, one a line."""
     info, family = runtime.info, _family(runtime)
     return {
         "modelfile": f"FROM {info.model_path}\n",
@@ -90,7 +91,7 @@ def _names(runtime: EngineRuntime) -> list[str]:
 
 
 def _known(runtime: EngineRuntime) -> dict[str, str]:
-    """Names of the runtime by the spellings that requests may use."""
+    """Return the runtime's names of models by the names that requests may use."""
     adapters = runtime.adapters.known
     found = {runtime.info.model_path: runtime.model_name, runtime.model_name: runtime.model_name}
     found |= {f"{runtime.model_name}:{name}": name for name in adapters}

@@ -47,7 +47,7 @@ KIND = "text_completion"
 
 class CompletionBody(CompletionFields, kw_only=True):
     """``prompt``: text, token ids, or a list of either; unset: the token that begins every
-    sequence. ``max_tokens`` of 0 with ``echo`` scores the prompt."""
+    sequence. A ``max_tokens`` of 0 with ``echo`` scores the prompt."""
 
     prompt: Any = None
     best_of: Annotated[
@@ -89,7 +89,8 @@ async def completions(state: ServerState, request: Request) -> Response:
 async def _requests(
     state: ServerState, body: CompletionBody, rid: str
 ) -> tuple[list[CompletionRequest], list[str]]:
-    """The requests, and before each answer the text that ``echo`` shows. Raises RequestError."""
+    """Return the requests, and for each the text that ``echo`` puts before its answer. Raises
+    RequestError."""
     _verify(body)
     prompts = _prompts(state, body.prompt)
     state.admit(len(prompts))
@@ -120,7 +121,7 @@ async def _requests(
 
 
 def _verify(body: CompletionBody) -> None:
-    """Raise RequestError for what is not available, or not together."""
+    """Raise RequestError for unsupported fields and combinations of fields."""
     for name, advice in INSTEAD.items():
         if getattr(body, name) is not None:
             raise RequestError(f"{name} is not available; {advice}.", name, "unsupported")
@@ -165,8 +166,8 @@ def _logprobs(body: CompletionBody) -> Logprobs | None:
 
 
 def _best(outputs: Sequence[Output], count: int) -> Sequence[Output]:
-    """The ``count`` of the highest mean log-probability, best first; all in their own order where
-    they are not more."""
+    """Return the ``count`` outputs with the highest mean log-probability, the best first. If there
+    are no more than ``count``, return all in their own order."""
     if len(outputs) <= count:
         return outputs
     means = [fmean(out.logprobs) if out.logprobs else float("-inf") for out in outputs]
@@ -205,7 +206,7 @@ async def _events(
                 yield writer.template.event(text)
                 continue
             choice = writer.write(output, text, tokens)
-            if choice["logprobs"] and not choice["logprobs"]["tokens"]:  # the end has come alone
+            if choice["logprobs"] and not choice["logprobs"]["tokens"]:  # the end without tokens
                 choice["logprobs"] = None
             if always:
                 head["usage"] = collected.usage()
@@ -217,13 +218,13 @@ async def _events(
 
 
 class _ChoiceWriter:
-    """Writes one completion, at once or piece by piece; what belongs to the prompt comes with the
-    first piece.
+    """Writer of one completion, as a whole or in pieces. The first piece has the prompt's data.
 
     Attributes:
-        sent: how much of it.
-        prompt_news: reports on the prompt.
-        template: of the pieces to come, but the last; None where they differ in more than a text.
+        sent: the part that was sent.
+        prompt_news: progress reports about the prompt.
+        template: template of the later pieces, except the last one; None if they differ in more
+            than their text.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class _ChoiceWriter:
         self.template: Template | None = None
 
     def write(self, output: Output, text: str, tokens: range) -> dict[str, Any]:
-        """The next piece: ``text`` and the tokens that belong to it."""
+        """Return the next piece. ``tokens``: indices of the tokens of ``text``."""
         first, self._begun = not self._begun, True
         shown: dict[str, Any] = {"index": self._index, "text": text, "logprobs": None}
         if first:
@@ -258,7 +259,8 @@ class _ChoiceWriter:
         return {**shown, **finish_fields(output)}
 
     def alike(self, head: dict[str, Any]) -> Template | None:
-        """Template of all pieces but the first and the last, if they differ in their text alone."""
+        """Return a template of all pieces except the first and the last, if these pieces differ
+        only in their text; otherwise None."""
         if self._lines is not None or self._ids:
             return None
         choice = {"index": self._index, "text": Template.HOLE, "logprobs": None}
@@ -266,7 +268,8 @@ class _ChoiceWriter:
 
 
 class _Lines:
-    """OpenAI's legacy form: parallel lists. ``value`` hands over what was added since the last."""
+    """Log-probabilities in OpenAI's legacy format: parallel lists. ``value`` returns the entries
+    that were added since the last call."""
 
     def __init__(self, state: ServerState, hidden: Collection[int]) -> None:
         self._hidden = hidden  # tokens that are reported and not in the text
@@ -282,8 +285,8 @@ class _Lines:
         self._offsets: list[int] = []
 
     def prompt(self, request: CompletionRequest, output: Output, echo: str) -> None:
-        """The prompt's own tokens, whose text is ``echo``. What the tokenizer has put before it (a
-        token that begins every sequence, a space) is not part of it."""
+        """Add the prompt's tokens. ``echo``: the prompt's text, without additions of the tokenizer
+        before it (a begin token, a space)."""
         found = output.prompt_logprobs
         if found is None:
             return

@@ -51,13 +51,13 @@ async def _embeddings(runtime: EngineRuntime, body: EmbeddingBody) -> dict[str, 
         shown = _base64(vector) if body.encoding_format == "base64" else vector.tolist()
         item = {"object": "embedding", "index": index, "embedding": shown}
         data.append(msgspec.Raw(msgspec.json.encode(item)))
-        await asyncio.sleep(0)  # other requests have the loop between two vectors
+        await asyncio.sleep(0)  # let other requests run between two vectors
     name = body.model or runtime.model_name
     return {"object": "list", "data": data, "model": name, "usage": usage_of_prompts(found)}
 
 
 def _base64(vector: Floats) -> str:
-    """float32, little-endian, whatever the machine."""
+    """Return base64 of a vector as little-endian float32, on any machine."""
     if sys.byteorder == "big":
         vector = vector[:]
         vector.byteswap()

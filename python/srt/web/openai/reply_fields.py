@@ -32,8 +32,8 @@ def new_reply(state: ServerState, body: CompletionFields, prefix: str) -> ReplyH
 
 
 def usage(results: Sequence[Sequence[Output]]) -> dict[str, Any]:
-    """Token counts; a prompt with several completions counts once. Drafted tokens are shown
-    where there were any, under OpenAI's names; rejected ones cost nothing."""
+    """Return the token counts. A prompt with several completions counts once. Drafted tokens are
+    reported if there were any, under OpenAI's names; rejected ones are not charged."""
     firsts = [outputs[0] for outputs in results if outputs]
     prompt = sum(output.stats.prompt_tokens for output in firsts)
     generated = sum(output.completion_tokens for outputs in results for output in outputs)
@@ -58,13 +58,14 @@ def usage_of(prompt: int, generated: int, cached: int) -> dict[str, Any]:
 
 
 def usage_of_prompts(found: Sequence[Done]) -> dict[str, Any]:
-    """Token counts of a request that generates nothing."""
+    """Return the token counts of a request that generates nothing."""
     prompt = sum(done.stats.prompt_tokens for done in found)
     return usage_of(prompt, 0, sum(done.stats.cached_tokens for done in found))
 
 
 def token_text(data: bytes) -> str:
-    """Text of one token; where it is a part of a character, its bytes in OpenAI's notation."""
+    """Return the text of one token. An incomplete character is written as bytes, in OpenAI's
+    notation."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -72,8 +73,8 @@ def token_text(data: bytes) -> str:
 
 
 def logprob_of(output: Output, place: int, table: Sequence[bytes]) -> dict[str, Any]:
-    """The log-probability of a token, as chats and responses have it, beside those of the most
-    likely; ``table`` has the bytes of every token."""
+    """Return the log-probabilities of token ``place`` and of the most likely tokens there, in the
+    format of chats and responses. ``table``: the bytes of every token id."""
 
     def entry(token: int, value: float) -> dict[str, Any]:
         data = table[token] if token < len(table) else b""
@@ -87,8 +88,8 @@ def logprob_of(output: Output, place: int, table: Sequence[bytes]) -> dict[str, 
 
 
 def finish_fields(output: Output, called: bool = False) -> dict[str, Any]:
-    """``finish_reason`` and, as an addition, what the stop matched; ``called``: the text has calls
-    of tools."""
+    """Return ``finish_reason`` and, as an extension, the matched stop. ``called``: the text has
+    tool calls."""
     if output.finish is None:
         return {"finish_reason": None}
     found: dict[str, Any] = {"finish_reason": output.finish.reason}

@@ -1,4 +1,4 @@
-"""POST /v1/score and /v1/rerank: how well texts go together, by a causal model."""
+"""POST /v1/score and /v1/rerank: measure by a causal model how well texts fit together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of files and batches, as ``openai_shapes`` has those of the other routes of OpenAI's."""
+"""Shapes of files and batches; ``openai_shapes`` has those of OpenAI's other routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples: bodies that each route takes, as /openapi.json shows them."""
+"""Examples: valid bodies of each route, for /openapi.json."""
 
 from __future__ import annotations
 

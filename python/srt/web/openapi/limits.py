@@ -1,8 +1,8 @@
-"""Limits: what the types of the bodies do not say of their fields, as /openapi.json tells it.
+"""Limits: limits of body fields that the types do not express, for /openapi.json.
 
-Bounds and descriptions come from the declarations of the fields (``ir/declaration``), which are
-enforced when a body is read. The shapes here are enforced by the handlers. What these schemas
-refuse is refused there, which the tests of the document hold them to.
+Bounds and descriptions come from the fields' declarations (``ir/declaration``), which are enforced
+when a body is read. The handlers enforce the shapes of this module. Tests of the document verify
+that the handlers refuse everything that these schemas refuse.
 """
 
 from __future__ import annotations
@@ -96,14 +96,13 @@ _SHAPES: dict[str, Schema] = {
     ),
     **CONSTRAINTS,
 }
-"""Of fields whose types say less: one body's, or every body's."""
+"""Schemas of fields with imprecise types: of one body (``Body.field``), or of every body."""
 
 
 def fields_of(body: type, given: dict[str, Schema]) -> dict[str, Schema]:
-    """The schemas of a body's fields, with their limits and descriptions.
+    """Return the schemas of a body's fields, with limits and descriptions.
 
-    A field that still has no type is one that is refused, or is without effect: it is not
-    documented.
+    A field without a type is refused or has no effect, and is not documented.
     """
     declared, found = declarations(body), {}
     for name, schema in given.items():
@@ -118,7 +117,7 @@ def fields_of(body: type, given: dict[str, Schema]) -> dict[str, Schema]:
 
 
 def _bounded(bounds: Bounds, schema: Schema) -> Schema:
-    """The schema of a field within its bounds: each alternative, entry and value of it."""
+    """Return a schema with the bounds added to each of its alternatives, entries and values."""
     found = {**schema, **bounds.keywords(schema.get("type", ""))}
     if "anyOf" in schema:
         found["anyOf"] = [_bounded(bounds, one) for one in schema["anyOf"]]
@@ -129,8 +128,8 @@ def _bounded(bounds: Bounds, schema: Schema) -> Schema:
 
 
 def sampling_schema() -> Schema:
-    """Schema of ``sampling_params``, as ``sampling_from`` reads them: null is unset, unknown names
-    are refused."""
+    """Return the schema of ``sampling_params`` (see ``sampling_from``): null is unset, unknown
+    names are refused."""
     fields = {name: CONSTRAINTS.get(name, {}) for name in (*NAMES, *WITHOUT_EFFECT)}
     fields |= {name: _nullable(parameter) for name, parameter in PARAMETERS.items()}
     fields |= {alias: fields[name] for alias, name in RENAMED.items()}
@@ -144,7 +143,7 @@ def sampling_schema() -> Schema:
 
 
 def _nullable(parameter: Parameter) -> Schema:
-    """A parameter that may be null, and of a list of stops the one stop."""
+    """Return the schema of a parameter that may be null. A list of stops may be a single stop."""
     schema = parameter.schema()
     one = [schema["items"]] if "maxItems" in schema else []
     return {
@@ -155,7 +154,7 @@ def _nullable(parameter: Parameter) -> Schema:
 
 
 def query_schemas(kind: type[msgspec.Struct]) -> dict[str, Schema]:
-    """The schemas of a query's parameters by name."""
+    """Return the schemas of a query's parameters by name."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
     found = {}
     for name, parameter in declarations(kind).items():

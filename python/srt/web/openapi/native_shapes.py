@@ -1,6 +1,6 @@
-"""Shapes: what the routes answer and the queries they take, as /openapi.json tells it.
+"""Shapes: the types of the routes' answers, for /openapi.json.
 
-The handlers answer plain data. That it has these shapes, the tests of the document see to.
+The handlers answer plain data. Tests of the document verify that it has these shapes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sglang.srt.engine.info import EngineInfo
 from sglang.srt.runtime.classification import Label
 
 T = TypeVar("T")
-Maybe: TypeAlias = T | UnsetType  # a field that may not be there
+Maybe: TypeAlias = T | UnsetType  # a field that may be absent
 Object = dict[str, Any]
 
 
@@ -52,8 +52,8 @@ class OllamaErrorReply(Struct):
 
 
 class Event(Struct):
-    """One event of a stream. ``data`` is JSON, or ``[DONE]``; ``event`` is its type, where the API
-    has types; ``id`` of ``/generate`` the number of tokens so far."""
+    """One event of a stream. ``data``: JSON, or ``[DONE]``. ``event``: type of the event, if the
+    API has types. ``id``: for ``/generate``, the number of tokens so far."""
 
     data: str
     id: Maybe[str] = UNSET
@@ -72,7 +72,8 @@ class Told(Status):
 
 
 class DrainStatus(Struct):
-    """``pending``: open requests; ``seconds_left``: null before the drain has begun."""
+    """``pending``: number of open requests. ``seconds_left``: seconds until they are ended; null
+    before the drain."""
 
     draining: bool
     pending: Count
@@ -80,9 +81,10 @@ class DrainStatus(Struct):
 
 
 class FleetEngine(Struct):
-    """An engine. ``state``: "serving", "lost", "leaving", or "resting" where it is far slower than
-    the others; ``pending``: its requests now; ``routed``: those that were sent to it so far, where
-    there are several engines; ``max_total_num_tokens``: size of its KV cache."""
+    """An engine. ``state``: "serving", "lost", "leaving", or "resting" while it is excluded for
+    being far slower than the others. ``pending``: number of its current requests. ``routed``:
+    number of requests sent to it so far, if there are several engines. ``max_total_num_tokens``:
+    size of its KV cache."""
 
     name: str
     state: Literal["serving", "lost", "leaving", "resting"]
@@ -97,7 +99,7 @@ class FleetEngines(Struct):
 
 
 class EngineRemoved(FleetEngines):
-    """``moved``: requests that went on elsewhere."""
+    """``moved``: number of requests that continue on other engines."""
 
     moved: Count
 
@@ -107,7 +109,7 @@ class Closed(Status):
 
 
 class Load(Struct):
-    """Load of the engine: its requests, the waiting ones, tokens whose KV is in use."""
+    """Load of an engine: number of its requests, of waiting requests, and of KV tokens in use."""
 
     dp_rank: Literal[0]
     num_reqs: Count
@@ -143,7 +145,7 @@ class ModelInfo(EngineInfo, frozen=True, kw_only=True):
 
 
 class ServerInfo(EngineInfo, frozen=True, kw_only=True):
-    """The settings, too, each under its own name."""
+    """Facts and statistics of the engine. The settings are added, each under its own name."""
 
     served_model_name: str
     open_requests: Count
@@ -173,7 +175,7 @@ class Flushed(Struct):
 
 
 class AdaptersReply(Struct):
-    """``loaded_adapters``: names and paths."""
+    """``loaded_adapters``: paths by name."""
 
     success: Literal[True]
     message: str

@@ -1,4 +1,4 @@
-"""Shapes of Ollama's routes, as ``native_shapes`` has those of the others."""
+"""Shapes of the answers of Ollama's routes; ``native_shapes`` has those of the native routes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sglang.srt.web.openapi.openai_shapes import TopLogprob
 
 
 class OllamaEnd(Struct, kw_only=True):
-    """A whole reply, or the last line of a stream. Counts and times are left out where nothing was
-    generated; times are nanoseconds."""
+    """A whole reply, or the last line of a stream. Counts and times are left out if nothing was
+    generated; times are in nanoseconds."""
 
     model: str
     created_at: str

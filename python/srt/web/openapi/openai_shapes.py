@@ -1,4 +1,4 @@
-"""Shapes of OpenAI's and Anthropic's routes, as ``shapes`` has those of the others."""
+"""Shapes of the answers of OpenAI's and Anthropic's routes; ``native_shapes`` has the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class CompletionLogprobs(Struct):
 
 
 class ChoiceReply(Struct, kw_only=True):
-    """``matched_stop`` where it stopped, ``finish_message`` where no token could follow."""
+    """``matched_stop``: the stop that matched, if any. ``finish_message``: why no token could
+    follow, if ``finish_reason`` is "error"."""
 
     index: Count
     finish_reason: Literal["stop", "length", "abort", "error", "tool_calls", "function_call"]
@@ -100,7 +101,7 @@ class ChatCompletion(Struct):
 
 
 class EmbeddingReply(Struct):
-    """Base64 of little-endian float32 where that was requested."""
+    """``embedding``: a list of numbers or, if requested, base64 of little-endian float32."""
 
     object: Literal["embedding"]
     index: Count
@@ -123,7 +124,7 @@ class ResponseUsage(Struct):
 
 
 class Response(Struct):
-    """One response. The request's fields are repeated, each under its own name."""
+    """One response. It also repeats the request's fields, each under its own name."""
 
     id: str
     object: Literal["response"]

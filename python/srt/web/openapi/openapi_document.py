@@ -1,4 +1,4 @@
-"""The OpenAPI document: what /openapi.json tells of every route, made from the routes' types."""
+"""The OpenAPI document of /openapi.json, made from the types of the routes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ Schemas = Mapping[Any, Schema]  # by the type
 def document(
     routes: Sequence[Route], title: str, version: str, secured: Callable[[str], bool]
 ) -> Schema:
-    """``secured`` tells which paths need a key."""
+    """Return the document of these routes. ``secured``: returns whether a path needs a key."""
     bodies = dict.fromkeys(route.body for route in routes if route.body is not None)
     replies = [route.reply for route in routes if route.reply is not None]
     types = [
@@ -107,7 +107,7 @@ def document(
 
 
 def _structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """The structs that fields of a body have as values, without those inside them."""
+    """Yield the structs that are direct values of a body's fields."""
     for hint in get_type_hints(kind).values():
         for one in get_args(hint):
             if isinstance(one, type) and issubclass(one, msgspec.Struct):
@@ -159,7 +159,7 @@ def _success(route: Route, schemas: Schemas) -> Schema:
 
 
 def _statuses(route: Route, secured: bool) -> list[int]:
-    """Responses that are errors."""
+    """Return the error statuses that a route may answer with."""
     found = list(_ANYWHERE)
     if secured:
         found.append(401)
@@ -183,7 +183,7 @@ def _failure(route: Route, status: int) -> Schema:
 
 
 def _failures(schemas: Schemas) -> Iterator[tuple[str, Schema]]:
-    """All that ``_failure`` refers to."""
+    """Yield the error responses that ``_failure`` refers to, by name."""
     headers = {401: ["WWW-Authenticate"], 429: ["Retry-After"], 503: ["Retry-After"]}
     replies = {"": ErrorReply, _ANTHROPIC: AnthropicErrorReply, _OLLAMA: OllamaErrorReply}
     for kind, reply in replies.items():

@@ -18,7 +18,7 @@ GROUPS = {
     "/api/": "Ollama's API",
     "/": "The server, and its native routes",
 }
-"""Titles by the beginnings of paths, the longest first."""
+"""Titles of groups of routes by the beginnings of their paths, the longest first."""
 
 STYLE = """
 :root { color-scheme: light dark; }

@@ -1,8 +1,8 @@
-"""Rules: what a body must be as a whole. /openapi.json documents it beside each field's limits.
+"""Rules: requirements on a body as a whole, for /openapi.json; ``limits`` has those on each field.
 
-Enforced by the handlers, like the limits. Not documented, because no schema can say it: whether a
-text fits the context, whether a pattern, a grammar or a schema can be enforced, and in what order
-the messages of a conversation may come.
+The handlers enforce the rules, like the limits. Some rules are not documented, because no schema
+can express them: whether a text fits the context, whether a pattern, a grammar or a schema can be
+enforced, and the order of the messages of a conversation.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from sglang.srt.web.openapi.limits import ANY_IDS, IDS, SOME, STRING, Schema, li
 
 
 def _either(kind: Schema) -> Schema:
-    """One of a kind, or several."""
+    """Return the schema of one value of a kind, or a list of such values."""
     return {"anyOf": [kind, list_of(kind)]}
 
 
 def _lists(kind: Schema) -> Schema:
-    """Token ids, of which there are some, or lists of them of a kind."""
+    """Return the schema of a non-empty list of token ids, or of a list of lists of a kind."""
     return {"anyOf": [IDS, list_of(kind)]}
 
 
-# Fields that are read only to be refused with a reason: they are not documented.
+# Fields that are declared only to be refused with a reason; they are not documented.
 REFUSED: dict[str, Sequence[str]] = {
     "CompletionBody": tuple(completions.INSTEAD),
     "EmbeddingBody": ("truncate_prompt_tokens",),
@@ -36,19 +36,19 @@ REFUSED: dict[str, Sequence[str]] = {
     "MessagesBody": ("stop", "n"),
     "OllamaGenerateBody": ("suffix", "template", "context"),
 }
-# Fields that must be there and not null, whatever their types say.
+# Fields that are required and not null, although their types are optional.
 NEEDED: dict[str, Sequence[str]] = {
     "EmbeddingBody": ("input",),
     "ClassifyRequest": ("input",),
     "RerankRequest": ("query", "documents"),
     "TemplateBody": ("messages",),
 }
-# The same at one path of several that have the body.
+# Additional requirements at one of the paths that have the same body.
 NEEDED_AT: dict[str, Schema] = {
     "/v1/messages": {"required": ["max_tokens"], "properties": {"max_tokens": {"type": "integer"}}},
 }
-# Groups of fields of which one is given whole, and nothing of the others; None is the field's own
-# schema, without null. A prompt is not empty: of a query and an item after it, one is not.
+# Groups of fields. A body has all fields of one group and none of the others. None: the field's own
+# schema, without null. A prompt must not be empty, so query and item must not both be empty.
 GROUPS: dict[str, Sequence[dict[str, Schema | None]]] = {
     "SubmitBody": ({"prompt": None, "placeholders": None}, {"graph": None}),
     "CancelBody": ({"semantic_var_id": None}, {"submission_id": None}),
@@ -63,7 +63,7 @@ GROUPS: dict[str, Sequence[dict[str, Schema | None]]] = {
         {"text_1": _either(SOME), "text_2": _either(SOME)},
     ),
 }
-# Bodies that need one of several fields, each in this form; they may have more of them.
+# Bodies that need at least one of several fields, each with its schema.
 ANY_OF: dict[str, dict[str, Schema]] = {
     "AbortBody": {
         "rid": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]},
@@ -78,7 +78,7 @@ VALUES: dict[str, Schema] = {
 
 
 def ruled(body: str, component: Schema) -> Schema:
-    """The schema of a body with its rules."""
+    """Return the schema of a body with its rules."""
     fields = {
         name: {**schema, **VALUES.get(name, {})}
         for name, schema in component["properties"].items()
@@ -97,17 +97,17 @@ def ruled(body: str, component: Schema) -> Schema:
         names = {name for group in groups for name in group}
         found["anyOf"] = [_alone(group, names, fields) for group in groups]
         for name in names:
-            fields.pop(name, None)  # each alternative says what it is
+            fields.pop(name, None)  # each alternative has the field's schema
     return found
 
 
 def ruled_at(path: str, body: Schema) -> Schema:
-    """The schema of what one path takes, of the schema of its body."""
+    """Return the schema of the body at one path."""
     return {"allOf": [body, NEEDED_AT[path]]} if path in NEEDED_AT else body
 
 
 def _given(schema: Schema) -> Schema:
-    """The schema of a field that may not be null."""
+    """Return the schema of a field without null."""
     kinds = [kind for kind in schema.get("anyOf", ()) if kind.get("type") != "null"]
     rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
     if len(kinds) == 1:

@@ -1,1 +1,1 @@
-"""The page at /, and what its live view shows."""
+"""The web page at /, and the data of its live view."""

@@ -27,12 +27,12 @@ from starlette.responses import Response
 
 PATHS = ("/live", "/live/events")
 
-MAX_SNAPSHOTS = 3600  # snapshots of one stream; a client that wants more opens another
-MAX_WATCHERS = 16  # streams at a time
-TEXT_CHARS = 48  # of a node's text
+MAX_SNAPSHOTS = 3600  # most snapshots of one stream; a client then opens another stream
+MAX_WATCHERS = 16  # most simultaneous streams
+TEXT_CHARS = 48  # characters of a node's text that are shown
 _SIGNS = {"\n": "↵", "\t": "⇥"}
 _ROLE = re.compile(r"^\s*(?:system|developer|user|assistant|model|tool|ipython)\s*(?:\n|$)")
-_SLICE = 0.1  # seconds; a drain is noticed within them
+_SLICE = 0.1  # seconds within which a stream notices a drain
 
 
 class LiveQuery(msgspec.Struct):
@@ -78,7 +78,7 @@ class LiveWatch:
 
     async def snapshots(self, limit: int, interval: float) -> AsyncGenerator[dict[str, Any], None]:
         """Yield snapshots with at most ``limit`` nodes of the radix tree, one every ``interval``
-        seconds. Raises RequestError where too many streams are open, and EngineLost."""
+        seconds. Raises RequestError if too many streams are open, and EngineLost."""
         if self.open >= MAX_WATCHERS:
             raise RequestError(
                 f"{self.open} streams of /live/events are open; at most {MAX_WATCHERS}. Close one.",
@@ -99,7 +99,7 @@ class LiveWatch:
             self.open -= 1
 
     async def _recent(self, limit: int, age: float) -> dict[str, Any]:
-        """Return a snapshot that is at most ``age`` seconds old."""
+        """Return the last snapshot if it is at most ``age`` seconds old, otherwise a new one."""
         kind = (limit, CALLER.get().admin)
         async with self._asking:
             last, when, found = self._last

@@ -1,6 +1,7 @@
-"""Page: the files of the page at ``/``. They need nothing from elsewhere, run no inline script.
+"""Page: the files of the web page at ``/``. They load nothing from other sites, and have no inline
+scripts.
 
-Libraries of others are in ``static/vendor``, each with its licence; ``vendored.json`` there lists
+Third-party libraries are in ``static/vendor``, each with its licence; ``vendored.json`` lists their
 versions and hashes.
 """
 
@@ -32,8 +33,8 @@ _KINDS = {
     ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
-# Images of a conversation are data: and blob: URLs of the browser itself. The one policy that makes
-# markup of text is the sanitizer's.
+# Images of a conversation are data: and blob: URLs that the browser makes. Only the sanitizer's
+# trusted-types policy may turn text into markup.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; frame-src 'none'; object-src 'none'; "
@@ -45,7 +46,7 @@ _HEADERS = {
 
 
 def is_page(scope: Scope) -> bool:
-    """Whether a request is for a file of the page, or for the reference."""
+    """Whether a request is for a file of the page, or for the reference (/docs)."""
     path = scope["path"]
     return scope["method"] in ("GET", "HEAD") and (
         path in ("/", "/docs") or path.startswith("/page/")
@@ -53,10 +54,11 @@ def is_page(scope: Scope) -> bool:
 
 
 def with_key(headers: Headers) -> Headers:
-    """The headers, Basic authorization become Bearer with its password.
+    """Return the headers with Basic authorization replaced by Bearer with its password.
 
-    A browser that opens a page can ask its user for a password and for nothing else. It sends that
-    by itself, on other sites' behalf too: so it may open the page's files, and nothing that acts.
+    When a browser opens a page, Basic is the only way to enter a key. But a browser also sends
+    Basic authorization with requests that other sites cause. So it is accepted only for the page's
+    files, and not for routes with an effect.
     """
     return [
         (name, _bearer(value) if name == b"authorization" else value) for name, value in headers
@@ -83,18 +85,17 @@ class PageFile(NamedTuple):
 
 
 async def index(state: ServerState, request: Request) -> Response:
-    """The page: a chat, a playground for programs, and a view of the engine at work."""
+    """Return the web page: a chat, a playground for programs, and a live view of the engine."""
     return _answer(request, "index.html")
 
 
 async def asset(state: ServerState, request: Request) -> Response:
-    """One of the page's files."""
+    """Return one of the page's files."""
     return _answer(request, request.path_params["name"])
 
 
 def _answer(request: Request, name: str) -> Response:
-    """The file, or 304 where the browser has it. Raises ServerError for a name that is not one of
-    the page's."""
+    """Return the file, or 304 if the browser has it. Raises ServerError for an unknown name."""
     found = _files().get(name)
     if found is None:
         raise ServerError("not_found", f"The page has no file {name!r:.80}.")
@@ -106,7 +107,7 @@ def _answer(request: Request, name: str) -> Response:
 
 @cache
 def _files() -> dict[str, PageFile]:
-    """All files by path. A requested path is looked up here, never on the disk."""
+    """Return all files by path. A requested path is only looked up in this dict, not on disk."""
     folder = Path(__file__).parent / "static"
     return {
         path.relative_to(folder).as_posix(): _read(path)

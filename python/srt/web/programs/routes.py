@@ -29,7 +29,7 @@ from starlette.responses import Response
 
 
 async def open_session(state: ServerState, request: Request) -> Response:
-    """Open a session, in which submissions may read one another's values."""
+    """Open a session. Submissions in one session may read each other's values."""
     await read_optional_body(request, OpenProgramSession, state.body_limit)
     session = state.programs.sessions.open(CALLER.get().tenant)
     timeout = state.config.applications.program_session_timeout
@@ -37,14 +37,14 @@ async def open_session(state: ServerState, request: Request) -> Response:
 
 
 async def close_session(state: ServerState, request: Request) -> Response:
-    """End a session: what runs is cancelled, its values are dropped."""
+    """End a session: cancel its running calls, and drop its values."""
     sessions = state.programs.sessions
     sessions.close(sessions.find(CALLER.get().tenant, request.path_params["session_id"]))
     return json_response({"status": "ok"})
 
 
 async def submit(state: ServerState, request: Request) -> Response:
-    """Run a program: answer at once with the ids of its variables, or with a stream of events."""
+    """Run a program. Answer at once with the ids of its variables, or with a stream of events."""
     body = await read_body(request, SubmitBody, state.body_limit)
     session, run = await state.programs.submit(body, CALLER.get())
     reply = state.programs.reply(session, run)
@@ -57,7 +57,7 @@ async def submit(state: ServerState, request: Request) -> Response:
 async def _named(
     reply: SubmittedReply, events: AsyncGenerator[Any, None]
 ) -> AsyncGenerator[Any, None]:
-    """The ids of a submission, and its events."""
+    """Yield the ids of a submission, then its events."""
     async with aclosing(events):
         yield reply
         async for event in events:
@@ -65,7 +65,7 @@ async def _named(
 
 
 async def get_value(state: ServerState, request: Request) -> Response:
-    """The value of a variable when it has come, or the events of a submission."""
+    """Wait for the value of a variable and return it, or stream the events of a submission."""
     body = await read_body(request, GetBody, state.body_limit)
     caller, programs = CALLER.get(), state.programs
     if body.stream and body.timeout is not None:
@@ -94,13 +94,13 @@ async def get_value(state: ServerState, request: Request) -> Response:
 
 
 async def set_value(state: ServerState, request: Request) -> Response:
-    """Give the value of a variable that no call makes, or of a client's tool."""
+    """Set a variable that no call sets: an input, or the result of a client's tool."""
     body = await read_body(request, SetBody, state.body_limit)
     state.programs.set(body, CALLER.get())
     return json_response({"status": "ok"})
 
 
 async def cancel(state: ServerState, request: Request) -> Response:
-    """Cancel a variable with what it alone wanted, or a whole submission."""
+    """Cancel a variable and the steps that only it needs, or a whole submission."""
     body = await read_body(request, CancelBody, state.body_limit)
     return json_response(CancelledReply(state.programs.cancel(body, CALLER.get())))

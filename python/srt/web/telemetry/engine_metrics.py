@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-# Gauges, by the name in the engine's statistics.
+# Gauges by their name in the engine's statistics: name in /metrics, and help text.
 _GAUGES = {
     "running": ("num_running_reqs", "requests being computed"),
     "waiting": ("num_queue_reqs", "requests waiting"),
@@ -25,7 +25,7 @@ _GAUGES = {
     "disk_tokens": ("num_disk_tokens", "KV tokens on disk"),
     "disk_total_tokens": ("max_disk_num_tokens", "disk for KV, in tokens"),
 }
-# Counters, likewise.
+# Counters, in the same form.
 _COUNTERS = {
     "passes": ("forward_passes_total", "forward passes"),
     "failed_passes": ("failed_passes_total", "forward passes that raised"),

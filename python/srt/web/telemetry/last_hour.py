@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 MINUTES = 60
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-_LEAST = 1e-5  # seconds: shorter ones count as this
-_STEP = math.log(1.1)  # a bucket's upper edge is 1.1 times its lower one
-_LAST = 200  # the last bucket begins at half an hour
+_LEAST = 1e-5  # seconds; shorter durations count as this
+_STEP = math.log(1.1)  # a bucket's upper edge is 1.1 times its lower edge
+_LAST = 200  # index of the last bucket, which begins at half an hour
 
 
 class CompletionTimes(NamedTuple):
-    """Seconds of one completion from the request's arrival.
+    """Times of one completion, in seconds.
 
     Attributes:
-        first: until its first token.
-        token: from token to token, on average; None where there are fewer than two.
-        whole: until its end.
+        first: from the request's arrival to the first token.
+        token: mean time between two tokens; None with fewer than two tokens.
+        whole: from the request's arrival to the end.
     """
 
     first: float
@@ -31,7 +31,7 @@ class CompletionTimes(NamedTuple):
 
 
 class LatencyCounts:
-    """Durations, counted by their logarithm: a percentile is off by 5 % at most."""
+    """Histogram of durations with logarithmic buckets: a percentile's error is at most 5 %."""
 
     def __init__(self) -> None:
         self.buckets: Counter[int] = Counter()
@@ -41,7 +41,7 @@ class LatencyCounts:
         self.buckets[min(bucket, _LAST)] += 1
 
     def percentiles(self) -> dict[str, float]:
-        """Seconds by name (p50, p95, p99); {} where nothing was counted."""
+        """Return the percentiles in seconds by name (p50, p95, p99); {} without any durations."""
         total = self.buckets.total()
         found: dict[str, float] = {}
         for name, share in SHARES.items():
@@ -56,7 +56,7 @@ class LatencyCounts:
 
 @dataclass
 class Minute:
-    """Counts of one minute; ``number`` is that of the monotonic clock."""
+    """Counts of one minute. ``number``: minutes on the monotonic clock."""
 
     number: int
     completions: int = 0
@@ -69,7 +69,7 @@ class Minute:
 
 
 class LastHour:
-    """Minutes in which completions ended. One completion costs a few additions."""
+    """Counts of the last sixty minutes. Counting a completion takes a few additions."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -86,14 +86,14 @@ class LastHour:
             minute.token.add(times.token)
 
     def read(self, prompt: int, cached: int) -> None:
-        """Count a prompt, ``cached`` tokens of it found in the cache."""
+        """Count a prompt of ``prompt`` tokens, of which ``cached`` were cached."""
         minute = self._now()
         minute.prompt_tokens += prompt
         minute.cached_tokens += cached
 
     def latency(self) -> dict[str, dict[str, float]]:
-        """Percentiles of the hour, in seconds: of the first token, from token to token, and of
-        whole completions."""
+        """Return the percentiles of the hour, in seconds: of the time to the first token, between
+        tokens, and of whole completions."""
         found = {}
         for name in ("first", "token", "whole"):
             merged = LatencyCounts()
@@ -103,7 +103,8 @@ class LastHour:
         return found
 
     def minutes(self) -> list[dict[str, float]]:
-        """Counts of each minute in which something ended, ``ago`` minutes before this one."""
+        """Return the counts of each minute with a completion or prompt. ``ago``: minutes before the
+        current one."""
         now = int(self._clock() // 60)
         return [
             {

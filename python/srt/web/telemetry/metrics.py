@@ -1,4 +1,4 @@
-"""Metrics: what gateways and dashboards read at /metrics, under the names they know.
+"""Metrics: the metrics at /metrics, under the names that gateways and dashboards use.
 
 Labels are few and bounded: the served model's name, templates of routes, status codes, finish
 reasons, and names of configured keys.
@@ -26,7 +26,7 @@ _SECONDS = (
 )  # fmt: skip
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 5.0)
 
-# Gauges and counters of parked contexts, by the name in ``ParkedStore.counts``.
+# Gauges and counters of parked contexts, by their name in ``ParkedStore.counts``.
 _PARKED = {
     "parked": ("num_parked_contexts", "contexts that wait for a tool"),
     "parked_bytes": ("parked_bytes", "memory of the server that they take"),
@@ -81,7 +81,7 @@ _SUBMITTED = {
 
 
 class ReadCounts:
-    """Gauges and counters whose values are kept elsewhere; a counter's name ends with _total."""
+    """Gauges and counters that copy values of other objects. A counter's name ends with _total."""
 
     def __init__(self, families: MetricFamilies, names: Mapping[str, tuple[str, str]]) -> None:
         self._metrics = {
@@ -91,7 +91,7 @@ class ReadCounts:
         self._counted = dict.fromkeys(names, 0.0)
 
     def set(self, counts: Mapping[str, float]) -> None:
-        """Take the values; those that are missing stay."""
+        """Set the metrics to these values; metrics without a value are not changed."""
         for key, value in counts.items():
             metric = self._metrics[key]
             if isinstance(metric, Gauge):
@@ -102,11 +102,11 @@ class ReadCounts:
 
 
 class Metrics:
-    """Metrics of one server. Counters grow with the requests.
+    """Metrics of one server.
 
     Attributes:
         engine: the engine's own numbers, which are read at each scrape.
-        gateway: facts for gateways, read likewise.
+        gateway: facts for gateways, which are read at each scrape.
         hour: the last hour, for the live view.
     """
 
@@ -154,7 +154,7 @@ class Metrics:
 
     @contextmanager
     def watch(self, request: CompletionRequest) -> Iterator[RequestWatch]:
-        """Follow the outputs of one request, which its caller may leave before the end."""
+        """Follow the outputs of one request. Leaving the block early counts as an abort."""
         watch = RequestWatch(self, request, record())
         try:
             yield watch
@@ -164,8 +164,8 @@ class Metrics:
 
     @contextmanager
     def open_streams(self) -> Iterator[Callable[[], None]]:
-        """A context around an answer. It yields a function to be called where the answer is a
-        stream."""
+        """Return a block around an answer. It yields a function that the caller calls if the answer
+        is a stream."""
         opened: list[Gauge] = []
 
         def streaming() -> None:
@@ -179,7 +179,7 @@ class Metrics:
                 gauge.dec()
 
     def answered(self, found: RequestRecord) -> None:
-        """An HTTP request has ended."""
+        """Count an HTTP request that has ended."""
         self._answers.labels(self._model, found.route, str(found.status)).inc()
         if found.status == 429:
             self.rejected.inc()
@@ -187,24 +187,24 @@ class Metrics:
             self._tenants.labels(self._model, found.tenant).inc()
 
     def finished(self, reason: str) -> None:
-        """A completion has ended."""
+        """Count a completion that has ended."""
         self.requests.inc()
         self._finishes.labels(self._model, reason).inc()
 
     def tool_ran(self, name: str, seconds: float, failed: bool) -> None:
-        """A call of a tool of the server has ended."""
+        """Count a call of a tool of the server that has ended."""
         self._tool_calls.labels(self._model, name).inc()
         self._tool_failures.labels(self._model, name).inc(failed)
         self._tool_seconds.labels(self._model, name).inc(seconds)
 
     def computed(self, done: Done, seconds: float) -> None:
-        """A prompt was computed without generating."""
+        """Count a prompt that was computed without generating, in ``seconds``."""
         self.finished(done.reason)
         self.whole.observe(seconds)
         self.read(done.stats.prompt_tokens, done.stats.cached_tokens)
 
     def read(self, prompt: int, cached: int) -> None:
-        """A prompt was computed, ``cached`` tokens of it found in the cache."""
+        """Count a computed prompt of ``prompt`` tokens, of which ``cached`` were cached."""
         self.prompt_tokens.inc(prompt)
         self.cached_tokens.inc(cached)
         self.hour.read(prompt, cached)
@@ -217,7 +217,8 @@ class Metrics:
         self._spend(tokens)
 
     def _spend(self, tokens: int) -> None:
-        """Count a tenant's tokens as they come: a background response outlives its HTTP request."""
+        """Count a tenant's tokens. They are counted as they come, and not at the request's end,
+        because a background response outlives its HTTP request."""
         if tenant := CALLER.get().tenant:
             self._tokens.labels(self._model, tenant).inc(tokens)
 
@@ -229,8 +230,8 @@ class Metrics:
         inferlets: Mapping[str, float],
         batches: Mapping[str, float],
     ) -> None:
-        """Take the counts of parked contexts, of the gate, of programs sent whole, of the sandbox
-        and of batches; {} for what the server does not have. All outlive the engine."""
+        """Set the counts of parked contexts, of the gate, of submitted programs, of the sandbox and
+        of batches; {} for a part that the server does not have."""
         self._parked.set(parked)
         self._programs.set(programs)
         self._submitted.set(submitted)
@@ -238,21 +239,21 @@ class Metrics:
         self._batches.set(batches)
 
     def render(self) -> bytes:
-        """Prometheus text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 class RequestWatch:
-    """Counts what one request does, output by output, for the metrics and its request's record.
+    """Follower of one request's outputs, for the metrics and for the HTTP request's record.
 
-    ``left``: completions that have not ended.
+    ``left``: number of completions that have not ended.
     """
 
     def __init__(self, metrics: Metrics, request: CompletionRequest, found: RequestRecord) -> None:
         self._metrics, self._request, self._record = metrics, request, found
         self._start = time.monotonic()
-        self._seen: dict[int, tuple[int, float]] = {}  # by output: tokens counted, when
-        self._first: dict[int, float] = {}  # by output: when its first token came
+        self._seen: dict[int, tuple[int, float]] = {}  # by output: counted tokens, last moment
+        self._first: dict[int, float] = {}  # by output: moment of its first token
         self.left = request.sampling.n
         found.begin(request)
 
@@ -270,7 +271,7 @@ class RequestWatch:
                 metrics.gap.observe((now - last) / fresh)
             self._seen[output.index] = (output.completion_tokens, now)
         if output.finish is not None:
-            if self.left == self._request.sampling.n:  # completions of one prompt read it once
+            if self.left == self._request.sampling.n:  # count the prompt once for n completions
                 metrics.read(output.stats.prompt_tokens, output.stats.cached_tokens)
                 metrics.queued.observe(output.stats.queue_seconds)
             self.left -= 1

@@ -1,5 +1,5 @@
-"""Record: facts of the HTTP request being answered. All code that helps to answer it adds to it; in
-the end the log, the metrics and the trace are written from it."""
+"""RequestRecord: facts of the HTTP request being answered. The code that answers the request adds
+facts; at the end the log, the metrics and the trace are written from the record."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class RequestRecord:
     """Facts of one HTTP request. Times are of the monotonic clock, in seconds.
 
     Attributes:
-        route: the path's template; "other" where no route has it.
-        tenant: name of the key it came with.
-        status: 0 until the answer has begun.
-        whole: the answer was sent to its end.
-        response_id: the answer's own id, as the client got it.
-        requests: the prompts to be completed, in no order.
-        finishes: how many completions ended by which reason.
-        queued: the longest wait for the first pass. first: when the first token came.
-        private: the log may have no parameter and no text of it.
-        keep: whether ``outputs``, the finished completions with their requests, are wanted.
+        route: the path's template; "other" for an unknown path.
+        tenant: name of the request's API key.
+        status: status of the answer; 0 until the answer has begun.
+        whole: the answer was sent completely.
+        response_id: id of the answer that the client got.
+        requests: the prompts to complete, in no particular order.
+        finishes: number of completions by the reason of their end.
+        queued: the longest wait for the first pass. first: moment of the first token.
+        private: the log must not have parameters or texts of the request.
+        keep: keep ``outputs``, the finished completions with their requests.
     """
 
     method: str = ""
@@ -55,21 +55,21 @@ class RequestRecord:
 
     @property
     def gone(self) -> bool:
-        """The client did not wait for the end."""
+        """Whether the client disconnected before the end of the answer."""
         return self.status == 499 or not self.whole
 
     def begin(self, request: CompletionRequest) -> None:
-        """One more prompt is to be completed."""
+        """Add a prompt that will be completed."""
         self.requests.append(request)
         self.response_id = self.response_id or request.rid
 
     def read(self, prompt: int, cached: int) -> None:
-        """A prompt was computed, ``cached`` tokens of it found in the cache."""
+        """Count a computed prompt of ``prompt`` tokens, of which ``cached`` were cached."""
         self.prompt_tokens += prompt
         self.cached_tokens += cached
 
     def finish(self, request: CompletionRequest, output: Output) -> None:
-        """A completion has ended."""
+        """Count a completion that has ended."""
         assert output.finish is not None
         self.completion_tokens += output.completion_tokens
         self.finishes[output.finish.reason] += 1
@@ -82,5 +82,5 @@ current: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
 
 
 def record() -> RequestRecord:
-    """The record of the request being answered; an unused one outside of requests."""
+    """Return the record of the request being answered; outside of requests a new, unused one."""
     return current.get() or RequestRecord()

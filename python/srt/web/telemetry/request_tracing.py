@@ -1,9 +1,9 @@
 """Tracing: one OpenTelemetry span for each POST, sent by OTLP over HTTP.
 
-A ``traceparent`` header makes it part of the caller's trace. Names are those of the semantic
-conventions for generative AI; no text of a prompt or an answer is in a span. The packages are
-those of the extra ``otel``; the variables ``OTEL_*`` that they read (headers, sampler, service
-name) hold.
+A ``traceparent`` header makes the span a part of the caller's trace. Names follow the semantic
+conventions for generative AI. A span contains no text of a prompt or an answer. The extra ``otel``
+installs the packages; their environment variables ``OTEL_*`` (headers, sampler, service name)
+apply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
 
 PATH = "/v1/traces"
-CLOSE_SECONDS = 3.0  # for what was not sent yet
+CLOSE_SECONDS = 3.0  # most seconds to send the remaining spans at the end
 _OPERATIONS = {
     "/generate": "text_completion", "/v1/completions": "text_completion",
     "/v1/chat/completions": "chat", "/v1/messages": "chat", "/v1/responses": "chat",
@@ -29,7 +29,7 @@ _OPERATIONS = {
     "/v1/score": "rerank", "/score": "rerank",
     "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank",
 }  # fmt: skip
-"""``gen_ai.operation.name`` by route; others do not ask the model."""
+"""``gen_ai.operation.name`` by route. Other routes do not call the model."""
 
 
 class TracingError(ValueError):
@@ -37,7 +37,7 @@ class TracingError(ValueError):
 
 
 class Tracing:
-    """Makes spans."""
+    """Factory of spans."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -47,7 +47,7 @@ class Tracing:
         self._extract = TraceContextTextMapPropagator().extract
 
     def begin(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan | None:
-        """The span of a request that begins now; None of one that is no POST."""
+        """Begin the span of a request; return None if the request is not a POST."""
         if method != "POST":
             return None
         from opentelemetry.trace import SpanKind
@@ -59,7 +59,7 @@ class Tracing:
         return RequestSpan(span)
 
     def close(self) -> None:
-        """Send what is left, for at most ``CLOSE_SECONDS``."""
+        """Send the remaining spans, for at most ``CLOSE_SECONDS``."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
@@ -72,7 +72,7 @@ class RequestSpan:
         self._span = span
 
     def end(self, found: RequestRecord, model: str) -> None:
-        """The request has ended as ``found`` says; ``model`` is the served one's name."""
+        """End the span with the facts of ``found``. ``model``: name of the served model."""
         from opentelemetry.trace import StatusCode
 
         span, operation = self._span, _OPERATIONS.get(found.route)
@@ -100,7 +100,7 @@ def _attributes(found: RequestRecord) -> dict[str, Any]:
 
 
 def _requested(found: RequestRecord, model: str) -> dict[str, Any]:
-    """Attributes of a request that uses the model."""
+    """Return the attributes of a request that uses the model."""
     attributes: dict[str, Any] = {
         "gen_ai.provider.name": "sglang",
         "gen_ai.request.model": model,
@@ -129,7 +129,8 @@ def _requested(found: RequestRecord, model: str) -> dict[str, Any]:
 
 
 def _times(found: RequestRecord) -> dict[str, float]:
-    """Seconds in the queue, to the first token, from the queue to it, and from it to the end."""
+    """Return the seconds in the queue, to the first token, from the queue to the first token, and
+    from the first token to the end; {} without a token."""
     if found.first is None:
         return {}
     first, queued = found.first - found.started, found.queued or 0.0
@@ -142,8 +143,8 @@ def _times(found: RequestRecord) -> dict[str, float]:
 
 
 def connect(endpoint: str) -> Tracing:
-    """Spans go to ``endpoint``, a URL, whose path is ``PATH`` where it has none. Raises
-    TracingError."""
+    """Return a Tracing that sends spans to ``endpoint``, a URL with ``PATH`` as its default path.
+    Raises TracingError."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise TracingError(
@@ -164,7 +165,7 @@ def connect(endpoint: str) -> Tracing:
 
 
 def processed(processor: SpanProcessor) -> Tracing:
-    """Spans go to a processor of one's own."""
+    """Return a Tracing that sends spans to this processor."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 

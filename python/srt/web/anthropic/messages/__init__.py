@@ -1,1 +1,1 @@
-"""The Messages routes, in the words of the Anthropic API."""
+"""The Messages routes of the Anthropic API."""

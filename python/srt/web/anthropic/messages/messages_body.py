@@ -12,7 +12,8 @@ from sglang.srt.runtime.parking.kv_hints import KvHintsField
 
 
 class _Block(msgspec.Struct, tag_field="type"):
-    """A content block; fields without effect here, such as ``cache_control``, are ignored."""
+    """A content block. Fields without effect on this server, such as ``cache_control``, are
+    ignored."""
 
 
 class TextBlock(_Block, tag="text"):
@@ -66,7 +67,7 @@ class ToolResultBlock(_Block, tag="tool_result"):
 
 
 class McpToolUseBlock(_Block, tag="mcp_tool_use"):
-    """A call that the server answered."""
+    """A call that the server has run."""
 
     id: str
     name: str
@@ -99,7 +100,7 @@ class Message(msgspec.Struct):
 
 
 class CustomTool(msgspec.Struct):
-    """``type`` is "custom" or not there, or "toolbox"; others are run by Anthropic."""
+    """``type``: "custom", "toolbox" or missing. Other types are tools that Anthropic runs."""
 
     name: str | None = None
     type: str | None = None
@@ -130,7 +131,7 @@ class OutputConfig(msgspec.Struct):
 
 
 class MessagesBody(CompletionFields, kw_only=True):
-    """``max_tokens`` of 0 fills the cache; to count tokens it is not needed."""
+    """A ``max_tokens`` of 0 only fills the cache. To count tokens, ``max_tokens`` is not needed."""
 
     messages: list[Message]
     system: str | list[TextBlock] | None = None
@@ -151,10 +152,10 @@ class MessagesBody(CompletionFields, kw_only=True):
 
     @property
     def thinks(self) -> bool:
-        """Whether the model is to think before it answers."""
+        """Whether the request wants the model to think before it answers."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
     def shows_thinking(self) -> bool:
-        """Whether the reply has blocks of thinking."""
+        """Whether the reply has thinking blocks."""
         return self.thinks and self.thinking.display != "omitted"  # type: ignore[union-attr]

@@ -1,14 +1,14 @@
-"""A body of /v1/messages as the chat that it is.
+"""Conversion of a body of /v1/messages to a chat request.
 
-system, or a message of that role  a system message
-image                              a part of the user's message
-text blocks                        one text: of a user or the system with a line break between
-                                   them, of the assistant as they are
-tool_use                           a call of the assistant's message
-tool_result                        a tool message; those of one turn in the order of the calls
-mcp_tool_use, mcp_tool_result      the same, of tools that the server has run
-thinking                           ``reasoning_content``, which a template may write
-a last message of the assistant    what the reply goes on with
+system, or a message of that role  becomes a system message
+image                              becomes a part of the user's message
+text blocks                        become one text: joined by line breaks for a user or the system,
+                                   without a separator for the assistant
+tool_use                           becomes a call of the assistant's message
+tool_result                        becomes a tool message; one turn's are sorted by their calls
+mcp_tool_use, mcp_tool_result      likewise, for tools that the server has run
+thinking                           becomes ``reasoning_content``, which a template may write
+a last message of the assistant    is continued by the reply
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _SPELLINGS = {
     re.compile(r"^stop "): "stop_sequences ",
     re.compile(r"^response_format \(or json_schema\)"): "output_config.format",
 }
-# Claude Code begins with a line for billing. It differs in every request, so nothing after it
-# would be found in the cache.
+# Claude Code's prompts begin with a line for billing. The line differs in every request, so nothing
+# after it could be reused from the cache.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 
-Placed = tuple[str, Block]  # a block, and where it stands
-Calls = dict[str, tuple[int, str]]  # by id: how many there were before, and the tool's name
+Placed = tuple[str, Block]  # a block's path for errors, and the block
+Calls = dict[str, tuple[int, str]]  # by id: the call's index, and the tool's name
 
 
 def chat_of(body: MessagesBody) -> ChatRequest:
-    """Return a body of /v1/messages as a chat. Raises RequestError. Raises ServerError with a code
-    that tells clients to send the whole conversation, since none is kept here."""
+    """Return a body of /v1/messages as a chat. Raises RequestError. For a ``thread`` raises
+    ServerError with a code that makes clients send the whole conversation."""
     if body.thread is not None:
         raise ServerError(
             "thread_unsupported_request", "No thread is kept here; send the whole conversation."
@@ -84,7 +84,7 @@ def chat_of(body: MessagesBody) -> ChatRequest:
 
 
 def spelled() -> Reworded:
-    """A block whose errors about the chat leave it in the words of the body."""
+    """Return a block that renames the fields in a chat's errors to the body's fields."""
     return Reworded(_spelled)
 
 
@@ -96,13 +96,13 @@ def _spelled(error: RequestError) -> RequestError:
 
 
 def _variables(body: MessagesBody) -> dict[str, Any]:
-    """Template variables for thinking, under both of its usual names."""
+    """Return the template's variables: thinking under its two usual names, and the request's."""
     found = {"enable_thinking": body.thinks, "thinking": body.thinks}
     return {**found, **(body.chat_template_kwargs or {})}
 
 
 def _format(body: MessagesBody) -> dict[str, Any] | None:
-    """The one of three fields that says the format."""
+    """Return the output format, from one of three fields. Raises RequestError."""
     configured = body.output_config and body.output_config.format
     fields: dict[str, Any] = {
         "output_config.format": configured,
@@ -175,14 +175,14 @@ def _messages(body: MessagesBody) -> list[dict[str, Any]]:
             "messages ends with a tool_use; add a user message with its tool_result.", "messages"
         )
     if last.get("role") == "assistant" and not last["content"]:
-        found.pop()  # nothing to go on with
+        found.pop()  # an empty message cannot be continued
     if len(found) == begun:
         raise RequestError("messages is empty; give at least one with content.", "messages")
     return found
 
 
 def _system(system: str | list[TextBlock]) -> list[dict[str, Any]]:
-    """The message, if there is one."""
+    """Return a list with the system message, if there is one."""
     texts = [system] if isinstance(system, str) else [block.text for block in system]
     kept = [text for text in (_BILLING.sub("", text) for text in texts) if text]
     return [{"role": "system", "content": "\n".join(kept)}] if kept else []
@@ -196,7 +196,7 @@ def _placed(index: int, content: str | list[Block]) -> list[Placed]:
 
 
 def _turns(placed: list[Placed], calls: Calls) -> list[dict[str, Any]]:
-    """The assistant's messages, with what the server's tools have returned between them."""
+    """Return the assistant's messages, with the results of the server's tools between them."""
     found: list[dict[str, Any]] = []
     for ran, group in groupby(placed, lambda item: isinstance(item[1], McpToolResultBlock)):
         blocks = list(group)
@@ -205,7 +205,7 @@ def _turns(placed: list[Placed], calls: Calls) -> list[dict[str, Any]]:
 
 
 def _assistant(placed: Iterable[Placed], calls: Calls) -> dict[str, Any]:
-    """One message. Adds its calls to ``calls``."""
+    """Return one message of the assistant, and add its calls to ``calls``."""
     texts, thoughts, made = list[str](), list[str](), list[dict[str, Any]]()
     for where, block in placed:
         if isinstance(block, ThinkingBlock):
@@ -230,7 +230,7 @@ def _assistant(placed: Iterable[Placed], calls: Calls) -> dict[str, Any]:
 
 
 def _user(placed: Iterable[Placed], calls: Calls) -> list[dict[str, Any]]:
-    """Tool messages and messages of the user, in their order."""
+    """Return the tool messages and the messages of the user, in their order."""
     found: list[dict[str, Any]] = []
     for is_result, group in groupby(placed, lambda item: isinstance(item[1], ToolResultBlock)):
         if is_result:
@@ -246,7 +246,7 @@ def _results(placed: Iterable[Placed], calls: Calls) -> list[dict[str, Any]]:
 
 
 def _content(placed: list[Placed]) -> str | list[dict[str, Any]]:
-    """One text, or texts with images between them."""
+    """Return one text, or a list of texts and images."""
     if not any(isinstance(block, ImageBlock) for _, block in placed):
         return "\n".join(map(_text, placed))
     parts: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""A reply of /v1/messages: its content blocks, whole or as events, why it stopped, and usage."""
+"""A reply of /v1/messages: its content blocks, whole or as events, its stop reason, its usage."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sglang.srt.runtime.conversations.chat_request import ChatCall
 from sglang.srt.web.anthropic.messages.messages_body import MessagesBody
 from sglang.srt.web.server_state import ServerState
 
-SERVER = "toolbox"  # server_name of calls of the server's tools
-NOT_JSON = "INVALID_JSON"  # key of the input of a call whose arguments are none
+SERVER = "toolbox"  # server_name in calls of the server's tools
+NOT_JSON = "INVALID_JSON"  # key that holds the text if a call's arguments are no JSON object
 
 
 PING = {"type": "ping"}
@@ -26,11 +26,11 @@ def new_id(prefix: str) -> str:
 
 
 class Blocks:
-    """The events of content blocks that deltas make, one block after the other.
+    """Converter of deltas to the events of content blocks.
 
     Args:
-        thoughts: there are blocks of thinking; else what is thought is left out.
-        many: there may be several calls; else all that follows the first one is left out.
+        thoughts: the reply has thinking blocks; otherwise reasoning is left out.
+        many: the reply may have several calls; otherwise everything after the first is left out.
     """
 
     def __init__(self, thoughts: bool, many: bool) -> None:
@@ -59,7 +59,7 @@ class Blocks:
     def called(
         self, results: Iterable[dict[str, Any]], failed: frozenset[str]
     ) -> list[dict[str, Any]]:
-        """Blocks of the results of such calls; ``failed``: ids of calls."""
+        """Return blocks with the results of the server's calls. ``failed``: ids of failed calls."""
         events: list[dict[str, Any]] = []
         for result in results:
             id, content = result["tool_call_id"], [{"type": "text", "text": result["content"]}]
@@ -68,7 +68,7 @@ class Blocks:
         return [*events, *self.end()]
 
     def end(self) -> list[dict[str, Any]]:
-        """The events that close the last block."""
+        """Return the events that close the last block."""
         kind, self._open = self._open, ""
         if not kind:
             return []
@@ -116,7 +116,8 @@ def blocks_of(body: MessagesBody) -> Blocks:
 
 
 def content_of(events: Iterable[dict[str, Any]], cut: bool) -> list[dict[str, Any]]:
-    """The content that the events of blocks tell; ``cut``: a call at its end is not whole."""
+    """Return the content blocks that the events describe. ``cut``: a call at the end is
+    incomplete."""
     blocks: list[dict[str, Any]] = []
     pieces: list[dict[str, list[str]]] = []
     for event in events:
@@ -137,7 +138,7 @@ def content_of(events: Iterable[dict[str, Any]], cut: bool) -> list[dict[str, An
 
 
 def _input(text: str, partial: bool) -> dict[str, Any]:
-    """The object that a call's arguments are, or begin."""
+    """Parse a call's arguments. ``partial``: the text may be the beginning of an object."""
     try:
         value = from_json(text or "{}", allow_inf_nan=False, allow_partial=partial)
     except ValueError:
@@ -146,9 +147,9 @@ def _input(text: str, partial: bool) -> dict[str, Any]:
 
 
 def usage(outputs: Sequence[Output], thoughts: int | None) -> dict[str, Any]:
-    """Token counts, summed over the turns of a reply. Anthropic's ``input_tokens`` are those that
-    were not in the cache; keeping them there costs nothing. ``thoughts``: tokens of the thought,
-    None where the thought is part of the answer."""
+    """Return the token counts, summed over the turns of a reply. Anthropic's ``input_tokens`` are
+    the tokens that were not cached; writing to the cache is not charged. ``thoughts``: number of
+    reasoning tokens; None if reasoning is a part of the answer."""
     cached = sum(output.stats.cached_tokens for output in outputs)
     details = {} if thoughts is None else {"output_tokens_details": {"thinking_tokens": thoughts}}
     return {
@@ -161,10 +162,10 @@ def usage(outputs: Sequence[Output], thoughts: int | None) -> dict[str, Any]:
 
 
 def stopping(output: Output, called: bool, limit: int) -> dict[str, Any]:
-    """Reason for the end of a finished output; ``limit`` is the requested ``max_tokens``.
+    """Return the reason for the end of a finished output. ``limit``: the requested ``max_tokens``.
 
-    An output that was aborted, or that no token could follow, is a refusal: the one reason that
-    lets clients trust nothing of the text.
+    An aborted output, or one that no token could follow, is reported as a refusal: the only reason
+    after which clients do not use the text.
     """
     assert output.finish is not None
     reason, matched = output.finish.reason, output.finish.matched
@@ -194,7 +195,7 @@ def head(state: ServerState, body: MessagesBody, call: ChatCall) -> dict[str, An
 
 
 def start(head: dict[str, Any], output: Output) -> dict[str, Any]:
-    """The first event. The number of cached tokens is not known yet."""
+    """Return the first event of a stream. The number of cached tokens is not known yet."""
     stop = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
     counts = {**usage([output], None), "output_tokens": 0}
     message = {**head, "content": [], **stop, "usage": counts}

@@ -69,7 +69,7 @@ async def messages(state: ServerState, request: Request) -> Response:
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
-    """Tokens of the prompt that the same body would make."""
+    """Return the number of prompt tokens of a body of /v1/messages."""
     body = await read_body(request, MessagesBody, state.body_limit)
     with spelled():
         call, _ = await _call(state, body, fits=False)
@@ -79,8 +79,8 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
 async def _call(
     state: ServerState, body: MessagesBody, fits: bool = True
 ) -> tuple[ChatCall, ToolboxTurns | None]:
-    """The chat, and its turns where it has tools of the server. ``fits``: what is too long for the
-    model is refused. Raises RequestError."""
+    """Return the chat, and its turns if it has tools of the server. ``fits``: refuse a prompt that
+    is too long for the model. Raises RequestError."""
     chat = await offload(entries(body.messages), chat_of, body)
     turns = toolbox_turns(state.toolbox, chat)
     chat = chat if turns is None else turns.body
@@ -100,7 +100,7 @@ async def _events(
     reader, blocks, begun = call.reader(), blocks_of(body), False
     async with aclosing(state.run([call.request])) as items:
         async for _, output in items:
-            # Read once: while a chunk is on its way the output may finish, and come again for that.
+            # Read ``finish`` once: the output may finish, and come again, while a chunk is sent.
             finished = output.finish is not None
             if not begun:
                 begun = True

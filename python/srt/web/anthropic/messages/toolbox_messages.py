@@ -1,7 +1,7 @@
 """Messages with the operator's tools: all turns of the model as the blocks of one message.
 
-The blocks are those of the tools of an MCP server, ``mcp_tool_use`` with its whole input and
-``mcp_tool_result``: Anthropic's others are each of one tool of its own.
+The server's calls are blocks of MCP tools: ``mcp_tool_use`` with its whole input, and
+``mcp_tool_result``. Anthropic's other block types each belong to one particular tool.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from sglang.srt.web.server_state import ServerState
 async def whole_turns(
     state: ServerState, body: MessagesBody, call: ChatCall, turns: ToolboxTurns
 ) -> dict[str, Any]:
-    """The message after the last turn."""
+    """Run all turns, and return the whole message."""
     blocks, events = blocks_of(body), list[dict[str, Any]]()
     async with aclosing(_reply(state, turns, call, None).parts()) as parts:
         async for part in parts:
@@ -54,7 +54,7 @@ async def whole_turns(
 async def turn_events(
     state: ServerState, body: MessagesBody, call: ChatCall, turns: ToolboxTurns
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of the stream."""
+    """Run all turns, and yield the events of the stream."""
     blocks, begun = blocks_of(body), False
     interval = state.config.server.stream_interval
     with spelled():
@@ -81,7 +81,7 @@ def _reply(
 
 
 def _events(blocks: Blocks, part: Part) -> list[dict[str, Any]]:
-    """The events of one part."""
+    """Return the events of one part of the reply."""
     if isinstance(part, Words):
         return blocks.add(part.deltas)
     if isinstance(part, Calling):

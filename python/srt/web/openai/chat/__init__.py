@@ -1,1 +1,1 @@
-"""A conversation to be continued, and the Chat Completions route."""
+"""The Chat Completions route, which continues a conversation."""

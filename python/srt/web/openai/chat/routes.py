@@ -94,7 +94,7 @@ async def _events(
     async with aclosing(state.run([call.request])) as items:
         async for _, output in items:
             collected.note(0, output)
-            # Read once: while a chunk is on its way the output may finish, and come again for that.
+            # Read ``finish`` once: the output may finish, and come again, while a chunk is sent.
             finished, reader = output.finish is not None, readers[output.index]
             if not reader.sent.begun:
                 reader.sent.begun = True

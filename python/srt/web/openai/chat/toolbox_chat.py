@@ -26,7 +26,7 @@ KIND, CHUNK = "chat.completion", "chat.completion.chunk"
 
 
 def _usage(end: Ending) -> dict[str, Any]:
-    """The sum of all turns."""
+    """Return the usage, summed over all turns."""
     return counts_of(end.call, usage([[output] for output in end.outputs]), end.thoughts)
 
 
@@ -52,8 +52,8 @@ async def whole_reply(
 async def events(
     state: ServerState, reply: ReplyHead, turns: ToolboxTurns, call: ChatCall
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the chunks of a stream: words of all turns as they come, after each turn of calls what
-    the server did (``toolbox_messages``), and at the end calls of the client."""
+    """Yield the chunks of a stream: the text of all turns as it comes; after each turn the server's
+    calls and results (``toolbox_messages``); at the end calls of the client's functions."""
     options, interval = turns.body.stream_options, state.config.server.stream_interval
     counted = bool(options and options.include_usage)
     head = {**reply.head(CHUNK), **({"usage": None} if counted else {})}

@@ -1,4 +1,4 @@
-"""Answer: the object of one response, from its creation to its end, and the events on the way."""
+"""Answer: the object of one response, from its creation to its end, and its events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang.srt.web.openai.responses.responses_body import ResponsesBody, format
 from sglang.srt.web.openai.responses.responses_tools import choice_of, echoed, tools_of
 from sglang.srt.web.server_state import ServerState
 
-# The server's error codes, in the words of the API within a response.
+# Error codes of the Responses API by the server's error codes.
 _CODES = {
     "queue_full": "rate_limit_exceeded",
     "invalid_value": "invalid_prompt",
@@ -25,14 +25,14 @@ _ENDS = {"stop": "completed", "length": "incomplete", "abort": "cancelled", "err
 
 
 class Answer:
-    """A response that is being written.
+    """A response that is being generated.
 
-    ``name`` makes its id and those of its items.
+    ``name``: part of the response's id and of its items' ids.
 
     Attributes:
-        status: as the API has it; ``ended`` once it is the last one.
-        created: its first event was emitted.
-        kept: the field with the answers to the hints; none where no hint was given.
+        status: status in the API's terms. ended: the status is a final one.
+        created: the first event was emitted.
+        kept: the field with the answers to the hints; {} without hints.
     """
 
     def __init__(self, state: ServerState, body: ResponsesBody, call: ChatCall, name: str) -> None:
@@ -53,7 +53,7 @@ class Answer:
         return self.status not in ("queued", "in_progress")
 
     def value(self) -> dict[str, Any]:
-        """The object as it is now."""
+        """Return the response object in its current state."""
         return {
             "id": self.id,
             "object": "response",
@@ -69,7 +69,7 @@ class Answer:
         }
 
     def create(self) -> list[Event]:
-        """The first events of the response, once."""
+        """Return the first events of the response; [] if they were returned before."""
         if self.created:
             return []
         self.created = True
@@ -77,7 +77,7 @@ class Answer:
         return [*events, self._event("response.queued")] if self.status == "queued" else events
 
     def start(self) -> list[Event]:
-        """The engine is at it: the next events, once."""
+        """Return the events of the first output; [] if they were returned before."""
         if self._started:
             return []
         events, self._started = self.create(), True
@@ -85,8 +85,8 @@ class Answer:
         return [*events, self._event("response.in_progress")]
 
     def end(self, outputs: Sequence[Output], called: bool, thoughts: int) -> list[Event]:
-        """The engine is done with all turns: ``called``, there are calls and the last one is whole;
-        ``thoughts`` counts the tokens of the reasoning."""
+        """End the response after its last turn, and return the last events. ``called``: there are
+        calls, and the last one is complete. ``thoughts``: number of reasoning tokens."""
         output = outputs[-1]
         assert output.finish is not None
         status = _ENDS[output.finish.reason]
@@ -99,7 +99,7 @@ class Answer:
         return self._end(status, "completed" if whole else "incomplete")
 
     def fail(self, error: BaseException) -> list[Event]:
-        """End the response with an error; the last events."""
+        """End the response with an error, and return the last events."""
         code, body = describe(error)
         message = body["error"]["message"]
         self._error = {"code": _CODES.get(code, "server_error"), "message": message}
@@ -107,11 +107,11 @@ class Answer:
         return [first, *self._end("failed", "incomplete")]
 
     def cancel(self) -> list[Event]:
-        """End the response on request; the last events."""
+        """Cancel the response, and return the last events."""
         return self._end("cancelled", "incomplete")
 
     def _end(self, status: str, last: str) -> list[Event]:
-        """Ends as ``status``, and its last item as ``last``."""
+        """End the response with ``status``, and its last item with status ``last``."""
         written = self.writer.items() or status in ("completed", "incomplete")
         events = self.writer.end(last) if written else []
         self.status = status
@@ -126,7 +126,7 @@ class Answer:
 
 
 def _fixed(state: ServerState, body: ResponsesBody, call: ChatCall) -> dict[str, Any]:
-    """Fields that do not change: those of the request, with the defaults chosen for the others."""
+    """Return the constant fields: the request's fields, with defaults for the missing ones."""
     sampling, tools = call.request.sampling, tools_of(body.tools)
     return {
         "background": bool(body.background),
@@ -154,7 +154,7 @@ def _fixed(state: ServerState, body: ResponsesBody, call: ChatCall) -> dict[str,
 
 
 def _usage(outputs: Sequence[Output], thoughts: int) -> dict[str, Any]:
-    """Nothing is charged for what is written to the cache."""
+    """Return the token counts, summed over all turns. Writing to the cache is not charged."""
     prompt = sum(output.stats.prompt_tokens for output in outputs)
     generated = sum(output.completion_tokens for output in outputs)
     return {

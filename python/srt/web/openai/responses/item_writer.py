@@ -1,4 +1,4 @@
-"""Writer: deltas become the items of a response, and each step one of its events."""
+"""ItemWriter: builds the items of a response from deltas, and the event of each step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Event: TypeAlias = dict[str, Any]
 class ItemWriter:
     """The output of one response, and its numbered events.
 
-    Ids follow from the response's ``name`` and the items' indices, so the items are a function of
-    the sum of the deltas.
+    Ids are made of the response's ``name`` and the items' indices. So the items depend only on the
+    joined deltas, and not on how a stream cuts them.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,13 +26,13 @@ class ItemWriter:
         self._running: dict[str, int] = {}  # ids of calls that the server runs, with their indices
 
     def event(self, kind: str, **fields: Any) -> Event:
-        """The next event."""
+        """Return the next event, with the next sequence number."""
         found = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         return found
 
     def items(self) -> list[Item]:
-        """The output so far."""
+        """Return the output so far."""
         rest = [] if self._open is None else [self._open.item("in_progress")]
         return [*self._items, *rest]
 
@@ -42,7 +42,7 @@ class ItemWriter:
         return isinstance(self._open, _Call)
 
     def write(self, deltas: Iterable[Delta], logprobs: Sequence[Any] = ()) -> list[Event]:
-        """Events of the next deltas; ``logprobs`` belong to their words."""
+        """Return the events of the next deltas. ``logprobs``: those of the deltas' answer text."""
         events = []
         for delta in deltas:
             if isinstance(delta, Begin):
@@ -58,11 +58,11 @@ class ItemWriter:
         return events
 
     def call_id(self, turn: int, index: int) -> str:
-        """Id of a call that the server runs."""
+        """Return the id of a call that the server runs."""
         return item_id("mcp_call", self._name, call_place(turn, index))
 
     def calling(self, calls: Iterable[dict[str, Any]]) -> list[Event]:
-        """Events of calls that the server begins to run."""
+        """Return the events of calls that the server begins to run."""
         events = self._close("completed")
         for call in calls:
             item, place = begun(call), len(self._items)
@@ -79,7 +79,7 @@ class ItemWriter:
         return events
 
     def called(self, results: Iterable[dict[str, Any]], failed: frozenset[str]) -> list[Event]:
-        """Events of their results; ``failed``: ids of calls."""
+        """Return the events of the results of calls. ``failed``: ids of failed calls."""
         events = []
         for result in results:
             id = result["tool_call_id"]
@@ -91,8 +91,8 @@ class ItemWriter:
         return events
 
     def end(self, status: str) -> list[Event]:
-        """End the last item, and calls that still run; an answer without any item gets an empty
-        message."""
+        """End the last item and all running calls, and return the events. A response without any
+        item gets an empty message."""
         events = [] if self._items or self._open else self._enter(_Message)
         for place in self._running.values():
             events += self._replace(place, {**self._items[place], "status": "incomplete"})
@@ -104,7 +104,7 @@ class ItemWriter:
         return [self.event("response.output_item.done", output_index=place, item=item)]
 
     def _enter(self, kind: type[_Message] | type[_Reasoning]) -> list[Event]:
-        """Have an item of this kind open."""
+        """Open an item of this kind, unless one is open; return the events."""
         if isinstance(self._open, kind):
             return []
         events = self._close("completed")
@@ -141,11 +141,11 @@ class ItemWriter:
 
 
 class _Open:
-    """An item that is being written.
+    """An item that is being generated.
 
     Attributes:
-        kind: its type. content: what its text is called in the names of events.
-        indices: the fields by which events name it.
+        kind: type of the item. content: name of its text in the types of events.
+        indices: fields that identify the item in events.
     """
 
     kind = content = ""
@@ -166,19 +166,19 @@ class _Open:
         return {"id": self.id, "type": self.kind, "status": status}
 
     def bare(self) -> Item:
-        """The item when it begins, without content."""
+        """Return the item at its beginning, without content."""
         raise NotImplementedError
 
     def item(self, status: str) -> Item:
-        """The item with all of its content."""
+        """Return the item with all of its content."""
         raise NotImplementedError
 
     def part(self, text: str) -> Item | None:
-        """The item's one part of content, with this text."""
+        """Return the item's only content part, with this text; None if it has no parts."""
         raise NotImplementedError
 
     def whole(self) -> dict[str, Any]:
-        """The text, as the event that ends it has it."""
+        """Return the fields of the event that ends the text."""
         return {"text": self.text}
 
 

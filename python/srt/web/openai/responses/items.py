@@ -1,7 +1,7 @@
-"""Items: a conversation as the Responses API has it, read from a body, passed to a chat template.
+"""Items: a conversation in the form of the Responses API; reading, and conversion to chat messages.
 
-An item is a dictionary in the form in which it is listed, stored and referred to: it has an ``id``,
-a ``type``, and lists of parts for content.
+An item is a dictionary in the form that the API lists and stores: it has an ``id``, a ``type``, and
+content as lists of parts.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ _TEXTS = ("input_text", "output_text", "text")
 
 
 def item_id(kind: str, name: str, place: str) -> str:
-    """Id of an item of the response ``resp_NAME``; ``place`` is unique in it."""
+    """Return the id of an item of the response ``resp_NAME``. ``place`` is unique in the
+    response."""
     return f"{PREFIXES[kind]}_{name}_{place}"
 
 
 def response_of(item: str) -> str:
-    """Id of the response that an item's id belongs to; "" where it has not the form of one."""
+    """Return the id of the response that an item's id belongs to; "" for an id of another form."""
     parts = item.split("_")
     return f"resp_{parts[1]}" if len(parts) == 3 else ""
 
 
 def read_items(given: Any, name: str, before: Sequence[Item], find: Find) -> list[Item]:
-    """The items of ``input``.
+    """Return the items of ``input``.
 
-    ``name`` is the response's, for ids of those that bring none, or one that another has;
-    ``before``: the conversation so far; ``find`` resolves references. An item is referred to once:
-    all are written out where the response is stored. Raises RequestError.
+    ``name``: the response's, for ids of items without an id, or with the id of another item.
+    ``before``: the conversation so far. ``find``: resolves references. Each stored item may be
+    referred to only once, because the stored response contains all referred items. Raises
+    RequestError.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -115,7 +117,7 @@ def _message(where: str, entry: Item) -> Item:
 
 
 def _part(where: str, part: Any, kind: str) -> Item:
-    """A part of content, as one of type ``kind``."""
+    """Return a content part with type ``kind``. Raises RequestError."""
     given = part.get("type") if isinstance(part, dict) else None
     if given == "refusal" and kind == "output_text" and isinstance(part.get("refusal"), str):
         return {"type": "refusal", "refusal": part["refusal"]}
@@ -141,7 +143,8 @@ def _image(where: str, part: Item) -> Item:
 
 
 def _reasoning(where: str, entry: Item) -> Item:
-    """A reasoning item. Its encrypted content cannot be read, and is dropped."""
+    """Return a reasoning item without its encrypted content, which this server cannot read. Raises
+    RequestError."""
     found: Item = {}
     for field, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
         parts = entry.get(field) or []
@@ -212,10 +215,10 @@ _READERS: dict[str, Callable[[str, Item], Item]] = {
 
 
 def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The conversation as messages of a chat.
+    """Return the conversation as messages of a chat.
 
-    Neighbours that belong to one turn of the assistant (reasoning, then a text, then calls) are one
-    message, and so are the instructions and the rules that the items begin with.
+    Adjacent items of one turn of the assistant (reasoning, then a text, then calls) become one
+    message. The instructions and leading system and developer messages become one too.
     """
     items = list(with_results(items))
     first = list(takewhile(_is_rule, items))
@@ -224,7 +227,7 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
     messages: list[dict[str, Any]] = []
     if rules:
         messages.append({"role": "system", "content": "\n\n".join(rules)})
-    rank = len(_RANK)  # rank of the last item, if it is the assistant's; else past all ranks
+    rank = len(_RANK)  # rank of the last item if it is the assistant's; else above all ranks
     results: dict[str, str] = {}  # call_id to name
     for item in items[len(first) :]:
         kind = item["type"]
@@ -253,7 +256,7 @@ def _is_rule(item: Item) -> bool:
 
 
 def _join(message: dict[str, Any], item: Item) -> None:
-    """Put an item into the message of its turn."""
+    """Add an item to the message of its turn."""
     if item["type"] == "message":
         message["content"] = _words(item["content"])
     elif item["type"] == "reasoning":
@@ -267,12 +270,12 @@ def _join(message: dict[str, Any], item: Item) -> None:
 
 
 def _content(content: list[Item]) -> str | list[Item]:
-    """The text of parts, or the parts where there are images."""
+    """Return the text of parts, or the parts if some are images."""
     return content if any(part["type"] == "input_image" for part in content) else _words(content)
 
 
 def _words(content: str | list[Item]) -> str:
-    """The text of parts."""
+    """Return the text of parts."""
     if isinstance(content, str):
         return content
     return "".join(part["refusal" if part["type"] == "refusal" else "text"] for part in content)

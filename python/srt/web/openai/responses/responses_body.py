@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, and the chat that it asks for."""
+"""The body of POST /v1/responses, and its conversion to a chat request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang.srt.runtime.parking.kv_hints import KvHintsField
 from sglang.srt.web.openai.responses.responses_tools import chat_tools, choice_of, tools_of
 
 LOGPROBS = "message.output_text.logprobs"
-# Values of `include` that are accepted: parts of items that no answer of this server has.
+# Accepted values of `include`. Except LOGPROBS, no answer of this server has these parts.
 INCLUDES = (
     LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
     "web_search_call.action.sources", "message.input_image.image_url",
@@ -31,14 +31,14 @@ _INSTEAD = {
     "conversation": "previous_response_id",
 }
 _UNAVAILABLE = ("prompt", "context_management", "moderation")
-MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512  # entries, characters
-MAX_NAME = 512  # characters of what is echoed
+MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512  # most entries; most characters of key and value
+MAX_NAME = 512  # most characters of a field that the answer repeats
 Echoed = Annotated[str, Bounds(characters=MAX_NAME, empty=True), "The answer repeats it."]
 
 
 class ResponsesBody(CompletionFields, kw_only=True):
-    """``input`` is text or a list of items; ``max_output_tokens`` unset is whatever the context has
-    room for."""
+    """``input``: text or a list of items. ``max_output_tokens``: unset means as many as fit the
+    context."""
 
     input: Any = None
     instructions: str | None = None
@@ -70,7 +70,7 @@ class ResponsesBody(CompletionFields, kw_only=True):
     chat_template: Any = None
     separate_reasoning: SeparateReasoning | None = None
     stream_reasoning: StreamReasoning | None = None
-    # Not of this API, or not available.
+    # Fields of other APIs, and unsupported fields.
     messages: Any = None
     max_completion_tokens: Any = None
     reasoning_effort: Any = None
@@ -93,10 +93,7 @@ class ResponsesBody(CompletionFields, kw_only=True):
 
 
 def check(body: ResponsesBody) -> None:
-    """Refuse what belongs to other APIs, what is not available and what is out of range.
-
-    Raises RequestError.
-    """
+    """Raise RequestError for fields of other APIs, unsupported fields, and values out of range."""
     for name, instead in _INSTEAD.items():
         if getattr(body, name):
             raise RequestError(
@@ -138,7 +135,7 @@ def _check_metadata(body: ResponsesBody) -> None:
 
 
 def chat_of(body: ResponsesBody, messages: list[dict[str, Any]]) -> ChatRequest:
-    """The same request as a chat. Raises RequestError."""
+    """Return the body as a chat request with these messages. Raises RequestError."""
     shared = {name: getattr(body, name) for name in CompletionFields.__struct_fields__}
     tools = tools_of(body.tools)
     functions, choice = chat_tools(tools, choice_of(body.tool_choice, tools))
@@ -164,7 +161,7 @@ def chat_of(body: ResponsesBody, messages: list[dict[str, Any]]) -> ChatRequest:
 
 
 def format_of(body: ResponsesBody) -> dict[str, Any]:
-    """``text.format``, plain text where it is not given. Raises RequestError."""
+    """Return ``text.format``; plain text is the default. Raises RequestError."""
     given = (body.text or {}).get("format")
     if given is None:
         return {"type": "text"}
@@ -186,7 +183,7 @@ def format_of(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _format(body: ResponsesBody) -> dict[str, Any] | None:
-    """``text.format`` as a chat's ``response_format``."""
+    """Return ``text.format`` as a chat's ``response_format``, None if it is not given."""
     if not (body.text or {}).get("format"):
         return None
     given = format_of(body)
@@ -205,7 +202,7 @@ _PARAMS: Mapping[str, str] = {
 
 
 def in_own_words() -> Reworded:
-    """A block whose errors of the chat leave it with the names of this API's fields."""
+    """Return a block that renames the fields in a chat's errors to this API's fields."""
     return Reworded(_in_own_words)
 
 

@@ -1,4 +1,4 @@
-"""Tools and their choice as the Responses API has them, flat, and as a chat has them."""
+"""Tools and ``tool_choice`` of the Responses API (flat objects), and conversion to a chat's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIELDS = ("name", "description", "parameters", "strict")
 
 
 def tools_of(given: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """Functions, and tools of the server, each of which has its name. Raises RequestError."""
+    """Return the functions, and the server's tools by name. Raises RequestError."""
     if given and len(given) > MAX_TOOLS:
         raise RequestError(f"tools has {len(given)} entries; at most {MAX_TOOLS}.", "tools")
     found = []
@@ -34,7 +34,8 @@ def tools_of(given: Sequence[Any] | None) -> list[dict[str, Any]]:
 
 
 def echoed(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools as a response repeats them: those of the server as the API has an MCP server's."""
+    """Return the tools as a response repeats them. The server's tools are shown as those of one MCP
+    server."""
     own = [tool["name"] for tool in tools if tool["type"] == KIND]
     server = {"type": "mcp", "server_label": KIND, "allowed_tools": own}
     server["require_approval"] = "never"
@@ -42,7 +43,7 @@ def echoed(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def choice_of(given: Any, tools: Sequence[dict[str, Any]]) -> str | dict[str, Any]:
-    """The choice as it is echoed. Raises RequestError."""
+    """Return ``tool_choice`` as a response repeats it. Raises RequestError."""
     if given is None:
         return "auto"
     if isinstance(given, str):
@@ -82,7 +83,8 @@ def _wrong(message: str) -> RequestError:
 def chat_tools(
     tools: list[dict[str, Any]], choice: str | dict[str, Any]
 ) -> tuple[list[Any] | None, str | dict[str, Any]]:
-    """Both as a chat has them; of tools some of which are allowed, those alone."""
+    """Convert tools and choice to a chat's. If the choice allows only some tools, the others are
+    left out."""
     if isinstance(choice, dict) and choice["type"] == "function":
         choice = {"type": "function", "function": {"name": choice["name"]}}
     elif isinstance(choice, dict):

@@ -1,4 +1,4 @@
-"""/v1/responses: answers that are items, may be kept, continued, and written in the background."""
+"""/v1/responses: answers made of items, which may be stored, continued, and run in background."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _NUMBERS = Bounds(0, (1 << 53) - 1)
 
 
 class ResponseQuery(msgspec.Struct):
-    stream: Annotated[str, Bounds(one_of=("true", "false")), "Its events instead."] = "false"
-    starting_after: Annotated[int, _NUMBERS, "Events after the one of this number."] | None = None
+    stream: Annotated[str, Bounds(one_of=("true", "false")), "Return the events."] = "false"
+    starting_after: Annotated[int, _NUMBERS, "Only events after this number."] | None = None
 
 
 class ItemsQuery(msgspec.Struct):
@@ -96,7 +96,7 @@ async def create(state: ServerState, request: Request) -> Response:
 
 
 async def _body(state: ServerState, request: Request) -> ResponsesBody:
-    """The body, in which the server's tools have their names. Raises RequestError."""
+    """Read the body, with one entry for each tool of the server. Raises RequestError."""
     body = await read_body(request, ResponsesBody, state.body_limit)
     if body.tools:
         body = msgspec.structs.replace(body, tools=named_entries(state.toolbox, body.tools))
@@ -106,9 +106,9 @@ async def _body(state: ServerState, request: Request) -> ResponsesBody:
 async def _read(
     state: ServerState, body: ResponsesBody, name: str, fits: bool = True
 ) -> tuple[list[Item], ChatCall, ToolboxTurns | None]:
-    """The items of the input, the chat that they and the continued response make, and its turns
-    where it has tools of the server. ``fits``: what is too long for the model is refused. Raises
-    RequestError."""
+    """Return the items of the input, the chat of the continued response and these items, and the
+    chat's turns if it has tools of the server. ``fits``: refuse a prompt that is too long for the
+    model. Raises RequestError."""
     check(body)
     past = Past(state.responses)
     before = past.conversation(body.previous_response_id)
@@ -138,7 +138,8 @@ async def count(state: ServerState, request: Request) -> Response:
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:
-    """A stored response; ``stream=true`` (query): its events, after ``starting_after``."""
+    """Return a stored response; with ``stream=true`` (query) its events after
+    ``starting_after``."""
     record = _stored(state, request)
     query = read_query(request, ResponseQuery)
     if query.stream == "false":
@@ -154,7 +155,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
 
 
 async def cancel(state: ServerState, request: Request) -> Response:
-    """End a response in the background; one that has ended stays as it is."""
+    """Cancel a response in the background. A response that has ended is not changed."""
     record = _stored(state, request)
     if record.live is not None:
         await record.live.cancel()
@@ -164,7 +165,7 @@ async def cancel(state: ServerState, request: Request) -> Response:
 
 
 async def delete(state: ServerState, request: Request) -> Response:
-    """Forget a response; one in the background is ended first."""
+    """Delete a response. A response in the background is cancelled first."""
     record = _stored(state, request)
     if record.live is not None:
         await record.live.cancel()
@@ -173,7 +174,7 @@ async def delete(state: ServerState, request: Request) -> Response:
 
 
 async def input_items(state: ServerState, request: Request) -> Response:
-    """A response's own input: ``order``, ``limit``, ``after`` (query)."""
+    """Return a response's own input items, by ``order``, ``limit`` and ``after`` (query)."""
     record = _stored(state, request)
     query = read_query(request, ItemsQuery)
     items: list[Item] = msgspec.json.decode(record.items)
@@ -196,8 +197,8 @@ async def input_items(state: ServerState, request: Request) -> Response:
 
 
 def _stored(state: ServerState, request: Request) -> StoredResponse:
-    """Return the stored response of the path's id. Raises RequestError where the caller's tenant
-    has none."""
+    """Return the stored response of the path's id. Raises RequestError if the caller's tenant has
+    none."""
     id = request.path_params["id"]
     record = state.responses.find(CALLER.get().tenant, id)
     if record is None:

@@ -1,4 +1,4 @@
-"""Server calls: ``mcp_call`` items, calls that the server has answered itself."""
+"""Server calls: ``mcp_call`` items, for calls that the server runs itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANSWERED = ("completed", "failed")
 
 
 def begun(call: dict[str, Any]) -> Item:
-    """The item of a call of a chat, which begins to run."""
+    """Return the item of a chat's call that begins to run."""
     return {
         "id": call["id"],
         "type": "mcp_call",
@@ -27,7 +27,7 @@ def begun(call: dict[str, Any]) -> Item:
 
 
 def answered(item: Item, text: str, failed: bool) -> Item:
-    """The item with the text that the model was given."""
+    """Return the item with its result: the text that the model gets."""
     error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
     return {
         **item,
@@ -38,7 +38,7 @@ def answered(item: Item, text: str, failed: bool) -> Item:
 
 
 def error_text(error: Any) -> Any:
-    """The text of an error, which earlier versions of the API have as it is."""
+    """Return the text of an error. In earlier versions of the API an error was plain text."""
     content = error.get("content") if isinstance(error, dict) else error
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
         return content[0].get("text")
@@ -46,8 +46,8 @@ def error_text(error: Any) -> Any:
 
 
 def with_results(items: Iterable[Item]) -> Iterator[Item]:
-    """The items, those of server calls each as a call and its result; of calls that ran beside one
-    another the results come after them all. A call that has no result is left out."""
+    """Yield the items, with each server call as a function call and its output. Calls of one turn
+    come first, then their outputs. A call without a result is left out."""
     for turn, group in groupby(items, _turn):
         if not turn:
             yield from group
@@ -62,12 +62,13 @@ def with_results(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def call_place(turn: int, index: int) -> str:
-    """The last part of a call's id."""
+    """Return the last part of a call's id."""
     return f"{turn}x{index}"
 
 
 def _turn(item: Item) -> str:
-    """The beginning of the id, which calls of one turn share; "" of other items."""
+    """Return the beginning of a server call's id, which the calls of one turn share; "" for other
+    items."""
     if item["type"] != "mcp_call":
         return ""
     id: str = item["id"]

@@ -10,21 +10,21 @@ from sglang.srt.web.exchange.current_caller import CALLER
 from sglang.srt.web.openai.responses.items import Item, response_of
 from sglang.srt.web.response_store import ResponseStore, StoredResponse
 
-MAX_MARKS = 1 << 21  # commas and brackets of JSON that one request has decoded: about a second
+MAX_MARKS = 1 << 21  # most commas and brackets of JSON decoded for one request: about a second
 
 
 class Past:
-    """The stored responses of the caller, each decoded once."""
+    """The caller's stored responses; counts the decoded JSON of one request."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store, self._tenant, self._marks = store, CALLER.get().tenant, 0
         self._items: dict[str, dict[str, Item]] = {}
 
     def conversation(self, id: str | None) -> list[Item]:
-        """Input and output of a response and of those that it continues, in order.
+        """Return input and output of a response and of the responses that it continues, in order.
 
-        A call whose arguments were cut is left out: no template could show it. Raises
-        RequestError where one of them is not there, or they have too many values.
+        Calls with incomplete arguments are left out, because no template can render them. Raises
+        RequestError if a response is not stored, or if the items have too many values.
         """
         if not id:
             return []
@@ -45,7 +45,8 @@ class Past:
         ]
 
     def item(self, id: str) -> Item | None:
-        """The stored item with this id. Raises RequestError as ``conversation``."""
+        """Return the stored item with this id, or None. Raises RequestError if the items have too
+        many values."""
         response = response_of(id)
         if response not in self._items:
             record = self._store.peek(self._tenant, response)
@@ -64,7 +65,7 @@ class Past:
         )
 
     def _decoded(self, record: StoredResponse) -> list[Item]:
-        """Input and output of a response."""
+        """Decode input and output of a response. Raises RequestError."""
         whole = record.items, record.value
         self._marks += sum(text.count(mark) for text in whole for mark in (b",", b"[", b"{"))
         if self._marks > MAX_MARKS:

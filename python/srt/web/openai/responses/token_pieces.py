@@ -1,4 +1,4 @@
-"""Pieces: what a completion adds to its answer, and which tokens its words are made of."""
+"""TokenPieces: splits a growing completion into deltas, each with its tokens' log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from sglang.srt.web.server_state import ServerState
 
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
-    """Deltas, and the log-probabilities of the tokens of their words."""
+    """Deltas, and the log-probabilities of the tokens of their answer text."""
 
     deltas: list[Delta]
     logprobs: list[Any]
 
 
 class TokenPieces:
-    """Reads one completion as it grows.
+    """Reader of one growing completion.
 
-    Where log-probabilities are requested, it is read token by token, so that each belongs to the
-    words in which it ends: those of reasoning, calls and hidden tokens belong to none.
+    If log-probabilities are requested, the text is read token by token. Each log-probability then
+    belongs to the answer text in which its token ends. Those of reasoning, calls and hidden tokens
+    are left out.
     """
 
     def __init__(self, state: ServerState, call: ChatCall) -> None:
@@ -36,14 +37,14 @@ class TokenPieces:
         self._decoder = state.runtime.tokenizer.detokenizer(skip)
         self._hidden = state.runtime.tokenizer.special_ids if skip else frozenset()
         self._tokens = self._decoded = self._chars = 0
-        self._waiting: list[int] = []  # indices of tokens whose words are not emitted yet
+        self._waiting: list[int] = []  # indices of tokens whose text is not emitted yet
 
     def ready(self, output: Output, interval: int) -> bool:
-        """Whether it is time to take."""
+        """Whether the next pieces are due."""
         return self._sent.ready(output, interval)
 
     def take(self, output: Output, finished: bool) -> list[TokenPiece]:
-        """Pieces that are new in ``output``."""
+        """Return the new pieces of ``output``."""
         text, _ = self._sent.take(output)
         if not self._traced:
             return [self._read(output, text, finished)]
@@ -67,7 +68,7 @@ class TokenPieces:
         if not deltas:
             return TokenPiece([], [])
         places, self._waiting = self._waiting, []
-        # The last ones: before them may be marks and space that are in no text.
+        # Only the last tokens: those before may be marks and white space that are in no text.
         size = sum(len(delta.text.encode()) for delta in deltas if isinstance(delta, AnswerWords))
         first = len(places)
         while first and size > 0:

@@ -1,6 +1,6 @@
 """Responses with the operator's tools: all turns of the model as the items of one response.
 
-Calls of the server are ``mcp_call`` items, which the API has for tools of any name.
+The server's calls are ``mcp_call`` items, the API's type for tools of any name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sglang.srt.web.server_state import ServerState
 async def written_turns(
     state: ServerState, call: ChatCall, answer: Answer, interval: int, turns: ToolboxTurns
 ) -> AsyncGenerator[Event, None]:
-    """Write the answer; its events. Raises RequestError and EngineLost."""
+    """Run all turns, and yield the events of the answer. Raises RequestError and EngineLost."""
     writer = answer.writer
     reply = ToolboxReply(
         state.runtime, CALLER.get(), turns, call, interval,

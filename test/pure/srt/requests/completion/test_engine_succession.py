@@ -239,7 +239,7 @@ def test_a_request_survives_so_many_engines(most: int, tokenizer: Tokenizer) -> 
         whole = await outputs(engines.completer(), request, [], engines)
         assert await outputs(engines.completer(most), request, cuts[:survived], engines) == whole
         completion = engines.completer(most)
-        with pytest.raises(EngineLost, match=rf"may go on {most} times \(--max-resumes\)"):
+        with pytest.raises(EngineLost, match=rf"may continue {most} times \(--max-resumes\)"):
             await outputs(completion, request, cuts, engines)
         assert completion.pending == 0
         assert not completion.runs

@@ -19,7 +19,7 @@ def test_losses_before_an_answer_count_each(most: int) -> None:
     for _ in range(most):
         lost.count(LOST, began=False)
     lost.count(EngineLeft("it has left"), began=False)
-    with pytest.raises(EngineLost, match=rf"in {most + 1} engines .* may go on {most} times"):
+    with pytest.raises(EngineLost, match=rf"in {most + 1} engines .* may continue {most} times"):
         lost.count(LOST, began=False)
 
 

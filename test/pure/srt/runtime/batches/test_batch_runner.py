@@ -302,7 +302,7 @@ def test_a_batch_may_end_while_it_is_cancelled(
         await asyncio.to_thread(begun.wait)
         world.held.set()
         if refused:
-            with pytest.raises(RequestError, match="took no more"):
+            with pytest.raises(RequestError, match="cannot write to its disk"):
                 await cancelled
         else:
             await cancelled

@@ -72,7 +72,7 @@ def test_a_record_that_is_not_written_leaves_nothing(
         real(handle)
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(RequestError, match="took no more"):
+    with pytest.raises(RequestError, match="cannot write to its disk"):
         upload.finish("a", "batch", 3600)
     upload.drop()
     assert list((tmp_path / "files").iterdir()) == []
