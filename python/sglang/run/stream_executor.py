@@ -9,8 +9,9 @@ stream. A variable is stored before its pending count falls, so readers see comp
 forked executor is ``_held`` until its parent reaches the fork. An executor whose next node is a
 ``Later`` is ``_parked`` until the node's sources are settled. ``_open``: the program runs in
 another thread or task and may append more. The first failure ends the executor: complete values
-stay readable, all other reads raise the failure. If the run has a ``loop``, drains are tasks of
-that event loop and use no thread. One lock, ``_changed``, guards all state that threads share.
+stay readable, all other reads raise the failure.
+
+With a ``loop`` in the run, drains are its tasks, without threads. ``_changed`` locks shared state.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Eager:
 
 
 def compute(model: DecoderModel, inputs: Inputs, attention: Attention) -> Tensor:
-    """Return hidden states [T, width]; ``attention.plan`` has been called. A model without the
+    """Return hidden states [T, width]; ``attention`` has planned the pass. A model without the
     first layer gets the previous layer's states of all tokens as ``inputs.embedded``."""
     x, embedded, given = inputs.tokens, inputs.embedded, None
     if embedded is not None and model.first:
