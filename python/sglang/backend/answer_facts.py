@@ -1,4 +1,4 @@
-"""Answers: what a reply tells of a request: its tokens, and when it was where."""
+"""Answer facts: token counts and times of a request, extracted from its reply."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST = 10**12  # no request has as many tokens, or takes as many seconds
 def facts_of(
     answer: Any, several: bool, begin: float, end: float, first: float | None
 ) -> dict[str, Any]:
-    """``several``: the answers are to prompts of their own, else to one prompt. ``first``: when the
-    first text came here. Unknown facts are left out."""
+    """Return a request's facts by name; unknown ones are left out. ``several``: each answer has its
+    own prompt, else all share one. ``first``: time when the client received the first text."""
     metas = list(metas_of(answer))
     found: dict[str, Any] = {}
     together = sum if several else max
@@ -43,7 +43,7 @@ def facts_of(
 
 
 def metas_of(answer: Any) -> Sequence[Mapping[str, Any]]:
-    """Return the meta_info of everything in an answer of any backend."""
+    """Return the meta_infos of an answer of any backend."""
     if isinstance(answer, list):
         return [meta for item in answer for meta in metas_of(item)]
     if isinstance(answer, Completion):
@@ -57,7 +57,7 @@ def metas_of(answer: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _counts(metas: Sequence[Mapping[str, Any]], name: str) -> list[int]:
-    """Return the counts; other values are left out, since a service may answer anything."""
+    """Return the counts ``name`` of ``metas``. Invalid values of a service are left out."""
     values = [meta.get(name) for meta in metas]
     return [int(value) for value in values if _is_amount(value)]
 
@@ -68,9 +68,9 @@ def _reason(meta: Mapping[str, Any]) -> str:
 
 
 def _placed(spans: Sequence[Mapping[str, Any]], begin: float, end: float) -> dict[str, Any]:
-    """The server's times in the client's: the way there and the way back took the same.
+    """Convert the server's times to the client's clock, with equal travel times both ways assumed.
 
-    Of several completions, from the first that was scheduled to the last that ended.
+    Several completions count from the first one's schedule to the last one's end.
     """
     if not spans:
         return {}
@@ -94,7 +94,7 @@ def _placed(spans: Sequence[Mapping[str, Any]], begin: float, end: float) -> dic
 
 
 def _seconds(value: Any) -> float:
-    """0 of what is no time."""
+    """Return a time in seconds, 0 for an invalid value."""
     return float(value) if _is_amount(value) else 0.0
 
 

@@ -1,14 +1,13 @@
-"""Backend: what the interpreter asks of a model, text in and text out.
+"""Backend: the interpreter's interface to a model, with text as input and output.
 
-Every call has an asynchronous twin (``acomplete`` for ``complete``), which by default runs the
-plain one in a worker thread. A backend overrides what it can honour; the rest raises Unsupported
-and names an alternative.
+Every method has an asynchronous version (``acomplete`` for ``complete``), which by default runs the
+synchronous one in a worker thread. A backend overrides the methods that it supports. The others
+raise Unsupported with an alternative.
 
-    Complete -> complete     Stream -> stream     Choose -> choose     Commit -> commit
+    Complete -> complete     StreamCall -> stream     Choose -> choose     Commit -> commit
 
-The four call objects are plain data, so that a call can be described, recorded and made from a
-thread or from an event loop by the same interpreter.
-"""
+The four call objects are plain data, so that a call can be described and recorded, and a thread or
+an event loop can make it."""
 
 from __future__ import annotations
 
@@ -34,10 +33,10 @@ class PromptTools:
     """Tools that a prompt offers to the model.
 
     Attributes:
-        definitions: ``name``, ``description`` and ``parameters`` (a JSON schema) of each.
-        choice: "auto", "none", "required", or the name of the tool that has to be called.
-        introduction: text that tells the model of them; "" where the service's API does.
-        at: offset of the introduction in the text.
+        definitions: ``name``, ``description`` and ``parameters`` (a JSON schema) of each tool.
+        choice: "auto", "none", "required", or the name of the tool that the model must call.
+        introduction: text that describes the tools to the model; "" if the service's API does so.
+        at: offset of the introduction in the prompt's text.
     """
 
     definitions: tuple[Mapping[str, Any], ...]
@@ -60,18 +59,18 @@ class PromptTools:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A state's text, and its chat messages where roles were used.
+    """A state's text, and its chat messages if the program used roles.
 
     Attributes:
-        text: everything, chat template included; each medium stands in it as its marker
-            (``ChatTemplate.image_token``).
-        messages: ``{"role", "content"}``; the content is a text, or a list of texts and Media where
-            the turn has media. Calls of tools (``tool_calls``) and their results (role "tool",
-            ``tool_call_id``) are as OpenAI has them. The open role is the last message.
+        text: the whole text with the chat template applied. A marker
+            (``ChatTemplate.image_token``) stands for each medium.
+        messages: ``{"role", "content"}``; the content is a text, or a list of texts and Media for a
+            turn with media. Tool calls (``tool_calls``) and their results (role "tool",
+            ``tool_call_id``) have OpenAI's form. The open role is the last message.
         media: images and videos, in the order of their markers in ``text``.
-        parallel: groups of ``(start, end)`` in ``text``: the texts of one group were joined by
-            ``join("concate_and_append")``, each encoded as if the others were not there.
-        lora_path: the adapter that is to read it, "" for none.
+        parallel: groups of ranges ``(start, end)`` in ``text``. ``join("concate_and_append")`` has
+            joined the texts of a group; each is encoded without attention to the others.
+        lora_path: the adapter to use, "" for none.
         tools: tools that the model may call, None for none.
     """
 
@@ -85,9 +84,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Completion:
-    """Generated text. While streaming, ``text`` is everything so far. ``meta``: meta_info; of a
-    service whose API has tools, ``tool_calls`` holds ``id``, ``name`` and ``arguments`` (JSON text)
-    of each call."""
+    """Generated text. While streaming, ``text`` is the whole text so far. ``meta``: meta_info. For
+    a service whose API has tools, its ``tool_calls`` has ``id``, ``name`` and ``arguments`` (JSON
+    text) of each call."""
 
     text: str
     meta: dict[str, Any] = field(default_factory=dict)
@@ -97,26 +96,26 @@ class OwnFunctionCall(Protocol):
     """A call of a function of the program."""
 
     async def arun(self, backend: Backend) -> Any:
-        """Call it, after a hint to ``backend``. Raises ToolError."""
+        """Send ``backend`` a pause hint, then call the function. Raises ToolError."""
 
 
 class Backend:
-    """The calls of the interpreter. A backend overrides those that it can honour.
+    """Base class of backends. A subclass overrides the calls that it supports.
 
     Attributes:
-        constraints: of "regex", "json_schema", "choices", "ebnf" and "structural_tag", those that
-            the backend enforces while it generates. For the first three the frontend else
-            validates, and asks again (``max_retries``); the others are refused.
-        speculates: how ``num_api_spec_tokens`` is used: "text" (a completion model: over-generate
-            and reuse), "chat" (one reply for all gens of an assistant turn) or "" (ignored).
-        messages_only: of a program with roles, the backend is sent the turns alone.
-        continues: text that no constraint holds is the prompt's continuation (a completion model),
-            not an answer; a typed value is then what it begins with.
-        native: calls are requests to ``/generate`` of a runtime of ours.
-        calls_tools: the service's API has tools: it is sent ``Prompt.tools``, and calls come in the
-            meta_info. Else the model writes calls into its text.
-        tool_format: how it writes them, a name in ``semantics/tool_calls/tool_formats``.
-        scores_options: that runtime takes ``options``, and scores them as one tree.
+        constraints: the kinds ("regex", "json_schema", "choices", "ebnf", "structural_tag") that
+            the backend enforces during generation. Texts of the first three kinds are otherwise
+            checked and requested again (``max_retries``); the other kinds are refused.
+        speculates: use of ``num_api_spec_tokens``: "text" (a completion model: over-generate and
+            reuse), "chat" (one reply for all gens of an assistant turn) or "" (ignored).
+        messages_only: the backend is sent only the turns of a program with roles, no other text.
+        continues: unconstrained text continues the prompt (a completion model) instead of
+            answering it; a typed value is then taken from the text's beginning.
+        native: calls are requests to ``/generate`` of a runtime of this project.
+        calls_tools: the service's API has tools: ``Prompt.tools`` is sent, and the meta_info has
+            the calls. Otherwise the model generates calls as text.
+        tool_format: format of calls as text, a name in ``semantics/tool_calls/tool_formats``.
+        scores_options: the native runtime accepts ``options`` and scores them as one tree.
     """
 
     name = "backend"
@@ -131,36 +130,36 @@ class Backend:
     scores_options: bool = False
 
     def resemble(self, other: Backend) -> None:
-        """Take over what a program's flow depends on: name, template and the attributes above, but
-        for ``native``."""
+        """Copy from ``other`` the attributes that a program's flow depends on: name, template and
+        those above except ``native`` and ``scores_options``."""
         for trait in ("name", "chat_template", "constraints", "speculates", "messages_only",
                       "continues", "calls_tools", "tool_format"):  # fmt: skip
             setattr(self, trait, getattr(other, trait))
 
     def __repr__(self) -> str:
-        """The class, and the model or the address where they are known."""
+        """Return the class with the model, address or path, if known."""
         known = (vars(self).get(name) for name in ("model_name", "base_url", "path", "address"))
         return f"{type(self).__name__}({', '.join(str(one) for one in known if one)})"
 
     def enforces(self, constraint: OutputConstraint) -> bool:
-        """Return whether text generated under ``constraint`` needs no check. A backend may take a
-        constraint and not enforce it."""
+        """Return True if text generated under ``constraint`` needs no check. A backend may accept a
+        constraint without enforcing it."""
         return constraint.kind in self.constraints
 
     def complete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        """``params.n`` completions. Raises BackendError."""
+        """Return ``params.n`` completions. Raises BackendError."""
         raise self.lacks("gen")
 
     async def acomplete(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        """``complete`` for an event loop."""
+        """Complete as ``complete`` does, in an event loop."""
         return await in_worker(self.complete, prompt, params)
 
     def stream(self, prompt: Prompt, params: GenParams) -> Iterator[Completion]:
-        """One completion as it grows; the last item is the finished one. Raises BackendError."""
+        """Yield one growing completion; the last item is complete. Raises BackendError."""
         raise self.lacks("streaming gen", "run without stream=True")
 
     def astream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
-        """``stream`` for an event loop."""
+        """Stream as ``stream`` does, in an event loop."""
         return pumped(lambda: self.stream(prompt, params))
 
     def choose(self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod) -> Decision:
@@ -170,19 +169,19 @@ class Backend:
     async def achoose(
         self, prompt: Prompt, options: Sequence[str], method: ChoicesMethod
     ) -> Decision:
-        """``choose`` for an event loop."""
+        """Choose as ``choose`` does, in an event loop."""
         return await in_worker(self.choose, prompt, options, method)
 
     def commit(self, prompt: Prompt) -> dict[str, Any]:
-        """Compute and cache ``prompt``, returning its meta_info: a hint, nothing need happen."""
+        """Compute and cache ``prompt`` and return its meta_info. A backend may ignore this hint."""
         return {}
 
     async def acommit(self, prompt: Prompt) -> dict[str, Any]:
-        """``commit`` for an event loop."""
+        """Commit as ``commit`` does, in an event loop."""
         return await in_worker(self.commit, prompt)
 
     def of_stream(self, number: int) -> Backend:
-        """Return the backend of stream ``number`` of a graph that runs: this one, for all."""
+        """Return the backend for stream ``number`` of a running graph; by default this one."""
         return self
 
     async def atool(self, call: OwnFunctionCall) -> Any:
@@ -190,13 +189,13 @@ class Backend:
         return await call.arun(self)
 
     def pause_hint(self, prompt: Prompt, tool: str, expected_seconds: float | None) -> None:
-        """Note that ``prompt`` goes on once ``tool`` has run, in about ``expected_seconds``.
+        """Note that ``prompt`` continues after ``tool`` has run, in about ``expected_seconds``.
 
-        A hint for the cache, sent before the tool runs. It must not wait, and need do nothing.
+        The hint is for the cache, and is given before the tool runs. An override must not wait.
         """
 
     def request(self, call: Call) -> dict[str, Any]:
-        """The request that ``call`` would send, as plain data; nothing is sent."""
+        """Return the request body for ``call`` as plain data, without sending it."""
         prompt = call.prompt
         if isinstance(call, Choose):
             return {"text": prompt.text, "choices": list(call.options)}
@@ -211,11 +210,11 @@ class Backend:
             self.commit(Prompt(prefix_str))
 
     def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
-        """Token ids of each text; ``special``: with those that the model has around a prompt."""
+        """Return the token ids of each text. ``special``: with the special tokens of a prompt."""
         raise self.lacks("tokenize")
 
     def detokenize(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each row of token ids."""
+        """Return the text of each row of token ids."""
         raise self.lacks("detokenize")
 
     def flush_cache(self) -> Any:
@@ -223,14 +222,14 @@ class Backend:
         raise self.lacks("flush_cache")
 
     def get_server_info(self) -> dict[str, Any]:
-        """Settings and counters of the runtime."""
+        """Return settings and counters of the runtime."""
         raise self.lacks("get_server_info")
 
     def shutdown(self) -> None:
-        """Release what the backend holds; calling it again does nothing."""
+        """Release the backend's resources. A second call has no effect."""
 
     def lacks(self, primitive: str, instead: str = "use Engine or RuntimeEndpoint") -> Unsupported:
-        """The error to raise for a primitive that this backend cannot honour."""
+        """Return the error to raise for a primitive that this backend does not support."""
         return Unsupported(f"the {self.name} backend has no {primitive}; {instead}")
 
 
@@ -242,9 +241,9 @@ class ServerHandle(Protocol):
 
 
 def checked_backend(backend: Any) -> Backend:
-    """Return the given backend, for a Runtime its endpoint, for None the default one.
+    """Return the given backend; for a Runtime, its endpoint; for None, the default backend.
 
-    Raise ValueError where there is none, TypeError for a value that is no backend.
+    Raise ValueError if there is no default, TypeError for a value that is not a backend.
     """
     chosen = global_config.default_backend if backend is None else backend
     if chosen is None:
@@ -265,7 +264,7 @@ def checked_backend(backend: Any) -> Backend:
 
 @dataclass(frozen=True)
 class Complete:
-    """``params.n`` completions of a prompt."""
+    """Call that requests ``params.n`` completions of a prompt."""
 
     prompt: Prompt
     params: GenParams
@@ -279,7 +278,7 @@ class Complete:
 
 @dataclass(frozen=True)
 class StreamCall:
-    """One completion; ``show`` is given it whenever it has grown."""
+    """Call that streams one completion. ``show`` is called with each grown completion."""
 
     prompt: Prompt
     params: GenParams
@@ -300,7 +299,7 @@ class StreamCall:
 
 @dataclass(frozen=True)
 class Choose:
-    """The best of ``options`` as the continuation of a prompt."""
+    """Call that selects the best of ``options`` as the continuation of a prompt."""
 
     prompt: Prompt
     options: tuple[str, ...]
@@ -315,7 +314,7 @@ class Choose:
 
 @dataclass(frozen=True)
 class Commit:
-    """A hint to compute and cache a prompt."""
+    """Call that computes and caches a prompt, as a hint."""
 
     prompt: Prompt
 

@@ -1,4 +1,4 @@
-"""Bodies of branches: a program over each of many forks, side by side, in threads or tasks."""
+"""Branch bodies: runs a program on each of many forks, in parallel, in threads or tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang.backend.worker_threads import Workers
 from sglang.errors import SglangError
 
 Body = Callable[..., Any]
-# Threads of bodies, which may wait for bodies of their own.
+# Threads of bodies. A body may wait for other bodies, so the limit is high.
 BODIES = Workers(limit=100_000)
 
 
@@ -24,17 +24,17 @@ class Branches(Protocol):
     states: Any
 
     def join(self) -> None:
-        """Wait for all, and gather their variables."""
+        """Wait for all forks and gather their variables."""
 
     async def ajoin(self) -> None:
-        """``join``, awaited."""
+        """Join as ``join`` does, awaited."""
 
 
 class Forkable(Protocol):
     """A state that can be forked."""
 
     def fork(self, size: int) -> Branches:
-        """``size`` states that go on from here."""
+        """Return ``size`` forks of the state."""
 
 
 def mapped(
@@ -44,10 +44,10 @@ def mapped(
     loop: asyncio.AbstractEventLoop | None,
     threads: bool,
 ) -> list[Any]:
-    """Return what ``program`` returns over a fork of the state for each item, in order, and join.
+    """Run ``program`` on a fork of the state for each item and join. Return the results in order.
 
-    At most ``global_config.max_threads`` run at a time; without ``threads`` one after the other.
-    After an error no other one begins, and it is raised when those that had begun have ended.
+    At most ``global_config.max_threads`` bodies run at a time; without ``threads`` only one. After
+    an error no further body begins, and the error is raised when the running ones have ended.
     ``loop``: the event loop that makes the state's calls, which must not be blocked.
     """
     if not items:
@@ -62,8 +62,8 @@ def mapped(
 
 
 async def amapped(state: Forkable, items: Sequence[Any], program: Body) -> list[Any]:
-    """``mapped`` for an event loop: coroutines are its tasks, others run in threads, as many at a
-    time."""
+    """Map as ``mapped`` does, in an event loop: coroutines run as tasks, other programs in threads,
+    at most ``max_threads`` at a time."""
     if not items:
         return []
     forks = state.fork(len(items))
@@ -81,7 +81,7 @@ async def amapped(state: Forkable, items: Sequence[Any], program: Body) -> list[
 
 
 def _body(program: Body, state: Any, item: Any) -> Callable[[], Any]:
-    """The call of ``program``; the item is a dict or tuple of arguments, or the only one."""
+    """Return a call of ``program``. ``item``: dict or tuple of arguments, or the only argument."""
     if isinstance(item, Mapping):
         return partial(program, state, **item)
     return partial(program, state, *(item if isinstance(item, tuple) else (item,)))

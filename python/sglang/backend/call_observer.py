@@ -1,4 +1,4 @@
-"""Call observer: how a backend that sends several requests for one call reports each of them."""
+"""Call observer: interface by which a backend reports each request that it sends for a call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class CallObserver(Protocol):
-    """The record of one call while it is made.
+    """The record of one call in flight.
 
     Attributes:
         answer: the answer to the latest request; the backend sets it.
@@ -21,8 +21,8 @@ class CallObserver(Protocol):
         """W3C header that makes the server's spans children of the latest request's, or ""."""
 
     def request(self) -> AbstractContextManager[CallObserver]:
-        """Record the one request that is made inside."""
+        """Record the single request that is made inside the context."""
 
 
-# Observer of the call that the current thread or task makes; None where it is not recorded.
+# Observer of the call that the current thread or task makes; None if it is not recorded.
 OBSERVER: ContextVar[CallObserver | None] = ContextVar("call_observer", default=None)

@@ -1,4 +1,4 @@
-"""Settings of the frontend that hold for the whole process."""
+"""Settings of the frontend for the whole process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class GlobalConfig:
     """Change fields of ``sglang.global_config`` before programs run.
 
     Attributes:
-        default_backend: used where ``run`` names none.
-        enable_precache_with_tracing: ``run_batch`` computes the common constant prefix first,
-            when it has at least ``precache_min_chars`` characters.
-        max_threads: executors of all running programs that may wait for a backend at once.
+        default_backend: backend of a ``run`` without a ``backend`` argument.
+        enable_precache_with_tracing: ``run_batch`` computes the common constant prefix first, if
+            the prefix has at least ``precache_min_chars`` characters.
+        max_threads: limit of the executors, of all programs, that wait for a backend at a time.
     """
 
     default_backend: Any = None

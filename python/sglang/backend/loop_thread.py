@@ -1,4 +1,4 @@
-"""LoopThread: an event loop in a thread of its own, on which other threads make their calls."""
+"""LoopThread: an event loop in a dedicated thread, which runs the calls of other threads."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CLOSE_SECONDS = 10.0
 
 
 class LoopThread:
-    """The thread begins with the first call, and ends by ``close`` or when this object is garbage.
+    """The thread starts at the first call, and ends after ``close`` or when this object is garbage.
 
-    Its end cancels what runs, then closes the asynchronous generators that the loop has seen.
+    At its end, running tasks are cancelled and the loop's asynchronous generators are closed.
     """
 
     def __init__(self) -> None:
@@ -31,48 +31,48 @@ class LoopThread:
         self._begun: set[Future[Any]] = set()
 
     def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """``await function(*args)``, for a thread.
+        """Run ``await function(*args)`` on the loop, and wait for its result in this thread.
 
-        It is cancelled with the run of the caller, and where the caller is interrupted. Raises
-        CancelledError where it was cancelled, or ``close`` has been called.
+        Cancellation of the caller's run, or an interrupt of the caller, cancels the call. Raises
+        CancelledError for a cancelled call, and after ``close``.
         """
         return waited(lambda future: self._begin(lambda: function(*args), future))
 
     def start(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Future[T]:
-        """Begin ``await function(*args)`` and return its future; to cancel that cancels it.
+        """Begin ``await function(*args)``. Return a future, whose cancellation cancels the call.
 
-        The call goes on where the future is dropped.
+        The call continues if the future is dropped.
         """
         future: Future[T] = Future()
-        self._begun.add(future)  # a loop holds its tasks weakly
+        self._begun.add(future)  # a loop has only weak references to its tasks
         future.add_done_callback(self._begun.discard)
         self._begin(lambda: function(*args), future)
         return future
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop. Its thread begins, where it has not. Raise CancelledError after
+        """The event loop. Starts the thread if it is not running. Raises CancelledError after
         ``close``."""
         with self._lock:
             self._ensure()
             return self._loop
 
     def iterate(self, function: Callable[..., AsyncGenerator[T, None]], *args: Any) -> Iterator[T]:
-        """The items of ``function(*args)``, as ``run``; to leave them cancels it."""
+        """Yield the items of ``function(*args)``, run as in ``run``; leaving early cancels it."""
         return drawn(self._begin, lambda: function(*args))
 
     def close(self) -> None:
-        """End the thread; calling it again does nothing."""
+        """End the thread. A second call has no effect."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
         if thread is not None:
-            self._end.detach()  # a finalizer that is called as the process ends does nothing
+            self._end.detach()  # the finalizer must not run later
             _end(self._loop, self._ended)
             thread.join(CLOSE_SECONDS)
 
     def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
-        """Schedule a call. Called locked, so that no call reaches a loop that is ending."""
+        """Schedule a call under the lock, so that no call reaches a loop that is ending."""
         with self._lock:
             self._ensure()
             begin(self._loop, make, future)
@@ -108,10 +108,10 @@ def _end(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
 def begin(
     loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]
 ) -> None:
-    """Run ``make()`` on another thread's loop, for ``future``; to cancel that cancels it.
+    """Run ``make()`` on another thread's loop; set its result on ``future``.
 
-    The future exists before the call begins, so that an interrupted caller can cancel it.
-    """
+    Cancelling ``future`` cancels the call. An interrupted caller can do so, because the future
+    exists before the call begins."""
     loop.call_soon_threadsafe(_run, loop, make, future)
 
 
@@ -147,9 +147,9 @@ def _run(
 
 
 def waited(start: Callable[[Future[T]], None]) -> T:
-    """The result of a call on another thread's loop, for a thread; ``start`` begins it.
+    """Wait in this thread for a call on another thread's loop. ``start(future)`` begins the call.
 
-    The call is cancelled with the run of the caller, and where the caller is interrupted.
+    Cancellation of the caller's run, or an interrupt of the caller, cancels the call.
     """
     future: Future[T] = Future()
     try:
@@ -157,16 +157,16 @@ def waited(start: Callable[[Future[T]], None]) -> T:
         with aborted_by(future.cancel):
             return future.result()
     finally:
-        future.cancel()  # does nothing to one that is done
+        future.cancel()  # no effect on a call that is done
 
 
 def drawn(
     start: Callable[[Callable[[], Coroutine[Any, Any, None]], Future[None]], None],
     make: Callable[[], AsyncGenerator[T, None]],
 ) -> Iterator[T]:
-    """The items of a generator on another thread's loop, as ``waited``; to leave them cancels it.
+    """Yield the items of ``make()``, a generator on another thread's loop, as in ``waited``.
 
-    ``start`` begins on that loop what it is given.
+    ``start(function, future)`` begins a call on that loop. Leaving the iteration cancels it.
     """
     items: SimpleQueue[Any] = SimpleQueue()
 
@@ -188,7 +188,7 @@ def drawn(
 
 
 def finish(loop: asyncio.AbstractEventLoop) -> None:
-    """End a loop that has stopped: what still runs on it is cancelled."""
+    """Close a loop that has stopped; cancel its tasks first."""
     try:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:

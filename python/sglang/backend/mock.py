@@ -1,4 +1,4 @@
-"""Mock: a backend without a model, so that programs are tested by what they ask and say."""
+"""Mock: a backend without a model, for tests of a program's prompts and outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHOSEN, REJECTED = -0.1, -5.0
 
 @dataclass(frozen=True)
 class MockCall:
-    """One call a program made. ``kind`` is "gen", "select" or "commit"."""
+    """One call of a program. ``kind``: "gen", "select" or "commit"."""
 
     kind: str
     prompt: Prompt
@@ -36,32 +36,31 @@ class MockCall:
 
     @property
     def media(self) -> tuple[Media, ...]:
-        """Images and videos that the prompt shows."""
+        """Images and videos of the prompt."""
         return self.prompt.media
 
 
 class Mock(Backend):
-    """Answers by a script, or echoes; ``calls`` keeps the calls.
+    """Backend that answers by a script, or with the prompt's last line. ``calls`` has all calls.
 
     Args:
-        script: a list of replies used in turn; a dict from a text that occurs in the prompt (the
-            one that occurs last counts) to its reply; a function of the prompt and the parameters;
-            or None: the last line of the prompt comes back. A reply is a text, several texts for
-            ``n`` > 1, or an exception to raise. A ``select`` takes the reply if it is an option,
-            and without a script the first option.
+        script: a list of replies used in turn; a dict from a text in the prompt to its reply (the
+            text that occurs last counts); a function of the prompt and the parameters; or None:
+            the reply is the last line of the prompt. A reply is a text, several texts for
+            ``n`` > 1, or an exception to raise. A ``select`` takes the reply if it is an option;
+            without a script it takes the first option.
         delay: seconds before each answer.
         chat_template: name of the template used for roles.
-        tool_format: how the script writes calls of tools ("hermes", "llama3", "mistral",
+        tool_format: format of tool calls in the script ("hermes", "llama3", "mistral",
             "pythonic", "tiny").
-        constraints: those that the mock claims to enforce, see ``Backend``. A text of the script is
-            returned as it is and checked against no constraint but ``one_of``.
+        constraints: kinds that the mock claims to enforce, see ``Backend``. A text of the script
+            is returned unchanged, and checked only against ``one_of``.
         speculates: see ``Backend``.
 
-    In an event loop it answers without a thread, so a script must not wait there.
+    In an event loop the mock answers without a thread, so a script must not wait there.
 
-    A token, here, is a word with the space before it; stop strings are cut, and so is text past
-    ``max_new_tokens``. The part of a prompt that an earlier prompt began with counts as cached.
-    """
+    A token of the mock is a word with the space before it. Texts are cut at stop strings and after
+    ``max_new_tokens``. The longest beginning shared with an earlier prompt counts as cached."""
 
     name = "mock"
 
@@ -233,7 +232,7 @@ class Mock(Backend):
 
 
 def decided(answer: str, options: Sequence[str], method: ChoicesMethod) -> Decision:
-    """The decision of ``method`` for scores by which ``answer`` is the likeliest option."""
+    """Return the decision of ``method`` for scores that make ``answer`` the most likely option."""
     ids: dict[str, int] = {}
     rows = [
         [

@@ -20,15 +20,15 @@ from sglang.backend import output_types as types
 from sglang.errors import InvalidOutput, Unsupported
 from sglang.ir.params import GenParams, TypedSchema, strings
 
-# A number ends at a space or a line, so int and float stop there. A backend that enforces lets the
-# model write one: where only digits may follow, the number runs on.
+# A number ends at a space or line end, so int and float stop there. The enforced pattern allows one
+# at the end, because otherwise a model that may only add digits would continue the number.
 DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "int": (r"[-+]?[0-9]{1,20}", (" ", "\n")),
     "float": (r"[-+]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})", (" ", "\n")),
     "str": (r'"[^"\\\n]*"', ()),
     "bool": (r"(True|False)", ()),
 }
-# Parameters of which a generation has one at most.
+# Parameters that exclude one another.
 CONSTRAINTS = ("dtype", "regex", "json_schema", "schema", "ebnf", "structural_tag", "one_of")
 MAX_TEXT_CHARS = 80
 MAX_SHOWN = 5  # texts of ``one_of`` in a message
@@ -360,11 +360,11 @@ def constrained(own: GenParams, defaults: GenParams) -> tuple[GenParams, OutputC
 
 
 def constraint_of(params: GenParams) -> OutputConstraint | None:
-    """Return the constraint of a generation, None if it has none. it has one.
+    """Return the constraint of a generation, None if it has none.
 
     Raises:
-        ValueError: more than one is given, or a dtype or schema is unknown or invalid.
-        TypeError: no JSON schema can be made of the type.
+        ValueError: more than one constraint is given, or a dtype or schema is invalid.
+        TypeError: the type has no JSON schema.
     """
     chosen = [name for name in CONSTRAINTS if getattr(params, name) is not None]
     if not chosen:
@@ -387,8 +387,8 @@ def constraint_of(params: GenParams) -> OutputConstraint | None:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Return the texts of ``one_of``, each once. Raises TypeError where it is no list of texts, and
-    ValueError where it is empty or has an empty text."""
+    """Return the texts of ``one_of`` without repetitions. Raises TypeError if ``value`` is not a
+    list of texts, ValueError if it is empty or has an empty text."""
     if isinstance(value, str) or not all(isinstance(one, str) for one in value):
         raise TypeError(f"one_of is {value!r:.60}; give a list of texts")
     if not value or "" in value:
@@ -404,15 +404,15 @@ def _grammar(name: str, value: Any) -> GrammarConstraint:
 
 
 def _json_schema(source: Any) -> JsonSchema:
-    """Return the constraint, made once for a type and once for a JSON schema of the same text."""
+    """Return the constraint, cached by type or by the JSON text of a schema."""
     if isinstance(source, TypedSchema):
         source = source.source
     if isinstance(source, Mapping):
-        with suppress(TypeError):  # not JSON: ``output_types`` names the fault
+        with suppress(TypeError):  # not JSON: ``output_types`` reports the error below
             return _kept_schema(json.dumps(source), type(source))
     try:
         return _kept_schema(source)
-    except TypeError:  # not hashable, or unusable: then this says so
+    except TypeError:  # not hashable, or invalid: the constructor reports the error
         return JsonSchema(source)
 
 

@@ -1,9 +1,9 @@
-"""Types of generated text: from a type to its JSON schema, and from JSON text to a typed object.
+"""Types of generated text: conversion of a type to a JSON schema, and of JSON text to an object.
 
 A ``schema`` is a pydantic model, dataclass, TypedDict, NamedTuple, Enum, Literal, union, builtin or
 generic of these (``list[Item]``, ``dict[str, int]``), a JSON schema as a dict, or the JSON text of
-one. The text is JSON; for an Enum or a Literal on its own the bare word (``red`` for ``"red"``) is
-understood too. pydantic and jsonschema are imported when they are first needed.
+one. The text is JSON. For a schema that is an Enum or a Literal, the bare word (``red`` for
+``"red"``) is accepted too. pydantic and jsonschema are imported at their first use.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ EXPECTED = "give a type, a JSON schema as a dict, or the JSON text of one"
 
 
 def json_schema_of(schema: Any) -> dict[str, Any]:
-    """The JSON schema that the text of ``schema`` satisfies.
+    """Return the JSON schema of ``schema``, a type or a JSON schema.
 
     Raises:
-        TypeError: no JSON schema can be made of this type.
+        TypeError: the type has no JSON schema.
         ValueError: the dict or text is not a valid JSON schema.
     """
     if isinstance(schema, (str, Mapping)):
@@ -53,12 +53,12 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
         raise _unusable(schema, error.message) from error
 
 
-_NAMED = frozenset({"properties", "$defs"})  # names to schemas
+_NAMED = frozenset({"properties", "$defs"})  # keywords whose values map names to schemas
 _DATA = frozenset({"const", "default", "enum", "examples", "required"})
 
 
 def closed(schema: Any) -> Any:
-    """The JSON schema of a type, whose objects have no keys but those it names."""
+    """Return ``schema`` with all other keys than the named properties forbidden in objects."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -74,9 +74,9 @@ def closed(schema: Any) -> Any:
 
 
 def parse(schema: Any, text: str) -> Any:
-    """The typed object that ``text`` is; for a JSON schema the decoded JSON.
+    """Return the typed object of a JSON text; for a JSON schema, the decoded JSON.
 
-    Raises InvalidOutput, whose message says where and why, briefly enough to show to a model.
+    Raises InvalidOutput with a short message for the model: where and why the text is invalid.
     """
     if isinstance(schema, (str, Mapping)):
         return _validated(_decoded_schema(schema), text)
@@ -93,11 +93,11 @@ def parse(schema: Any, text: str) -> Any:
 
 
 def parse_partial(schema: Any, text: str) -> Any:
-    """The typed object so far of a JSON text that is still growing; None while nothing is known.
+    """Return the typed object of an incomplete JSON text; None while no value is known.
 
-    Never raises for a beginning of valid JSON. Nothing is validated: a string or a number may go
-    on, and a missing field of a model or dataclass has its default, or None. What cannot be shown
-    in part (Enum, Literal, date, a union of several types) is None until it is whole.
+    Never raises for a prefix of valid JSON. Values are not validated: a string or number may be
+    incomplete, and a missing field of a model or dataclass has its default, or None. A value
+    without partial form (Enum, Literal, date, a union of several types) is None until complete.
     """
     try:
         data = _decoded(text, allow_partial="trailing-strings")
@@ -151,7 +151,7 @@ def _dialect(schema: dict[str, Any]) -> Any:
 
 
 def _validated(schema: dict[str, Any], text: str) -> Any:
-    """References are followed inside the schema alone: nothing is fetched."""
+    """Decode and validate a JSON text. References outside the schema raise ValueError."""
     from jsonschema.exceptions import best_match
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import EMPTY_REGISTRY
@@ -197,7 +197,7 @@ def _path(parts: Iterable[Any]) -> str:
 
 
 def _adapter(schema: Any) -> TypeAdapter[Any]:
-    """Made once for a type."""
+    """Return pydantic's adapter of a type, cached if the type is hashable."""
     try:
         hash(schema)
     except TypeError:
@@ -237,9 +237,9 @@ def _is_choice(schema: Any) -> bool:
 
 
 def _readable(kind: Any) -> Any:
-    """``kind`` with each TypedDict of ``typing`` as its twin of ``typing_extensions``.
+    """Return ``kind`` with each TypedDict of ``typing`` replaced by one of ``typing_extensions``.
 
-    pydantic reads those of ``typing`` from Python 3.12 on only.
+    Before Python 3.12, pydantic does not support TypedDicts of ``typing``.
     """
     if sys.version_info >= (3, 12):
         return kind
@@ -265,11 +265,11 @@ def _readable(kind: Any) -> Any:
     return generic[readable]
 
 
-# Objects that are not whole yet
+# Incomplete objects
 
 
 def _typed(kind: Any, data: Any) -> Any:
-    """``data``, decoded JSON, as an unvalidated object of ``kind``."""
+    """Return ``data``, decoded JSON, as an unvalidated object of type ``kind``."""
     from typing_extensions import is_typeddict
 
     kind = _plain(kind)
@@ -292,7 +292,7 @@ def _typed(kind: Any, data: Any) -> Any:
 
 
 def _plain(kind: Any) -> Any:
-    """The type without Annotated, and ``X`` for ``X | None``."""
+    """Return the type without Annotated; for ``X | None``, return ``X``."""
     while True:
         origin: Any = get_origin(kind)
         args = [arg for arg in get_args(kind) if arg is not NoneType]
@@ -337,7 +337,7 @@ def _partial_dataclass(kind: Any, data: dict[str, Any]) -> Any:
 
 
 def _whole(kind: Any, data: Any) -> Any:
-    """``data`` as ``kind`` where it is already valid, else None."""
+    """Return ``data`` as an object of ``kind`` if it is valid, else None."""
     with suppress(ValueError):
         return _adapter(kind).validate_python(data)
     return None

@@ -10,10 +10,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def renamed(**names: str) -> Callable[[F], F]:
-    """A decorator: the function takes each parameter also by its earlier name, as a keyword.
+    """Return a decorator that also accepts each parameter by its earlier name, as a keyword.
 
     ``names``: the earlier name of each parameter, ``var_name="var"``. The signature shows the
-    parameter alone. Raises TypeError where both names are given.
+    current name only. A call with both names raises TypeError.
     """
 
     def decorated(function: F) -> F:

@@ -1,4 +1,4 @@
-"""ApiBackend: what backends of paid services share, whichever official client they use.
+"""ApiBackend: base of the backends of paid services, which use the services' official clients.
 
 A subclass opens the asynchronous client and makes each call inside ``calling``::
 
@@ -6,7 +6,7 @@ A subclass opens the asynchronous client and makes each call inside ``calling``:
         name = "Service"
         key_variable = "SERVICE_API_KEY"
 
-        def open_client(self):          # made at the first call, one for each event loop
+        def open_client(self):          # called once for each event loop, at the first call
             return service.AsyncClient(max_retries=self.max_retries)
 
         async def acomplete(self, prompt, params):
@@ -14,14 +14,13 @@ A subclass opens the asynchronous client and makes each call inside ``calling``:
                 reply = await client.messages.create(**self.body(prompt, params))
                 return self.completions(reply)          # may raise BadReply
 
-Calls of threads are the same calls, made on an event loop of the backend's own (``loop_thread``).
+Synchronous calls run the asynchronous ones on an event loop of the backend (``loop_thread``).
 
-Inside, one of ``max_concurrency`` slots is held, for a stream until it ends. Whatever the client or
-the reading of its reply raises comes out as an error of ``sglang.errors``: a status by its class, a
-timeout as TimedOut, a lost connection as ConnectionFailed, BadReply and undecodable replies as
-BackendError, each with the status, the request id and the end of the prompt where they are known.
-``sglang`` errors pass unchanged. Retries, with backoff and as Retry-After says, are the client's.
-"""
+``calling`` holds one of ``max_concurrency`` slots, for a stream until it ends. It converts errors
+of the client and of the reply to ``sglang.errors``: an HTTP status to its class, a timeout to
+TimedOut, a lost connection to ConnectionFailed, BadReply and undecodable replies to BackendError,
+each with the status, the request id and the end of the prompt, if known. ``sglang`` errors pass
+unchanged. The client retries, with backoff and Retry-After."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ REASON_CHARACTERS = 500
 
 
 class BadReply(ValueError):
-    """The service's reply is not what its API promises; the message says how."""
+    """The service's reply violates its API. The message names the violation."""
 
     def __init__(self, message: str, request_id: str | None = None) -> None:
         super().__init__(message)
@@ -66,11 +65,11 @@ class BadReply(ValueError):
 
 
 class NoAnswer(BadReply):
-    """The model refused, or did not get to its answer; the message says why."""
+    """The model refused or did not reach its answer. The message gives the reason."""
 
 
 class TokenUsage:
-    """Tokens that a backend has been billed for since it was made or ``reset``. Thread-safe."""
+    """Tokens billed to a backend since its construction or ``reset``. Thread-safe."""
 
     def __init__(self) -> None:
         self.prompt_tokens = self.completion_tokens = 0
@@ -83,7 +82,7 @@ class TokenUsage:
             self.completion_tokens += int(meta.get("completion_tokens") or 0)
 
     def reset(self) -> None:
-        """Begin again at 0."""
+        """Set the counters to 0."""
         with self._lock:
             self.prompt_tokens = self.completion_tokens = 0
 
@@ -95,8 +94,8 @@ class TokenUsage:
 
 
 class Slots:
-    """Slots for at most ``limit`` holders at a time, of all event loops, first come first
-    served."""
+    """Semaphore for tasks of all event loops: at most ``limit`` holders at a time, in the order of
+    their arrival."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -107,7 +106,7 @@ class Slots:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """A slot."""
+        """Hold a slot inside the context."""
         turn = self._join()
         try:
             await asyncio.wrap_future(turn)
@@ -126,7 +125,7 @@ class Slots:
         return turn
 
     def _leave(self, turn: Future[None]) -> None:
-        """Pass the slot on; a caller that was interrupted while it waited has none."""
+        """Pass the slot to the next waiter. A caller that was interrupted in the queue has none."""
         if turn.cancel():
             return
         with self._lock:
@@ -142,9 +141,9 @@ class ApiBackend(Backend):
     """Base of the backends that call a service through its official client; see the module.
 
     Attributes:
-        key_variable: environment variable of the key, for the advice of an error.
-        address: URL of the service, for the same; "" where it goes without saying.
-        token_usage: what the calls have been billed for; a subclass adds each reply's meta_info.
+        key_variable: environment variable of the key, for error messages.
+        address: URL of the service for error messages; "": messages have the service's name.
+        token_usage: billed tokens; a subclass adds each reply's meta_info.
     """
 
     key_variable = ""
@@ -167,7 +166,7 @@ class ApiBackend(Backend):
         self._closed = False
 
     def open_client(self) -> Any:
-        """The asynchronous client, for the running event loop; its ``close`` is a coroutine
+        """Return a new asynchronous client for the running event loop. Its ``close`` is a coroutine
         function.
         """
         raise NotImplementedError
@@ -197,7 +196,7 @@ class ApiBackend(Backend):
 
     @contextmanager
     def _unless_aborted(self) -> Iterator[None]:
-        """Raise BackendError where the call of a waiting thread was aborted."""
+        """Convert CancelledError, of a thread's aborted call, to BackendError."""
         try:
             yield
         except CancelledError as error:
@@ -206,7 +205,7 @@ class ApiBackend(Backend):
 
     @asynccontextmanager
     async def calling(self, prompt: Prompt) -> AsyncIterator[Any]:
-        """The client, and a slot to call it. Raises errors of ``sglang.errors``."""
+        """Hold a slot and yield the client. Converts its errors to ``sglang.errors``."""
         async with self._slots.held():
             try:
                 yield await self.loop_client()
@@ -216,11 +215,11 @@ class ApiBackend(Backend):
                 raise translated from error
 
     async def acommit(self, prompt: Prompt) -> dict[str, Any]:
-        """Nothing need happen, and no thread is taken for it."""
+        """Do nothing, without a worker thread: services have no such call."""
         return {}
 
     def translated(self, error: Exception, prompt: Prompt) -> BackendError | None:
-        """The error to raise for an exception of the client; None: the exception itself."""
+        """Return the error to raise for an exception of the client; None: raise it unchanged."""
         kinds = _kinds(error)
         status, reason = getattr(error, "status_code", None), said(error)
         kind: type[BackendError] = BackendError
@@ -259,8 +258,8 @@ class ApiBackend(Backend):
         return f" (after {self.max_retries} retries)" if issubclass(kind, ServerFailed) else ""
 
     def shutdown(self) -> None:
-        """Abort the calls of threads and close the connections; those of an event loop when that
-        comes to it.
+        """Abort the calls of threads and close all clients. The client of a caller's event loop is
+        closed when that loop next runs.
         """
         with self._lock:
             self._closed = True
@@ -270,7 +269,7 @@ class ApiBackend(Backend):
                 loop.call_soon_threadsafe(partial(_end, loop, lifetime))
 
     async def loop_client(self) -> Any:
-        """The client of the running event loop."""
+        """Return the client of the running event loop, made at the first call."""
         loop = asyncio.get_running_loop()
         with self._lock:
             self.check_open()
@@ -294,7 +293,7 @@ class ApiBackend(Backend):
 async def _lifetime(
     client: Any, loop: asyncio.AbstractEventLoop, loops: dict[asyncio.AbstractEventLoop, Any]
 ) -> AsyncGenerator[None, None]:
-    """Holds a client; a loop that ends closes its generators, and this one the client."""
+    """Keep a client open until this generator is closed, at the latest by the end of its loop."""
     try:
         yield
     finally:
@@ -307,12 +306,12 @@ def _end(loop: asyncio.AbstractEventLoop, lifetime: AsyncGenerator[Any, None]) -
 
 
 def _kinds(error: BaseException | None) -> set[str]:
-    """Names of its classes: those of clients are known by no other way without their packages."""
+    """Return the names of an error's classes, as the client's package may not be importable."""
     return {kind.__name__ for kind in type(error).__mro__}
 
 
 def said(error: BaseException | None) -> str:
-    """The message of the service, else that of the exception."""
+    """Return the service's error message, else the exception's."""
     body = getattr(error, "body", None)
     detail = body.get("error", body) if isinstance(body, Mapping) else None
     message = detail.get("message") if isinstance(detail, Mapping) else None

@@ -18,7 +18,7 @@ from sglang.errors import Cancelled, SglangError, ToolError
 from sglang.ir.graph_steps import Argument, Variable
 from sglang.ir.nodes import ConstantText, RunTool, node_of
 
-# Threads of tools. The executors that wait for them are bounded, and so are these.
+# Threads of tools. The number of executors that wait for tools is bounded, so this limit is high.
 TOOLS = Workers(limit=100_000)
 MAX_SECONDS = int(threading.TIMEOUT_MAX)  # longest wait of a thread
 
@@ -32,7 +32,7 @@ class ToolAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolInvocation:
-    """One call of ``function`` by a program, whose text so far is ``prompt``."""
+    """One call of ``function`` by a program. ``prompt``: the program's text so far."""
 
     prompt: Prompt
     node: RunTool
@@ -40,11 +40,11 @@ class ToolInvocation:
     arguments: tuple[str, ...]
 
     def do(self, backend: Backend) -> ToolAnswer:
-        """Call the function and wait; an asynchronous one gets an event loop of its own.
+        """Call the function and wait. An asynchronous function gets a new event loop.
 
-        In the program's own thread (``use_thread=False``) a function without ``timeout`` runs
-        there; one that has outrun its time goes on in its thread, and its result is dropped.
-        Raise ToolError, and SglangError as the function raises it.
+        With ``use_thread=False`` a plain function without ``timeout`` runs in the calling thread.
+        A function that exceeds ``timeout`` continues in its thread, and its result is dropped.
+        Raise ToolError, and a SglangError of the function unchanged.
         """
         self._hint(backend)
         begin = time.monotonic()
@@ -57,11 +57,11 @@ class ToolInvocation:
         return self._answer(value, begin)
 
     async def ado(self, backend: Backend) -> ToolAnswer:
-        """``do`` for an event loop, or what ``backend`` answers in its place."""
+        """Call the function in an event loop, unless ``backend`` answers in its place."""
         return await backend.atool(self)  # type: ignore[no-any-return]
 
     async def arun(self, backend: Backend) -> ToolAnswer:
-        """``do`` for an event loop: an asynchronous function runs in it, another in a thread."""
+        """Call the function: an asynchronous one in this event loop, another one in a thread."""
         self._hint(backend)
         begin = time.monotonic()
         try:
@@ -91,7 +91,7 @@ class ToolInvocation:
         return future.result()
 
     def _called(self) -> Any:
-        """Call a plain function. In the main thread a KeyboardInterrupt is the user's and stays."""
+        """Call a plain function. A KeyboardInterrupt of the user, in the main thread, is raised."""
         try:
             return self.function(*self.arguments)
         except Exception:
@@ -103,7 +103,7 @@ class ToolInvocation:
             raise self._failure(error) from error
 
     async def _called_in_a_loop(self) -> Any:
-        """Call an asynchronous function. An interrupt would end the event loop, not the call."""
+        """Call an asynchronous function. Its exits and interrupts become ToolError."""
         try:
             return await self.function(*self.arguments)
         except (SystemExit, KeyboardInterrupt) as error:
@@ -122,7 +122,7 @@ class ToolInvocation:
             done, _ = await asyncio.wait({task}, timeout=self.node.timeout)
             if not done:
                 raise self._overdue()
-            if task.cancelled():  # by the function: a cancelled run does not come here
+            if task.cancelled():  # by the function itself; a cancelled run ends at ``wait``
                 raise self._failure(asyncio.CancelledError())
             return task.result()
         finally:
@@ -150,7 +150,7 @@ class ToolInvocation:
 
 
 def _shown(show: Callable[[Any], str], value: Any) -> str:
-    """Return ``str`` or ``repr`` of a value of the user's, "" where that raises."""
+    """Return ``show(value)``, "" if it raises. ``show``: ``str`` or ``repr``."""
     try:
         return show(value)
     except Exception:
@@ -158,19 +158,19 @@ def _shown(show: Callable[[Any], str], value: Any) -> str:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call of ``function`` gives a coroutine."""
+    """Return True if a call of ``function`` returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004
     )
 
 
 def tool_name(function: Callable[..., Any]) -> str:
-    """The name that a graph and errors have for a function."""
+    """Return the name of a function for graphs and error messages."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def verify_tool(name: Any, function: Any, of: Any, **seconds: Any) -> None:
-    """Raise TypeError or ValueError where these cannot be what ``sglang.tool`` is given."""
+    """Raise TypeError or ValueError for invalid arguments of ``sglang.tool``."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"name is {name!r:.60}; give the name of the tool's variable")
     for what, value in seconds.items():
@@ -196,7 +196,7 @@ def _verify_function(function: Any, count: int) -> None:
         raise TypeError(f"tool {name!r} yields: a tool returns its text; use return")
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some functions of C have none
+    except ValueError:  # some functions in C have no signature
         return
     try:
         signature.bind(*[""] * count)

@@ -1,8 +1,8 @@
 """Workers: the threads in which executors wait for their backends.
 
-A job never waits for another job (a fork is continued by its parent's executor, a join waits in
-the program's own thread), so a bounded number of threads cannot deadlock, however many executors.
-The one exception, a tool, which may run whole programs, is waited for inside ``released``.
+A job never waits for another job (the parent's executor starts a fork, a join waits in the
+program's own thread). So a bounded number of threads cannot deadlock, for any number of executors.
+The only exception is a tool, which may run whole programs: its job waits inside ``released``.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _ALL: WeakSet[Workers] = WeakSet()
 
 
 class Workers:
-    """Starts a thread where none is idle; an idle one ends after ``idle`` seconds."""
+    """Thread pool. Starts a thread if none is idle; an idle thread ends after ``idle`` seconds."""
 
     def __init__(self, idle: float = IDLE_SECONDS, limit: int | None = None) -> None:
-        """``limit``: most threads; None: ``global_config.max_threads``."""
+        """``limit``: limit of the threads; None: ``global_config.max_threads``."""
         self._idle_seconds = idle
         self._limit = limit
         self._begin()
         _ALL.add(self)
 
     def _begin(self) -> None:
-        """Reset to no threads and no jobs: at first, and in a forked process, which lacks them."""
+        """Reset to no threads and no jobs, in the constructor and in a forked process."""
         self._changed = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
         self._idle = 0
@@ -48,7 +48,7 @@ class Workers:
         self._own = threading.local()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """``job`` must not raise."""
+        """Queue a job, which must not raise. May run the job itself if no thread can start."""
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs):
@@ -60,7 +60,7 @@ class Workers:
         try:
             threading.Thread(target=self._run, name="sglang-worker", daemon=True).start()
         except RuntimeError:
-            # The system refuses another thread: those that run will take the job, else we do.
+            # The system refuses a thread. A running one takes the job, or else the caller.
             with self._changed:
                 self.count -= 1
                 orphaned = self.count == 0 and job in self._jobs
@@ -70,14 +70,14 @@ class Workers:
                 job()
 
     def own_thread(self) -> bool:
-        """Whether the calling thread runs a job."""
+        """Return True if the calling thread runs a job."""
         return getattr(self._own, "inside", False)
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """A block in which the job of the calling thread waits for other jobs.
+        """Context in which the calling thread's job waits for other jobs.
 
-        Meanwhile its thread does not count, so that those may begin.
+        The thread does not count towards the limit inside, so that the other jobs can begin.
         """
         if not self.own_thread():
             yield
@@ -107,12 +107,12 @@ class Workers:
                 job = self._jobs.popleft()
             try:
                 job()
-            except BaseException:  # an interrupt of a job is not this thread's
+            except BaseException:  # an interrupt of a job must not end this thread
                 threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), None]))
             del job  # an idle thread keeps no executor alive
 
     def call(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """``function(*args)`` in a worker and in the caller's context."""
+        """Run ``function(*args)`` in a worker, with the caller's context. Return its future."""
         future: Future[T] = Future()
         context = copy_context()
 
@@ -121,7 +121,7 @@ class Workers:
                 return
             try:
                 result = context.run(function, *args)
-            except StopIteration as error:  # no future of an event loop can hold it
+            except StopIteration as error:  # futures of event loops do not accept StopIteration
                 raised = RuntimeError("the program raised StopIteration")
                 raised.__cause__ = error
                 future.set_exception(raised)
@@ -147,12 +147,12 @@ if hasattr(os, "register_at_fork"):
 
 
 async def in_worker(function: Callable[..., T], *args: Any) -> T:
-    """``function(*args)`` in a worker, for an event loop."""
+    """Run ``function(*args)`` in a worker and await its result."""
     return await asyncio.wrap_future(WORKERS.call(function, *args))
 
 
 async def pumped(iterate: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-    """The items of ``iterate()``, read in a worker until the reader is gone."""
+    """Yield the items of ``iterate()``, which a worker reads until the reader stops."""
     loop, gone = asyncio.get_running_loop(), threading.Event()
     items: asyncio.Queue[Any] = asyncio.Queue()
 

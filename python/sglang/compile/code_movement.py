@@ -1,19 +1,18 @@
 """Code movement for prefix sharing (SGLang paper, appendix D.2).
 
-The opening of a program, what it appends before the first call or fork, is cut into pieces; a
-language model, or any function, proposes another order of them in which the constant ones come
-first, so that more of the prompt is shared between runs. This is the one pass that changes prompts,
-so it runs on request only, and an order is taken only if it
+The opening of a program, the text before its first call or fork, is split into pieces. A language
+model, or any function, proposes an order in which the constant pieces come first, so that runs
+share more of the prompt. This is the only pass that changes prompts, so it runs on request only. An
+order is accepted only if it
 
 - is a permutation in which every piece stays in its turn;
-- keeps references between pieces: one that says "above" stays after all that it was after, one
-  that says "below" or "following" before all that it was before;
-- leaves the piece that the model is to continue where it is;
-- makes the constant prefix no shorter.
+- keeps references between pieces: a piece with "above" stays after all pieces that preceded it, a
+  piece with "below" or "following" stays before all pieces that followed it;
+- does not move the piece that the model continues;
+- does not shorten the constant prefix.
 
-Pieces end at lines and sentences. A heading, and a line that ends with a colon, belongs to what
-comes next, an item of a list to what comes before.
-"""
+Pieces end at line and sentence ends. A heading, or a line that ends with a colon, is joined to the
+next piece; an item of a list is joined to the previous piece."""
 
 from __future__ import annotations
 
@@ -71,8 +70,8 @@ class PromptPiece:
 
     Attributes:
         nodes: ConstantText, Argument and Image, without the white space ``tail`` after them.
-        turn: pieces of one turn may be exchanged.
-        fixed: the model continues it, so it stays where it is.
+        turn: index of the turn; only pieces of the same turn may be exchanged.
+        fixed: the piece must not move, because the model continues it.
     """
 
     nodes: tuple[Node, ...]
@@ -83,12 +82,12 @@ class PromptPiece:
 
     @property
     def constant(self) -> bool:
-        """Whether it is the same in every run."""
+        """True if the piece is the same in every run."""
         return all(isinstance(node, ConstantText) for node in self.nodes)
 
     @property
     def introduces(self) -> bool:
-        """Whether it speaks of what comes next: a heading, or a line that ends with a colon."""
+        """True if the piece ends with a heading, or with a line that ends with a colon."""
         return INTRODUCES.fullmatch(str(self).rpartition("\n")[2]) is not None
 
     def __str__(self) -> str:
@@ -102,7 +101,7 @@ def _shown(node: Node) -> str:
 
 
 def pieces_of(graph: Graph) -> list[PromptPiece]:
-    """The pieces of the main stream's opening, in order."""
+    """Return the pieces of the main stream's opening, in order."""
     opening, rest = _opening(graph)
     pieces: list[PromptPiece] = []
     turn = 0
@@ -119,7 +118,7 @@ def pieces_of(graph: Graph) -> list[PromptPiece]:
 
 
 def _opening(graph: Graph) -> tuple[list[Step], list[Step]]:
-    """The main stream up to the first step that is no text, and the others."""
+    """Return the main stream's steps before the first that is no text, and the other steps."""
     steps = list(graph.streams[MAIN])
     kinds = (ConstantText, Argument, Image, RoleBegin, RoleEnd)
     end = next((i for i, step in enumerate(steps) if not isinstance(step.node, kinds)), len(steps))
@@ -127,7 +126,7 @@ def _opening(graph: Graph) -> tuple[list[Step], list[Step]]:
 
 
 def _cut(steps: Sequence[Step], turn: int) -> list[PromptPiece]:
-    """The pieces of the turn that ``steps`` begin with."""
+    """Return the pieces of the first turn of ``steps``."""
     pieces: list[PromptPiece] = []
     nodes: list[Node] = []
 
@@ -170,7 +169,7 @@ def _glued(pieces: Sequence[PromptPiece]) -> list[PromptPiece]:
 
 
 def refusal(pieces: Sequence[PromptPiece], order: Sequence[int]) -> str:
-    """The reason to refuse ``order``, numbers from 1; "" where it is allowed."""
+    """Return the reason to refuse ``order``, piece numbers from 1; "" if it is allowed."""
     if sorted(order) != list(range(1, len(pieces) + 1)):
         return f"{list(order)} is no permutation of 1 to {len(pieces)}"
     for place, number in enumerate(order, 1):
@@ -186,7 +185,7 @@ def refusal(pieces: Sequence[PromptPiece], order: Sequence[int]) -> str:
 
 
 def _ties(first: PromptPiece, second: PromptPiece) -> str:
-    """The word that forbids ``second`` to come before ``first``, or ""."""
+    """Return the word that forbids ``second`` to come before ``first``, or ""."""
     if first.turn != second.turn:
         return ""
     found = FORWARD.search(_words(first)) or BACKWARD.search(_words(second))
@@ -198,8 +197,8 @@ def _words(piece: PromptPiece) -> str:
 
 
 def reorder(graph: Graph, propose: Propose) -> Graph:
-    """The graph with its opening in the order that ``propose`` gives for the pieces, as numbers
-    from 1; or ``graph`` itself where that order must not be taken."""
+    """Return the graph with the pieces of its opening in the order that ``propose`` returns, as
+    numbers from 1; ``graph`` itself if that order is not accepted."""
     pieces = pieces_of(graph)
     order = list(propose(pieces)) if len(pieces) > 1 else []
     if refusal(pieces, order) or order == sorted(order):
@@ -229,8 +228,8 @@ def _moved(graph: Graph, pieces: Sequence[PromptPiece], order: Sequence[int]) ->
 
 
 def _turn(pieces: Sequence[PromptPiece], order: Sequence[int], turn: int) -> list[PromptPiece]:
-    """The pieces of one turn in their new order. The white space at the end of the turn stays at
-    its end: the piece that is last now and the one that was change it."""
+    """Return the pieces of one turn in their new order. The old and the new last piece exchange
+    their white space, so that the turn's end does not change."""
     old = [piece for piece in pieces if piece.turn == turn]
     new = [pieces[number - 1] for number in order if pieces[number - 1].turn == turn]
     if not new or new[-1] is old[-1]:
@@ -240,7 +239,7 @@ def _turn(pieces: Sequence[PromptPiece], order: Sequence[int], turn: int) -> lis
 
 
 def constants_first(pieces: Sequence[PromptPiece]) -> list[int]:
-    """The order with as many constants in front as the rules allow: an upper bound."""
+    """Return the order with the most constants in front that the rules allow: an upper bound."""
     order: list[int] = []
     left = list(range(1, len(pieces) + 1))
     while left:
@@ -253,14 +252,14 @@ def constants_first(pieces: Sequence[PromptPiece]) -> list[int]:
 
 
 def _may_come(number: int, turn: Sequence[int], pieces: Sequence[PromptPiece]) -> bool:
-    """Whether a piece may come before all others that are left of its turn."""
+    """Return True if a piece may come before all remaining pieces of its turn."""
     piece = pieces[number - 1]
     before = (pieces[n - 1] for n in turn if n < number)
     return not piece.fixed and not any(_ties(other, piece) for other in before)
 
 
 def propose_with(backend: Any, max_tokens: int = 64) -> Propose:
-    """Return a function that asks the model of ``backend``. It raises what the backend raises."""
+    """Return a function that requests an order from ``backend`` and raises the backend's errors."""
     params = GenParams(max_new_tokens=max_tokens, temperature=0, stop="\n").over(DEFAULTS)
 
     def propose(pieces: Sequence[PromptPiece]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Graph functions: a graph as a function of a state, which runs it or splices it into a trace."""
+"""Graph functions: a function of a state that runs a graph, or splices the graph into a trace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def graph_function(graph: Graph, schedule: GraphSchedule) -> Callable[..., Any]:
-    """Return a function of a state and the graph's arguments; it appends the graph."""
+    """Return a function of a state and the graph's arguments that appends the graph."""
 
     def replay(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         values, executor = argument_values(signature, s, *args, **kwargs), s._executor
@@ -48,7 +48,7 @@ def graph_function(graph: Graph, schedule: GraphSchedule) -> Callable[..., Any]:
 
 
 def argument_values(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Return the graph's arguments by name. Raise TypeError where they do not fit."""
+    """Return the graph's arguments by name. Raise TypeError if they do not fit its signature."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     values = {name: value for name, value in bound.arguments.items() if name != "s"}
@@ -68,8 +68,8 @@ def _declared(parameter: OpenArgument) -> inspect.Parameter:
 
 
 class Splice:
-    """Appends the steps of a graph to the stream ``main``, and its other streams beside that one.
-    All get new numbers."""
+    """Appends the steps of a graph to a trace: its main stream to ``main``, its other streams as
+    new streams. All steps get new numbers."""
 
     def __init__(
         self, schedule: GraphSchedule, main: StepRecorder, arguments: Mapping[str, Any]
@@ -78,10 +78,10 @@ class Splice:
         self._arguments = arguments
         self._recorders = {MAIN: main}
         self._numbers: dict[int, int] = {}
-        self._branches: dict[int, dict[str, Any]] = {}  # the variables at the steps that end one
+        self._branches: dict[int, dict[str, Any]] = {}  # variables at each step that ends a fork
 
     def submit(self) -> Any:
-        """Append every step; gives what the program returns."""
+        """Append every step. Return the result of the program."""
         graph, homes = self._graph, self._graph.homes()
         ends = {end for step in graph.steps().values() for end in ends_of(step.node)}
         for step in graph.order():
@@ -104,7 +104,7 @@ class Splice:
             ends = tuple(self._numbers[end] for end in node.ends)
             branches = [self._branches[end] for end in node.ends]
             recorder.gather(Join(ends, node.made, node.mode), branches, location)
-        elif not isinstance(node, GetForkItem):  # made with its Fork
+        elif not isinstance(node, GetForkItem):  # ``recorder.fork`` has appended it
             recorder.submit(bound(node_of(rebuild(node, self._value)), self._tools), location)
 
     def _value(self, leaf: Any) -> Any:

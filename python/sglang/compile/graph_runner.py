@@ -1,8 +1,8 @@
-"""GraphRun: hands the steps of a graph to stream executors (SGLang paper, appendix D.1).
+"""GraphRun: submits the steps of a graph to stream executors (SGLang paper, appendix D.1).
 
-All steps are submitted at once, in topological order; none is waited for here. What a step reads
-from elsewhere it waits for as a ``Later`` of its own stream, so all parallelism that the graph
-leaves open follows from the executors, in threads or in an event loop.
+All steps are submitted at once, in topological order, without a wait. A step that reads values of
+other streams is a ``Later`` of its stream, which waits for them. So the executors, in threads or in
+an event loop, run in parallel all steps that the graph allows.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class GraphSchedule:
     """Facts about a graph before it runs.
 
     Attributes:
-        steps: all steps in topological order, each with its stream.
-        kept: steps after which the stream's state is kept aside, because a later step reads it and
-            the stream goes on to change it.
+        steps: all steps in topological order, each with the number of its stream.
+        kept: steps after which the stream's state is copied, because a later step reads that state
+            and the stream changes it.
     """
 
     def __init__(self, graph: Graph, tools: Tools | None = None, continued: bool = False) -> None:
-        """``continued``: another program appends to the main stream afterwards. Raise ValueError
-        for a tool of the graph whose function is not given."""
+        """``continued``: another program appends to the main stream after the graph. Raise
+        ValueError for a tool of the graph without a function in ``tools``."""
         self.graph, self.tools = graph, dict(tools or {})
         for step in graph.steps().values():
             for name in set(tools_of(step.node)) - set(self.tools):
@@ -88,17 +88,17 @@ class GraphRun:
         self._executors[stream] = executor
 
     def submit(self) -> GraphRun:
-        """Submit every step. Gives itself."""
+        """Submit every step. Return this object."""
         for stream, step in self._schedule.steps:
             self._submit(stream, step)
         return self
 
     def result(self) -> Any:
-        """Return the result of the program. Wait and raise as reading its values does."""
+        """Wait for the program's result and return it. Raise the errors of reading its values."""
         return rebuild(self._schedule.graph.result, self._value)
 
     async def aresult(self) -> Any:
-        """``result``, holding no thread."""
+        """Return the result as ``result`` does, without occupying a thread."""
         for variable in variables(self._schedule.graph.result):
             await self._after(variable.source).avalue(variable.name)
         for executor, name in self._promised(self._schedule.graph.result):
@@ -106,7 +106,7 @@ class GraphRun:
         return self.result()
 
     def _promised(self, value: Any) -> list[tuple[StreamExecutor, str]]:
-        """The variables of other runs that ``value``, a node or a result, reads."""
+        """Return (executor, variable name) of the variables of other runs that ``value`` reads."""
         names = [ref.name for ref in references(value) if isinstance(ref, Argument)]
         given = [self._arguments[name] for name in names]
         return [(one.executor, one.name) for one in given if isinstance(one, Promised)]
@@ -156,7 +156,7 @@ class GraphRun:
         return Later(branches, partial(self._joined, node, into), node.made)
 
     def _joined(self, node: Join, into: StreamExecutor) -> Node:
-        """Return the nodes of a Join whose branches are done. Raise the first one's failure."""
+        """Return the nodes of a Join whose branches are done. Raise the first branch's failure."""
         branches = [self._after(end) for end in node.ends]
         streams = [self._executors[self._schedule.homes[end]] for end in node.ends]
         record_join(into, streams, node.mode)
@@ -170,7 +170,7 @@ class GraphRun:
         return Chain(tuple(SetVariable(name, values) for name, values in made.items()))
 
     def _after(self, number: int) -> StreamExecutor:
-        """An executor that shows what the stream of step ``number`` has made by then."""
+        """Return an executor with the state of a stream after its step ``number``."""
         return self._kept.get(number) or self._executors[self._schedule.homes[number]]
 
     def _value(self, leaf: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Tracer: runs a program with unknown arguments and keeps what it appends (appendix D).
+"""Tracer: runs a program with unknown arguments and records the nodes it appends (appendix D).
 
-``trace`` makes a Graph of the whole program, ``constant_prefix`` the text it begins with.
+``trace`` returns a Graph of the whole program, ``constant_prefix`` the text with which it begins.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def trace(program: Program, known: Mapping[str, Any]) -> Graph:
 
 
 def trace_with_tools(program: Program, known: Mapping[str, Any]) -> tuple[Graph, Tools]:
-    """Return the graph of ``program``, with the arguments ``known`` as constants and the others
-    open, and the functions of its tools.
+    """Return the graph of ``program`` and the functions of its tools. The arguments ``known`` are
+    constants of the graph, the others are open.
 
-    An argument whose default is None, which programs test for by ``is``, counts as known.
+    An argument with default None counts as known, because programs test it by ``is``.
 
     Raises:
         TraceError: the program needs a value that only a run knows; the message has the line.
@@ -92,8 +92,8 @@ def trace_with_tools(program: Program, known: Mapping[str, Any]) -> tuple[Graph,
 
 @contextmanager
 def _refusals_located(program: Program) -> Iterator[None]:
-    """Turn Python's own refusals of an Unknown (``"".join``, ``re.match``), and exceptions that
-    hold one and so could not be shown, into TraceErrors with the program's line."""
+    """Convert TypeErrors of Python for an Unknown (``"".join``, ``re.match``), and exceptions that
+    contain an Unknown and cannot be printed, to TraceErrors with the program's line."""
     try:
         yield
     except Exception as error:
@@ -111,7 +111,7 @@ def _refusals_located(program: Program) -> Iterator[None]:
 
 
 def tracing() -> TracedStreams | None:
-    """Return the streams that the calling program is traced into; None where it is not traced."""
+    """Return the streams of the calling program's trace; None if it is not being traced."""
     return _TRACING.get()
 
 
@@ -124,12 +124,12 @@ class TracedStreams:
         self._steps = 0
 
     def stream(self, values: Mapping[str, Any]) -> StepRecorder:
-        """A new stream, where the variables ``values`` exist already."""
+        """Add a stream in which the variables ``values`` exist. Return its recorder."""
         self.streams.append([])
         return StepRecorder(self, len(self.streams) - 1, values)
 
     def step(self, stream: int, node: Node, location: Location) -> Step:
-        """A new step at the end of a stream."""
+        """Append a step to a stream and return the step."""
         step = Step(self._steps, node, location)
         self._steps += 1
         self.streams[stream].append(step)
@@ -145,7 +145,7 @@ class TracedStreams:
         backend: Any = None,
         stream: bool = False,
     ) -> ProgramState:
-        """``program.run(...)``: a stream of its own, whose steps wait only for what they read."""
+        """Trace ``program.run(...)`` as a stream whose steps wait only for values they read."""
         backend = program.backend if backend is None else backend
         if backend is not None or stream:
             option = "stream" if stream else "backend"
@@ -164,10 +164,10 @@ class TracedStreams:
 
 
 class StepRecorder:
-    """Stands in for a StreamExecutor below a ProgramState: keeps its nodes and visits none.
+    """Replaces the StreamExecutor of a ProgramState: records nodes and visits none.
 
-    ``values`` has what reading each variable gives: the value where the program itself has set it,
-    else an Unknown.
+    ``values``: results of reading each variable: the value if the program itself has set it, else
+    an Unknown.
     """
 
     def __init__(self, record: TracedStreams, number: int, values: Mapping[str, Any]) -> None:
@@ -178,7 +178,7 @@ class StepRecorder:
 
     @property
     def end(self) -> int:
-        """The last step so far."""
+        """Number of the last step so far."""
         return self.record.streams[self.number][-1].number
 
     def submit(self, node: Node, location: Location) -> None:
@@ -195,8 +195,8 @@ class StepRecorder:
                 self.values[atom.name] = atom.value
 
     def _unbound(self, leaf: Any) -> Any:
-        """Return a tool without its function, which is kept beside the graph, and the value of a
-        named variable."""
+        """Replace a named variable by its value, and a BoundTool by its RunTool. The function is
+        kept in ``record.tools``."""
         if isinstance(leaf, NamedVariable):
             return self.value(leaf.name)
         if not isinstance(leaf, BoundTool):
@@ -220,10 +220,10 @@ class StepRecorder:
         return name in self.values
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: no node is visited."""
 
     def wait_for_program(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: the program is the caller."""
 
     def fork(self, size: int, location: Location) -> list[StepRecorder]:
         children = [self.record.stream(self.values) for _ in range(size)]
@@ -240,7 +240,7 @@ class StepRecorder:
         self.gather(node, [child.values for child in children], location)
 
     def gather(self, node: Join, branches: Sequence[Mapping[str, Any]], location: Location) -> None:
-        """Append ``node``, which makes lists of what the ``branches`` have."""
+        """Append ``node``. Its variables become lists of their values in the ``branches``."""
         self.submit(node, location)
         for name in node.made:
             self.values[name] = [branch.get(name) for branch in branches]
@@ -294,7 +294,7 @@ def _plain(value: Any) -> Any:
 
 
 def _described(node: Node) -> Node:
-    """Return ``node`` with the JSON schemas of the types that its gens are to generate."""
+    """Return ``node`` with the types of its gens' schema parameters as ``TypedSchema``."""
     if isinstance(node, SeparateReasoning):
         return dataclasses.replace(node, parts=tuple(map(_described, node.parts)))
     if not isinstance(node, Gen):
@@ -310,7 +310,7 @@ def _described(node: Node) -> Node:
 
 
 def _refuse_unknown(node: Node) -> None:
-    """Names, choices and parameters are part of the graph, so they must be known."""
+    """Raise TraceError for an Unknown among names, choices and parameters, which must be known."""
 
     def known(value: Any) -> Any:
         if isinstance(value, Unknown):
@@ -337,14 +337,14 @@ def _result(name: str, value: Any) -> Any:
 
 
 class PrefixEnd(BaseException):
-    """The constant prefix ends here. Never leaves this module.
+    """Raised at the end of the constant prefix, and caught in this module.
 
-    Not an Exception, so that a program which catches those does not go on.
+    Not an Exception, so that a program's ``except Exception`` does not catch it.
     """
 
 
 class _Silent(Backend):
-    """Renders roles as ``backend`` does; the prefix ends before it would be called."""
+    """Backend with the chat template of ``backend``. The prefix ends before any call."""
 
     name = "tracing"
 
@@ -353,7 +353,7 @@ class _Silent(Backend):
 
 
 class _PrefixExecutor(StreamExecutor):
-    """Executes in place, and leaves the program at the first node that is not constant."""
+    """Visits nodes at once, and raises PrefixEnd at the first node that is not constant."""
 
     def submit(self, node: Node, location: Location) -> None:
         for atom in node.flat():
@@ -365,22 +365,22 @@ class _PrefixExecutor(StreamExecutor):
 
 
 class _PrefixRecord(TracedStreams):
-    """Running another program ends the prefix."""
+    """Raises PrefixEnd when the program runs another program."""
 
     def call(self, *_: object, **__: object) -> ProgramState:
         raise PrefixEnd
 
 
 def constant_prefix(program: Program, backend: Backend, arguments: Mapping[str, Any]) -> str:
-    """Text that every run with these ``arguments`` begins with, the others being unknown.
+    """Return the text with which every run with these ``arguments`` begins.
 
-    The function's body runs up to the first use of an unknown argument or of the model; whatever
-    it raises there ends the prefix.
+    The program's function runs up to the first use of another argument, or of the model. An
+    exception of the function ends the prefix.
     """
     known = {**program.bound, **arguments}
     unknown = {name: Unknown(Argument(name)) for name in program.arg_names if name not in known}
     executor = _PrefixExecutor(_Silent(backend), DEFAULTS, use_thread=False)
-    # A TypeError of an Unknown, PrefixEnd, or a fault that the real run will report.
+    # Suppressed: TypeErrors of an Unknown, PrefixEnd, and errors that the real run will report.
     with suppress(Exception, PrefixEnd), _tracing(_PrefixRecord()):
         returned = program.func(ProgramState(executor), **known, **unknown)
         if inspect.iscoroutine(returned):

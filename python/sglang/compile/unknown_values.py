@@ -1,4 +1,4 @@
-"""Unknown: what stands for a value while a program is traced."""
+"""Unknown: placeholder of a value while a program is traced."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sglang.ir.source_location import caller
 
 
 class Unknown(Node):
-    """A value that only a run knows: ``reference`` is an argument, a variable, or texts with such.
+    """A value that only a run knows. ``reference``: an argument, a variable, or a chain with them.
 
-    It may be appended, stored, passed on, returned and joined with texts. Whatever would need its
-    value raises TraceError with the program's line.
+    A program may append, store, pass on and return it, and join it with texts. An operation that
+    needs the value raises TraceError with the program's line.
     """
 
     def __init__(self, reference: Argument | Variable | Chain) -> None:
@@ -37,7 +37,7 @@ class Unknown(Node):
                          "it or iterating it")  # fmt: skip
 
     def error(self, advice: str) -> TraceError:
-        """The error that says that the value is needed, at the program's line."""
+        """Return the error for an operation that needs the value, with the program's line."""
         first = references(self.reference)[0]
         known = isinstance(first, Argument)
         kind = "argument" if known else "variable"

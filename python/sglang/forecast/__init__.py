@@ -1,11 +1,11 @@
-"""Forecasts: the cost of a batch, before anything is sent.
+"""Forecasts: the cost of a batch, computed before any request is sent.
 
-    rehearsal    the program runs on given answers (script), its calls are kept
-    needs        units of the prompts that each call has the backend read
-    cache_model  one need after the other, against all earlier ones: a walk of a radix tree
-    batch_plan   the sums, the tree, the cost
+    rehearsal    runs the program on given answers (script) and records its calls
+    needs        the units (tokens) that each call makes the backend read
+    cache_model  a radix tree that finds the cached prefix of each need among the earlier needs
+    batch_plan   the sums, the prefix tree, the cost
 
-A *unit* is a token: its id, or a number of its own for an unknown token.
+A *unit* stands for a token: its id, or a unique number for an unknown token.
 """
 
 from sglang.forecast.batch_plan import Comparison, Plan, Planned, plan

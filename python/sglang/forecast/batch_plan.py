@@ -1,4 +1,4 @@
-"""Plan: what a batch will have computed, request by request, and the sums."""
+"""Plan: forecast of a batch's tokens and cost, call by call and in total."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from sglang.views.prices import checked_prices
 
 Item = Mapping[str, Any] | Sequence[Any]  # arguments by name or in order
 
-SHORTEST, STEP = 1024, 128  # tokens of a hit in the caches of API services, which round down
+SHORTEST, STEP = 1024, 128  # least tokens of a hit in API services' caches, and their granularity
 MILLION = 1_000_000
 
 
 @dataclass(frozen=True)
 class Prices:
-    """``cached`` None: the service has no lower price for what is in its cache, or its cache is
-    left out of account."""
+    """Dollars per million tokens. ``cached``: None if cached tokens have no lower price, or the
+    service's cache is ignored. ``known``: prices were given."""
 
     input: float = 0.0
     output: float = 0.0
@@ -55,13 +55,13 @@ class Prices:
         return cls(**found, known=True)
 
     def hit(self, tokens: int) -> int:
-        """Return the cached tokens that a service bills of a prefix that it has read before."""
+        """Return the tokens that a service bills as cached for a repeated prefix of ``tokens``."""
         if self.cached is None or tokens < SHORTEST:
             return 0
         return tokens - tokens % STEP
 
     def cost(self, computed: int, cached: int, generated: int) -> float | None:
-        """Return dollars for these tokens; None where no prices are known."""
+        """Return dollars for these tokens; None if no prices are known."""
         if not self.known:
             return None
         hit = self.input if self.cached is None else self.cached
@@ -69,9 +69,9 @@ class Prices:
 
 
 class Planned(NamedTuple):
-    """One call. ``item`` is the number of its item, None for what is computed ahead of all items;
-    ``told_cached`` is what the backend will tell as cached: it counts a prompt once for each of
-    ``n`` completions, and not that they compute its last token each."""
+    """Forecast of one call. ``item``: index of its item, None for the call before all items.
+    ``told_cached``: cached tokens that the backend will report. The report counts a prompt once for
+    each of ``n`` completions, and ignores that each computes the prompt's last token."""
 
     item: int | None
     title: str
@@ -84,7 +84,7 @@ class Planned(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A count as it was planned and as it came."""
+    """A planned count and the real one."""
 
     name: str
     planned: int
@@ -92,13 +92,13 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Error of the plan, as a share of the real count."""
+        """Error of the plan, relative to the real count."""
         return (self.planned - self.happened) / (self.happened or 1)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Counts of the items, as their states tell them: without what is computed ahead of a batch."""
+    """Planned and real counts of the items, without the call that a batch makes before them."""
 
     rows: tuple[Compared, ...]
 
@@ -121,7 +121,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Error of the tokens to compute, as a share of the real count."""
+        """Error of the number of tokens to compute, relative to the real count."""
         return next(row.error for row in self.rows if row.name == "computed")
 
     def __str__(self) -> str:
@@ -137,17 +137,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Plan:
-    """Work of a batch, if nothing of it is in the cache before and nothing is evicted.
+    """Work of a batch that starts with none of its prompts cached, and without evictions.
 
     Attributes:
-        items: how many.
-        calls: each call, in an order in which they may be made.
-        tree: the prompts as a prefix tree, by namespace and beginning.
-        counted: how tokens were counted, "" where as the backend does.
-        kv_tokens: tokens of KV that all prompts and texts have together, where each is as long as
-            it may become; kv_capacity: how many the backend has room for, None where unknown.
+        items: number of items.
+        calls: forecast of each call, in a possible order of the calls.
+        tree: the prompts as a prefix tree, by adapter.
+        counted: how tokens were counted, "" if by the backend's tokenizer.
+        kv_tokens: KV tokens of all prompts and generated texts, each of its greatest length.
+        kv_capacity: KV tokens that the backend can hold, None if unknown.
         cost: dollars, None without prices.
-        warning: what may make it come out otherwise, "" where nothing is known.
+        warning: known reasons why the forecast may be wrong, "" for none.
     """
 
     items: int
@@ -161,7 +161,7 @@ class Plan:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts, each counted as often as it is sent."""
+        """Tokens of all prompts; a prompt counts each time that it is sent."""
         return sum(call.prompt_tokens for call in self.calls)
 
     @property
@@ -181,12 +181,12 @@ class Plan:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens that is found in the cache."""
+        """Fraction of the prompt tokens that are cached."""
         return self.cached_tokens / (self.prompt_tokens or 1)
 
     def compare(self, states: ProgramState | Sequence[ProgramState]) -> Comparison:
-        """Compare the plan with what has happened: the states that ``run`` or ``run_batch`` gave
-        for the items of the plan."""
+        """Compare the plan with the real run. ``states``: results of ``run`` or ``run_batch`` for
+        the items of the plan."""
         several = [states] if isinstance(states, ProgramState) else list(states)
         if len(several) != self.items:
             raise ValueError(f"the plan is for {self.items} items, not {len(several)} states")
@@ -199,7 +199,7 @@ class Plan:
 
 
 def shown(plan: Plan) -> str:
-    """The sums, then the tree."""
+    """Return the plan as text: the sums, then the tree."""
     return "\n".join(
         [*_sums(plan), "", f"{'requests':>8}  {'tokens':>7}", *tree_lines(plan.tree, 0)]
     )
@@ -273,7 +273,7 @@ def plan(
 
 
 def _checked(lengths: Mapping[str, int], media_tokens: int | None) -> Mapping[str, int]:
-    """The lengths. Raises ValueError for what is none."""
+    """Return ``lengths``. Raises ValueError for a length that is not an int of at least 0."""
     if not isinstance(lengths, Mapping):
         raise ValueError(f"lengths is {lengths!r:.60}; give a dict of tokens by name")
     of_media = [] if media_tokens is None else [("media_tokens", media_tokens)]
@@ -284,7 +284,7 @@ def _checked(lengths: Mapping[str, int], media_tokens: int | None) -> Mapping[st
 
 
 def _for_each(items: int, answers: Any) -> list[Answers]:
-    """The answers of each item. Raises ValueError where they are for others."""
+    """Return the answers of each item. Raises ValueError for a wrong number of answers."""
     given = list(answers) if isinstance(answers, (list, tuple)) else [answers] * items
     if len(given) != items:
         raise ValueError(f"there are answers for {len(given)} items and {items} items")
@@ -300,7 +300,7 @@ def _asked(
     lengths: Mapping[str, int],
     unknowns: Unknowns,
 ) -> list[RehearsedCall]:
-    """The calls of all items, one item after the other."""
+    """Rehearse all items in order. Return their calls, after the call before all items."""
     found: list[RehearsedCall] = []
     batch = ProgramBatch(program, items, backend, defaults, limit="auto")
     if text := batch._prefix():

@@ -2,10 +2,10 @@
 
 The rules are those of the runtime's radix cache:
 
-- A request gets the longest prefix that any earlier request had computed, up to a limit. A token
+- A request gets the longest prefix that any earlier request has computed, up to a limit. A token
   whose output is requested is always computed.
-- The KV that a request computes is available to the next request at once, also in the same pass. So
-  the order of requests does not matter, except where one prompt is the beginning of another.
+- The KV of a request is available to the next request at once, also in the same pass. So the order
+  of requests does not matter, except if one prompt is a prefix of another.
 - Hits and cached sequences are whole pages.
 """
 
@@ -57,7 +57,7 @@ class Cache:
 
     Args:
         page_size: tokens of a page.
-        share: False: no prefix is ever found.
+        share: False: no prefix is ever cached.
     """
 
     def __init__(self, page_size: int = 1, share: bool = True) -> None:
@@ -108,7 +108,7 @@ def common(edge: Units, key: Units, at: int) -> int:
     low, high = 0, min(len(edge), len(key) - at)
     if edge[:high] == key[at : at + high]:
         return high
-    while high - low > 1:  # the first ``low`` are alike, the first ``high`` are not
+    while high - low > 1:  # the first ``low`` units are equal, the first ``high`` are not
         middle = (low + high) // 2
         if edge[low:middle] == key[at + low : at + middle]:
             low = middle

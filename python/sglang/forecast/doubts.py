@@ -1,4 +1,4 @@
-"""Doubts: what a plan takes for granted and may not be so."""
+"""Doubts: assumptions of a plan that may be wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang.forecast.rehearsal import Answers
 from sglang.forecast.script import RehearsedCall
 from sglang.forecast.unknowns import STANDS, Unknowns
 
-NAMED = 4  # unknown values that are named
+NAMED = 4  # number of unknown values that a warning lists
 SERVICE = "an API service keeps its cache as it likes: cached tokens are a hope"
 
 
@@ -26,10 +26,10 @@ def doubts(
     facts: Mapping[str, Any],
     serves: bool,
 ) -> str:
-    """Return the doubts in words, "" where there are none.
+    """Return the warnings of a plan, "" for none.
 
-    ``facts`` describe the backend, which ``serves`` the model itself; ``needed``: tokens of KV.
-    """
+    ``facts``: server info of the backend. ``serves``: the backend runs the model itself, unlike an
+    API service. ``needed``: KV tokens of the plan."""
     found = [
         *_of_values(asked, given, lengths, unknowns),
         *(_of_the_runtime(bills, needed, facts) if serves else [SERVICE]),
@@ -43,7 +43,7 @@ def _of_values(
     lengths: Mapping[str, int],
     unknowns: Unknowns,
 ) -> Iterator[str]:
-    """Doubts because of unknown values."""
+    """Yield warnings about unknown generated values."""
     stands = {found for one in asked for found in re.findall(STANDS, one.call.prompt.text)}
     texts = {unknown.label for text in stands if (unknown := unknowns.of(text)) is not None}
     if guessed := texts - lengths.keys():
@@ -56,7 +56,7 @@ def _of_values(
 
 
 def _chosen(asked: Sequence[RehearsedCall], given: Sequence[Answers]) -> Iterator[str]:
-    """Selects without an answer after which their item makes calls."""
+    """Yield the names of selects without an answer that their item's later calls depend on."""
     last = {one.item: one for one in asked}
     for one in asked:
         if isinstance(one.call, Choose) and one.item is not None and one is not last[one.item]:
@@ -66,7 +66,7 @@ def _chosen(asked: Sequence[RehearsedCall], given: Sequence[Answers]) -> Iterato
 
 
 def _some(names: Iterable[str]) -> str:
-    """Names in the order of the alphabet; the first few of many."""
+    """Return the first ``NAMED`` names in alphabetical order, as text."""
     shown = sorted(names)
     return ", ".join([*shown[:NAMED], *(["..."] if len(shown) > NAMED else [])])
 

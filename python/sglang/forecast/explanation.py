@@ -1,7 +1,7 @@
-"""Explain: what a program would send, call by call, without sending anything.
+"""Explain: the requests that a program would send, call by call, without sending them.
 
-The program runs as it always does, one thing after the other, but its calls are answered here: a
-generated value is ``⟨name⟩``, a select takes its first option, unless answers are given.
+The program runs sequentially, but its calls get placeholder answers: a generated value is
+``⟨name⟩``, a select takes its first option, unless answers are given.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sglang.state import Program
 from sglang.views.display import described
 
 MAX_DATA_CHARS = 100  # printed characters of a medium's data URL
-SHARED_CHARS = 80  # a common beginning that is shorter is printed again
+SHARED_CHARS = 80  # least characters of a common beginning that is not printed again
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Requests that a program would send, in order, printable and as data (``requests``). Printed,
-    a long text that an earlier request has already is not repeated."""
+    """Requests that a program would send, in order (``requests``). The printed form does not repeat
+    a long beginning that an earlier request has too."""
 
     requests: tuple[RehearsedRequest, ...]
 
@@ -54,7 +54,7 @@ def explain(
     defaults: GenParams,
     answers: Answers,
 ) -> Explanation:
-    """Run ``program`` on answers of our own; see ``SglFunction.explain``."""
+    """Run ``program`` on placeholder answers; see ``SglFunction.explain``."""
     script = Script(answers)
     rehearsed(script, program, backend, args, arguments, defaults)
     script.check_used()
@@ -69,7 +69,7 @@ def rehearsed(
     arguments: Mapping[str, Any],
     defaults: GenParams,
 ) -> None:
-    """Run ``program`` on the answers of ``script``. Raises SglangError where it fails on them."""
+    """Run ``program`` on the answers of ``script``. Raises SglangError if the program fails."""
     try:
         with _tracing(Stage(script)):
             script.carry_out(program, backend, args, arguments, defaults)
@@ -89,8 +89,8 @@ def rehearsed(
 
 
 def _shared(texts: Sequence[str], text: Any) -> tuple[str, Any]:
-    """The words for the longest beginning that ``text`` has in common with one of the ``texts``
-    before, and the rest; "" and all of it where that is short."""
+    """Return words for the longest beginning that ``text`` shares with one of the earlier
+    ``texts``, and the rest of ``text``; "" and the whole text if that beginning is short."""
     if not isinstance(text, str) or not texts:
         return "", text
     lengths = [common(text, one) for one in texts]
@@ -104,7 +104,7 @@ def _shared(texts: Sequence[str], text: Any) -> tuple[str, Any]:
 
 
 def _lines(name: str, value: Any, indent: str) -> Iterator[str]:
-    """A value of a request; texts are quoted, line by line."""
+    """Yield the printed lines of a request's value. Texts are quoted line by line."""
     items: Sequence[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         items = list(value.items())
@@ -122,7 +122,7 @@ def _lines(name: str, value: Any, indent: str) -> Iterator[str]:
 
 
 def _is_brief(value: Any) -> bool:
-    """Whether a part of a value may stand in one line with the others."""
+    """Return True if a part of a value may be printed on one line with the other parts."""
     if isinstance(value, str):
         return "\n" not in value[:-1] and len(value) <= MAX_DATA_CHARS
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Needs: the units that a call has a backend read, request by request."""
+"""Needs: the units (tokens) that a call makes a backend read, for each of its requests."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sglang.ir.params import GenParams, strings
 from sglang.semantics.choice_requests import HEALING_TOKENS
 
 CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag", "one_of")
-TREE = "\0tree"  # space of units that stay in no cache
+TREE = "\0tree"  # space of units that are never cached
 
 
 @dataclass(frozen=True)
 class Bill:
-    """Needs of a call, one request after the other.
+    """Needs of a call, one per request.
 
     Attributes:
-        generated: most tokens that it generates.
-        several: number of completions that continue the first need, each with a need of its own.
-            The usage of the call counts the first need once for each, and the others not at all.
+        generated: largest number of tokens that the call generates.
+        several: number of completions that continue the first need, each with a further need. The
+            usage of the call counts the first need once per completion, and no further need.
     """
 
     needs: tuple[Need, ...]
@@ -34,14 +34,14 @@ class Bill:
 
 class Biller(Protocol):
     def texts(self, asked: RehearsedCall) -> Iterator[Prompt]:
-        """All prompts that ``bill`` will read."""
+        """Yield all prompts that ``bill`` will tokenize."""
 
     def bill(self, asked: RehearsedCall) -> Bill:
         """Return the needs of a call."""
 
 
 class NativeBiller:
-    """Calls of a runtime of ours, by what its ``/generate`` computes."""
+    """Bills calls of a runtime of this project by the tokens that its ``/generate`` computes."""
 
     def __init__(self, backend: Backend, reader: PromptReader) -> None:
         self._reader = reader
@@ -79,17 +79,17 @@ class NativeBiller:
         return Bill((alone, *branches), generated, len(branches))
 
     def _generated(self, prompt: Prompt, read: Units, text: str) -> Units:
-        """Units of a text after a prompt that has been read."""
+        """Return the units of a generated text. ``read``: units of the prompt before it."""
         whole = self._reader.units(replace(prompt, text=prompt.text + text))
         if whole[: len(read)] == read:
             return whole[len(read) :]
-        return self._reader.behind(text)  # the tokenizer joins the two, which a model cannot
+        return self._reader.behind(text)  # a model cannot generate a token across the boundary
 
     def _kept(self, asked: RehearsedCall, length: int, text: str) -> int:
         """Return the number of generated tokens that were computed; the last one is not.
 
-        An unknown text is assumed to be as long as allowed and to end there by a stop or end token,
-        or by its length where end tokens are ignored.
+        An unknown text is assumed to have the greatest length, and to end with a stop or end token;
+        if end tokens are ignored, the length ends the text.
         """
         call = asked.call
         assert not isinstance(call, (Choose, Commit))
@@ -104,8 +104,8 @@ class NativeBiller:
         return length if stops or call.prompt.messages else length - 1
 
     def _tree(self, prompt: Units, call: Choose, space: str) -> Iterator[Need]:
-        """Needs of a select whose options are the branches of a tree: the prompt, or without one
-        the first option; then each beginning that another unit follows, once. None is kept."""
+        """Yield needs of a select that is scored as a tree of options: the prompt, or without a
+        prompt the first option; then each prefix of an option once. These are not cached."""
         text = call.prompt.text
         rows = [
             self._reader.units(replace(call.prompt, text=text + option)) for option in call.options
@@ -122,10 +122,10 @@ class NativeBiller:
             yield Need(units(range(count)), 0, space=TREE)
 
     def _scored(self, prompt: Units, call: Choose, space: str) -> Iterator[Need]:
-        """Needs of a select, scored as ``choice_requests`` does.
+        """Yield needs of a select that is scored as in ``choice_requests``.
 
-        The prompt alone; then prompt and options from some tokens before the prompt's end on,
-        further back where a tokenization parts before that.
+        First the prompt; then prompt and option, with scores from some tokens before the prompt's
+        end on, or from further back if the options' tokenizations differ before that.
         """
         text = call.prompt.text
         rows = [
@@ -149,7 +149,7 @@ class NativeBiller:
 
 
 class ServiceBiller:
-    """Calls of any other backend, by the texts of the bodies that it sends."""
+    """Bills calls of any other backend by the texts of the request bodies."""
 
     def __init__(self, reader: PromptReader) -> None:
         self._reader = reader
@@ -184,14 +184,14 @@ class ServiceBiller:
 
 
 def _start(params: GenParams) -> int:
-    """The first prompt token whose log-probability is wanted, -1 for none."""
+    """Return the index of the first prompt token whose log-probability is requested, -1: none."""
     start = params.logprob_start_len if params.return_logprob else None
     return -1 if start is None else start
 
 
 def _limit(prompt: Units, start: int, free: int) -> int:
-    """The longest prefix that may be a hit where log-probabilities are wanted from ``start`` on,
-    each an output of the token before; ``free`` (-1: all but the last token) where none is."""
+    """Return the length of the longest prefix that may be cached. ``start``: first token whose
+    log-probability the token before must compute; -1: none, return ``free`` (-1: all but last)."""
     if 0 <= start < len(prompt):
         return min(max(start, 1), len(prompt)) - 1
     return len(prompt) - 1 if free < 0 else free

@@ -1,6 +1,6 @@
-"""Reader: prompts as units, cut as a backend's tokenizer cuts them.
+"""PromptReader: converts prompts to units (tokens) as a backend's tokenizer does.
 
-Unknown texts and media part a prompt: what stands between them is tokenized alone.
+Unknown texts and media split a prompt; the texts between them are tokenized separately.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from sglang.forecast.token_units import UnitTokens
 from sglang.forecast.unknowns import STANDS, Unknowns, run
 from sglang.ir.chat_template import ChatTemplate
 
-# Marks of the first unit of a text that is encoded side by side with others, and of the text after
-# them: the runtime finds KV by such keys (its core/segments).
+# Bits set in the first unit of each parallel text, and of the text after the group, as in the
+# runtime's keys of cached KV (core/segments).
 OPENS, SIBLING = 1 << 60, 1 << 61
-TURN = 4  # tokens around a chat message
+TURN = 4  # tokens that a chat template is assumed to add to a message
 
 Piece: TypeAlias = "str | Units"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A text with what stands for unknown ones taken out. ``special``: it begins a prompt."""
+    """A text split into known texts and units of unknown ones. ``special``: begins a prompt."""
 
     pieces: tuple[Piece, ...]
     special: bool
 
 
 class PromptReader:
-    """``media_tokens``: how many tokens an image or video counts for; None: they are refused."""
+    """``media_tokens``: tokens assumed for an image or video; None: refuse prompts with media."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class PromptReader:
         self._known: dict[tuple[str, bool], Units] = {}
 
     def prepare(self, prompts: Iterable[Prompt]) -> None:
-        """Tokenize what these prompts are made of, all at once."""
+        """Tokenize all texts of these prompts in one call, and cache the results."""
         wanted: dict[bool, dict[str, None]] = {True: {"": None}, False: {}}
         for prompt in prompts:
             for line in self._lines(prompt):
@@ -65,7 +65,7 @@ class PromptReader:
                 self._known[text, special] = row
 
     def units(self, prompt: Prompt) -> Units:
-        """Units of the whole prompt, marked where texts are side by side."""
+        """Return the units of a prompt, with marks at parallel texts."""
         media = self._media(prompt)
         if not prompt.parallel:
             return self._units(self._line(prompt.text, True, media))
@@ -80,15 +80,15 @@ class PromptReader:
         return _marked(found, marks)
 
     def behind(self, text: str) -> Units:
-        """Units of a text that follows another."""
+        """Return the units of a text that follows another text."""
         return self._units(self._line(text, False, None))
 
     def knows(self, text: str) -> bool:
-        """Whether nothing of a text is unknown."""
+        """Return True if no part of a text is unknown."""
         return not self._plain.search(text)
 
     def conversation(self, messages: Sequence[tuple[str, Any]]) -> Units:
-        """Units of a chat's turns, each a role and a text or a list of content parts."""
+        """Return the units of chat messages (role, content): a text or a list of content parts."""
         found = units()
         for role, content in messages:
             found += run(self._unknowns.number(("turn", role), role), TURN)
@@ -102,7 +102,7 @@ class PromptReader:
         return found
 
     def text(self, row: Units) -> list[Units | str]:
-        """The stretches of a row: ids, to be decoded, and names of what is unknown."""
+        """Split a row of units into runs of token ids and labels of unknown texts."""
         found: list[Units | str] = []
         for unit in row:
             unit &= OPENS - 1
@@ -125,7 +125,7 @@ class PromptReader:
                 yield self._line(text, False, media)
 
     def _line(self, text: str, special: bool, media: Iterator[Units] | None) -> Line:
-        """``media``: the units that the markers stand for, in order."""
+        """Split a text into a Line. ``media``: units of the media of its markers, in order."""
         pieces: list[Piece] = []
         cut = self._plain if media is None else self._seeing
         for number, piece in enumerate(cut.split(text)):
@@ -163,11 +163,11 @@ class PromptReader:
         return run(self._unknowns.number(("medium", address), kind), self._media_tokens)
 
 
-# Texts side by side, as the runtime reads ``parts`` (its requests/completion/parallel_parts).
+# Parallel texts, as the runtime reads ``parts`` (its requests/completion/parallel_parts).
 
 
 def _add(found: Units, marks: list[tuple[int, int]], texts: Sequence[Units]) -> None:
-    """Append texts that are side by side; a single one simply follows."""
+    """Append a group of parallel texts to ``found``, and their marks. One text gets no marks."""
     base, parallel = len(found), len(texts) > 1
     if parallel and marks and marks[-1][0] == base:
         marks.pop()
@@ -180,7 +180,7 @@ def _add(found: Units, marks: list[tuple[int, int]], texts: Sequence[Units]) -> 
 
 
 def _marked(found: Units, marks: list[tuple[int, int]]) -> Units:
-    """Set the marks on the units. A mark at the end goes to the last unit, which sees all texts."""
+    """Set the marks on the units. A mark at the end moves to the last unit; it sees all texts."""
     if marks and marks[-1][0] == len(found):
         last = len(found) - 1
         while marks and marks[-1][0] >= last:

@@ -1,4 +1,4 @@
-"""Tree: the prompts of a plan by what they begin with, as plain data and as text."""
+"""Tree: the prompts of a plan as a prefix tree, as plain data and as text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sglang.forecast.cache_model import Cache, CacheNode, Units
 from sglang.forecast.prompt_reader import PromptReader
 from sglang.forecast.token_units import UnitTokens
 
-UNITS = 24  # units of an edge whose text is kept
-CHARACTERS = 48  # printed characters of its text
-WIDE, DEEP = 4, 8  # branches of a node that are printed, and levels
+UNITS = 24  # leading units of an edge that are decoded to text
+CHARACTERS = 48  # printed characters of an edge's text
+WIDE, DEEP = 4, 8  # printed branches per node, and printed levels
 ROOT = -1  # index of the parent of the first branches
 
 
 class Branch(NamedTuple):
-    """An edge: how its text begins, how many tokens it has, how many prompts it is part of."""
+    """An edge: the beginning of its text, its tokens, and the number of prompts with it."""
 
     text: str
     tokens: int
@@ -26,7 +26,7 @@ class Branch(NamedTuple):
 
 
 def tree_of(cache: Cache, reader: PromptReader, tokens: UnitTokens) -> tuple[Branch, ...]:
-    """The edges that are part of prompts, those of one path and the same prompts as one."""
+    """Return the edges that prompts contain. Successive edges of the same prompts are merged."""
     cuts = _cuts(cache)
     stretches = [reader.text(cut.edge) for cut in cuts]
     rows = [part for parts in stretches for part in parts if not isinstance(part, str)]
@@ -41,7 +41,7 @@ def tree_of(cache: Cache, reader: PromptReader, tokens: UnitTokens) -> tuple[Bra
 
 
 class _Cut(NamedTuple):
-    """A branch of which the first units are known; ``above`` is the index of its parent."""
+    """A branch before decoding: its first units in ``edge``; ``above``: index of its parent."""
 
     above: int
     edge: Units
@@ -54,8 +54,8 @@ def _read(node: CacheNode) -> list[CacheNode]:
 
 
 def _cuts(cache: Cache) -> list[_Cut]:
-    """Each before what hangs on it, the last of those side by side first. No recursion: a
-    conversation is a level deeper with each turn."""
+    """Return all branches, parents before children, later siblings first. Not recursive, because
+    a conversation adds a level with each turn."""
     found: list[_Cut] = []
     todo = [(ROOT, node) for root in cache.roots.values() for node in _read(root)]
     while todo:
@@ -77,7 +77,7 @@ def _cuts(cache: Cache) -> list[_Cut]:
 
 
 def tree_lines(branches: Sequence[Branch], depth: int) -> Iterator[str]:
-    """Yield the branches with the most tokens to compute, the others as one line."""
+    """Yield lines for the branches with the most tokens times prompts; one for all others."""
     first = sorted(branches, key=lambda one: -one.tokens * one.requests)
     kept = {id(one) for one in first[: WIDE if depth < DEEP else 0]}
     rest = [one for one in branches if id(one) not in kept]
@@ -98,7 +98,7 @@ def _brief(text: str) -> str:
 
 
 def _total(branches: Iterable[Branch]) -> int:
-    """Tokens of these and of all below."""
+    """Return the tokens of the branches and of all branches below them."""
     total, todo = 0, list(branches)
     while todo:
         branch = todo.pop()

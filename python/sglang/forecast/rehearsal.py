@@ -1,4 +1,4 @@
-"""Rehearsal: programs run to their end with their calls answered here instead of by a backend."""
+"""Rehearsal: runs programs to their end with answers of a script instead of a backend."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ MAX_CALLS = 1000
 
 
 class RehearsedRequest(NamedTuple):
-    """One call: the statement it comes from, and the body that would be sent; of a tool, its name
-    and what it would be given."""
+    """One call: title, location of its statement, and the body that would be sent. A tool's body is
+    its name and arguments."""
 
     title: str
     location: Location
@@ -43,15 +43,15 @@ class RehearsedRequest(NamedTuple):
 
 
 class Endless(BaseException):
-    """The program has made too many calls; not an Exception, so that it goes on no longer."""
+    """The program has made too many calls. Not an Exception, so that programs do not catch it."""
 
 
 class Script:
-    """The answers, and the requests that they were given to.
+    """The answers of a rehearsal, and the requests of the program.
 
     Args:
-        answers: for the name of a variable its text, or several that are used in turn, the last
-            one again and again.
+        answers: by variable name a text, or several texts that are used in turn; the last one is
+            repeated.
     """
 
     def __init__(self, answers: Answers) -> None:
@@ -66,7 +66,7 @@ class Script:
         self._used: Counter[str] = Counter()
 
     def note(self, title: str, body: dict[str, Any], call: Call) -> None:
-        """Keep a request; one without a body would not be sent."""
+        """Record a request. A request without a body would not be sent and is ignored."""
         if body:
             self._kept(title, body)
 
@@ -79,7 +79,7 @@ class Script:
         self.requests.append(RehearsedRequest(title, caller(), body))
 
     def returned(self, call: ToolInvocation) -> str:
-        """Note a tool, which is not run, and return the text that stands for its own."""
+        """Record a call of a tool, which is not run. Return the text that replaces its result."""
         body = {"tool": call.node.tool, "of": list(call.arguments)}
         self._kept(_title("tool", call.node.name), body)
         return self.text(call.node.name)
@@ -88,7 +88,7 @@ class Script:
         """Note the texts that answered the last gen."""
 
     def text(self, name: str | None, number: int = 0) -> str:
-        """The next text of a variable; ``number``: which of n texts."""
+        """Return the next text of a variable. ``number``: index of the text among n completions."""
         if name is not None and name in self.answers:
             answer = self.answers[name]
             texts = [answer] if isinstance(answer, str) else answer
@@ -98,11 +98,11 @@ class Script:
         return f"⟨{label} {number + 1}⟩" if number else f"⟨{label}⟩"
 
     def untake(self, names: Sequence[str | None]) -> None:
-        """The last texts of these variables are still to be used."""
+        """Undo the last use of a text for each of these variables."""
         self._used.subtract(name for name in names if name is not None and name in self.answers)
 
     def option(self, name: str | None, options: Sequence[str]) -> str:
-        """The option that a select takes."""
+        """Return the option that a select takes. Raise SglangError for an unknown option."""
         if name not in self.answers:
             return options[0]
         if (text := self.text(name)) not in options:
@@ -117,7 +117,7 @@ class Script:
         arguments: Mapping[str, Any],
         defaults: GenParams,
     ) -> ProgramState:
-        """Run a program to its end, its calls answered."""
+        """Run a program to its end with this script's answers. Return its state."""
         backend = Absent(backend)
         run = Run(spec_tokens=program.num_api_spec_tokens or 0)
         executor = StreamExecutor(backend, defaults, run=run, use_thread=False)
@@ -136,7 +136,7 @@ class Script:
 
 
 class Absent(Backend):
-    """The properties of a backend that a program's flow depends on; its calls raise."""
+    """A backend with the properties of ``real`` that a program's flow depends on. Calls raise."""
 
     def __init__(self, real: Backend) -> None:
         self._real = real
@@ -156,7 +156,7 @@ class Absent(Backend):
 
 
 class Stage(TracedStreams):
-    """Stage for the programs that an explained one runs."""
+    """Rehearses programs that the rehearsed program runs."""
 
     def __init__(self, script: Script) -> None:
         super().__init__()
@@ -172,13 +172,13 @@ class Stage(TracedStreams):
         backend: Any = None,
         stream: bool = False,
     ) -> ProgramState:
-        """``program.run(...)``, as part of what is explained."""
+        """Rehearse ``program.run(...)`` with the same script."""
         chosen = program.resolved(backend)
         return self._script.carry_out(program, chosen, args, arguments, params)
 
 
 class ScriptedReply(NamedTuple):
-    """Answer to the next call: ``text(number)`` for each of its n texts."""
+    """Answer to the next call. ``text(number)`` returns text ``number`` of its n completions."""
 
     name: str | None
     text: Callable[[int], str]
@@ -186,7 +186,7 @@ class ScriptedReply(NamedTuple):
 
 
 class Rehearsal(Interpreter):
-    """An interpreter whose calls are answered by a script; its backend is not called."""
+    """Interpreter whose calls a script answers. The backend is never called."""
 
     def __init__(self, real: Interpreter, script: Script) -> None:
         super().__init__(
@@ -202,7 +202,7 @@ class Rehearsal(Interpreter):
         self._reply = ScriptedReply(None, partial(script.text, None), {})
 
     def visit(self, node: Node) -> None:
-        """Do all that the node does; no call is left over."""
+        """Visit the node and answer all of its calls."""
         if isinstance(node, StartForks):
             for child in node.children:
                 child.interpreter = Rehearsal(child.interpreter, self._script)
@@ -220,7 +220,7 @@ class Rehearsal(Interpreter):
         model_type: str = "",
         named: bool = True,
     ) -> Steps:
-        """A placeholder satisfies every constraint."""
+        """See ``Interpreter.asked``. Constraints are checked for given answers only."""
         held = constraint if node.name in self._script.answers else None
         thought = self._thought(node.name) if model_type else {}
         self._reply = ScriptedReply(node.name, partial(self._script.text, node.name), thought)
@@ -230,7 +230,7 @@ class Rehearsal(Interpreter):
         return {"reasoning_content": self._script.text((name or "") + REASONING)}
 
     def _speculated(self, name: str | None, params: GenParams) -> Steps:
-        """Answer up to the stop: the text beyond it is unknown, so no call is saved."""
+        """Answer with text up to the stop. The text beyond is unknown, so no call is saved."""
         stop = strings(params.stop)[0]
         meta = {"finish_reason": {"type": "length", "length": 1}}
         self._reply = ScriptedReply(name, lambda _: self._script.text(name) + stop, meta)
@@ -239,7 +239,7 @@ class Rehearsal(Interpreter):
     def _one_reply(
         self, params: GenParams, pattern: list[Pending | str]
     ) -> Generator[Call, Any, list[Completion]]:
-        """The reply follows the pattern."""
+        """Answer the one reply with a text that follows the pattern."""
         names = [item.name for item in pattern if isinstance(item, Pending)]
         shown = ", ".join(filter(None, names))
         self._reply = ScriptedReply(shown, lambda _: self._following(pattern), {})
@@ -289,7 +289,7 @@ def _until(text: str, stops: Sequence[str]) -> str:
 
 
 def _awaited(body: Coroutine[Any, Any, Any]) -> Any:
-    """Return the coroutine's result from an event loop of its own: the caller may be in one."""
+    """Run a coroutine in a new event loop of a new thread, as the caller may be in a loop."""
     context = contextvars.copy_context()
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(context.run, asyncio.run, body).result()

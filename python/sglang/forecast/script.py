@@ -22,9 +22,9 @@ LENGTHS = ("max_new_tokens", "n", "stop", "stop_token_ids", "stop_regex", "ignor
 
 @dataclass(frozen=True)
 class RehearsedCall:
-    """A call, the request that it makes, and the texts that answer it.
+    """A call, its request, and the texts of its answer.
 
-    ``item`` is the index of the batch's item, None for a call that is made before all items.
+    ``item``: index of the batch's item, None for a call that is made before all items.
     """
 
     item: int | None
@@ -37,8 +37,8 @@ class PlanScript(Script):
     """The answers in the rehearsal of one item.
 
     Args:
-        lengths: tokens of each variable without an answer, by name; a variable that is missing gets
-            as many tokens as it may have.
+        lengths: tokens of each variable without an answer, by name. A variable that is missing gets
+            the greatest number of tokens that its call allows.
         calls: calls of all items; this rehearsal appends its calls.
     """
 

@@ -28,8 +28,8 @@ class UnitTokens(Protocol):
 
 
 def tokens_of(backend: Backend) -> UnitTokens:
-    """Return the backend's tokenizer. If it shows none, return tiktoken's for the backend's model,
-    or else an estimate."""
+    """Return the backend's tokenizer. If the backend has no ``tokenize``, return tiktoken's for its
+    model, or else an estimate."""
     try:
         backend.tokenize([])
     except Unsupported:
@@ -101,5 +101,5 @@ def _published(model: str) -> UnitTokens:
         import tiktoken
 
         return Tiktoken(tiktoken.encoding_for_model(model))
-    except Exception:  # not installed, not OpenAI's model, or its file cannot be had
+    except Exception:  # not installed, not OpenAI's model, or its file cannot be downloaded
         return Estimate()

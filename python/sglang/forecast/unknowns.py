@@ -1,4 +1,4 @@
-"""Unknowns: pairs of characters that stand in texts for unknown parts, and their units."""
+"""Unknowns: pairs of characters that stand for unknown parts of texts, and units of these parts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 from sglang.forecast.cache_model import Units, units
 
-MARK = "\ufdd0"  # a noncharacter, for use inside programs: no text has one of its own
-FIRST = 0xF0000  # what follows it: two planes of private characters; alone they are a text's own
+MARK = "\ufdd0"  # first of the pair: a noncharacter, which no real text contains
+FIRST = 0xF0000  # second of the pair: a private-use character, ordinary without MARK before it
 LAST = 0x10FFFD
-_SKIPPED = range(0xFFFFE, 0x100000)  # no characters
-STANDS = f"{MARK}[\U000f0000-\U000ffffd\U00100000-\U0010fffd]"  # any of them
+_SKIPPED = range(0xFFFFE, 0x100000)  # not characters
+STANDS = f"{MARK}[\U000f0000-\U000ffffd\U00100000-\U0010fffd]"  # pattern of a pair
 BASE = 1 << 40  # above every token id
-ROOM = 1 << 21  # units of one unknown text
+ROOM = 1 << 21  # numbers reserved for the units of one unknown text
 
 
 class UnknownText(NamedTuple):
-    """A text that is not known: what to call it, its number, its length in tokens."""
+    """A text that is not known: its label in messages, its number, its length in tokens."""
 
     label: str
     number: int
@@ -25,7 +25,7 @@ class UnknownText(NamedTuple):
 
 
 class Unknowns:
-    """Unknowns of one plan. Two requests with the same key begin with the same units."""
+    """Unknown texts of one plan. Texts with the same key begin with the same units."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -34,14 +34,14 @@ class Unknowns:
         self._texts: dict[str, UnknownText] = {}
 
     def number(self, key: Hashable, label: str) -> int:
-        """The number that goes with ``key``."""
+        """Return the number of ``key``, a new one for a new key."""
         number = self._numbers.setdefault(key, len(self._labels))
         if number == len(self._labels):
             self._labels.append(label)
         return number
 
     def pair(self, key: Hashable, label: str, length: int) -> str:
-        """A text of two characters that stands for ``length`` tokens."""
+        """Return a text of two characters that stands for an unknown text of ``length`` tokens."""
         unknown = UnknownText(label, self.number(key, label), length)
         if unknown not in self._pairs:
             place = FIRST + len(self._pairs)
@@ -65,6 +65,6 @@ class Unknowns:
 
 
 def run(number: int, length: int) -> Units:
-    """The units of an unknown text."""
+    """Return ``length`` units of the unknown text ``number``."""
     first = BASE + number * ROOM
     return units(range(first, first + min(length, ROOM)))

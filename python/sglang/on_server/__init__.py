@@ -1,5 +1,5 @@
-"""Programs that a server runs whole: submissions, their futures, and the replay of their results.
+"""Programs that a server runs as a whole: submissions, their futures, and replays of their results.
 
-The server runs the calls; the client's interpreter replays the program over their results, so that
-its state is that of a plain run.
+The server makes the calls. The client's interpreter replays the program with their results, so that
+the state is the same as after a run by the client.
 """

@@ -1,7 +1,7 @@
 """AnsweredBackend: the backend of a replay, which answers each call with the server's result.
 
-The k-th call of a stream is the k-th call of that stream in the submission. A call after the last
-one, as of a state that the program's reader goes on with, goes to the backend itself.
+The k-th call of a stream is the k-th call of that stream in the submission. Further calls, of a
+reader that continues from the program's state, go to the real backend.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ SetTool: TypeAlias = Callable[[int, str | None], Awaitable[None]]
 
 
 class ProgramMismatch(SglangError):
-    """The server has put another prompt in front of a call than the program has."""
+    """The server's prompt of a call differs from the prompt in the replay."""
 
 
 @dataclass(frozen=True)
 class ProgramResults:
-    """The results that the streams of one replay share.
+    """Results that all streams of one replay share.
 
     Attributes:
-        calls: of each stream, the steps that are calls, in order.
-        tools: the variable of each step that is a tool of the client.
-        set_tool: tells the server the text that a tool has returned at a step; None: that it has
-            failed.
+        calls: by stream, the numbers of the steps that are calls, in order.
+        tools: by step, the variable of a tool that the client runs.
+        set_tool: sends the server the text that the tool of a step has returned; None: the tool
+            has failed.
     """
 
     answers: Answers
@@ -46,7 +46,7 @@ class ProgramResults:
 
 
 class AnsweredBackend(Backend):
-    """The backend of stream ``stream``, in front of the runtime that runs the program."""
+    """Backend of stream number ``stream``. ``backend``: the runtime that runs the program."""
 
     def __init__(self, backend: Backend, results: ProgramResults, stream: int = 0) -> None:
         self.name, self.chat_template = backend.name, backend.chat_template
@@ -110,13 +110,13 @@ class AnsweredBackend(Backend):
 
 
 def digest(text: str) -> dict[str, Any]:
-    """Characters of a prompt, and SHA-256 of its UTF-8 bytes: two of them are compared by these."""
+    """Return a prompt's characters and the SHA-256 of its UTF-8 bytes, to compare prompts."""
     data = text.encode("utf-8", "surrogatepass")
     return {"chars": len(text), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _verify(prompt: Prompt, event: dict[str, Any]) -> None:
-    """Raise ProgramMismatch where the server's prompt is not the program's."""
+    """Raise ProgramMismatch if the server's prompt differs from the program's."""
     found, own = event.get("prompt"), digest(prompt.text)
     if found is None or {name: found.get(name) for name in own} == own:
         return

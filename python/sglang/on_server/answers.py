@@ -1,4 +1,4 @@
-"""Answers: the results of a submission's steps, as its events bring them."""
+"""Answers: the results of a submission's steps, updated by the server's events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ENDED = ("done", "failed", "cancelled")  # states of a submission that has ended
 
 
 class Answers:
-    """Belongs to one event loop.
+    """Results of one submission, for use in one event loop.
 
     Attributes:
-        state: "waiting" for the server to accept it, "running", "done", "failed" or "cancelled".
-        error: why nothing more will come.
+        state: "waiting" (not accepted yet), "running", "done", "failed" or "cancelled".
+        error: the error that ended the events early, or None.
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class Answers:
 
     @property
     def ended(self) -> bool:
-        """Whether no event is to come."""
+        """True if no further event will arrive."""
         return self.error is not None or self.state in ENDED
 
     def accept(self) -> None:
-        """Note that the server has the program."""
+        """Note that the server has accepted the program."""
         if self.state == "waiting":
             self.state = "running"
 
     def take(self, event: dict[str, Any]) -> None:
-        """Note one event. Events that came before change nothing."""
+        """Process an event. Repeated events have no effect."""
         kind, step = event.get("event"), event.get("step", -1)
         if kind == "grown":
             self._texts[step] = event["text"]
@@ -58,7 +58,7 @@ class Answers:
             waiting.set()
 
     def fail(self, error: BaseException) -> None:
-        """Note that nothing more will come. The first error counts."""
+        """End with ``error``: no further event will arrive. Later calls have no effect."""
         if not self.ended:
             self.error, self.state = error, "failed"
             self._wake_all()
@@ -68,14 +68,14 @@ class Answers:
             waiting.set()
 
     async def of(self, step: int) -> dict[str, Any]:
-        """The event "done" of a step. Raises what the step, or the submission, has failed with."""
+        """Wait for the event "done" of a step. Raises the error of the step or the submission."""
         while True:
             if (event := self._result(step)) is not None:
                 return event
             await self._next(step)
 
     async def growing(self, step: int) -> AsyncIterator[str]:
-        """The text of a step so far, whenever it has grown, until its result is there."""
+        """Yield the text of a step so far, whenever the text changes, until the step is done."""
         shown = ""
         while self._result(step) is None:
             text = self._texts.get(step, "")
@@ -86,7 +86,7 @@ class Answers:
                 await self._next(step)
 
     async def end(self) -> None:
-        """Wait until no event is to come. Raises what the submission as a whole has failed with."""
+        """Wait for the last event. Raises the error of the submission as a whole."""
         while not self.ended:
             await self._next(-1)
         if self.error is not None:
@@ -102,7 +102,7 @@ class Answers:
         return None
 
     async def _next(self, step: int) -> None:
-        """Wait for an event of a step. A step has one reader: the stream that it is in."""
+        """Wait for the next event of a step. Only one reader, the step's stream, may wait."""
         changed = self._wake[step] = asyncio.Event()
         try:
             await changed.wait()

@@ -13,15 +13,15 @@ from sglang.backend.base import Backend
 from sglang.backend.loop_thread import LoopThread
 from sglang.errors import BackendError, Unsupported
 
-MOST_PROGRAMS = 256  # submissions to one session
+MOST_PROGRAMS = 256  # limit of the submissions to one session
 LOOP = LoopThread()
 """Event loop of all submissions of this process."""
-atexit.register(LOOP.close)  # programs that still run are given up, while there is a loop
+atexit.register(LOOP.close)  # cancels programs that still run, while the loop exists
 
 
 @runtime_checkable
 class ProgramTransport(Protocol):
-    """A runtime that runs whole programs. Paths and bodies are those of its HTTP interface."""
+    """A runtime that runs whole programs. Paths and bodies are those of the HTTP interface."""
 
     async def program_call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a POST. Raise BackendError."""
@@ -32,11 +32,11 @@ class ProgramTransport(Protocol):
     def program_events(
         self, path: str, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the events that a POST is answered with. Raise BackendError."""
+        """Yield the events of the answer to a POST. Raise BackendError."""
 
 
 def service_of(backend: Backend) -> ProgramTransport:
-    """Return ``backend``. Raise Unsupported where it runs no programs."""
+    """Return ``backend``. Raise Unsupported if the backend does not run whole programs."""
     if isinstance(backend, ProgramTransport):
         return backend
     raise Unsupported(
@@ -46,14 +46,14 @@ def service_of(backend: Backend) -> ProgramTransport:
 
 
 class ServerSession:
-    """A session of a runtime, opened when it is first used. Variables of one session can be
-    arguments of its other submissions.
+    """A session of a runtime, opened at its first use. A variable of one submission can be an
+    argument of other submissions to the same session.
 
     Args:
-        backend: a runtime of ours. Raises Unsupported for any other backend.
+        backend: a runtime of this project. Raises Unsupported for any other backend.
 
     Attributes:
-        count: programs that were submitted. programs: those that the process still knows.
+        count: number of submitted programs. programs: submitted programs that are still alive.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -62,7 +62,7 @@ class ServerSession:
         self.count = 0
         self.programs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._opening: asyncio.Task[str] | None = None
-        self._known = ""  # the id, once it is opened
+        self._known = ""  # id of the open session
 
     def note(self, program: Any) -> None:
         """Count a program that is submitted to this session."""
@@ -70,13 +70,13 @@ class ServerSession:
         self.programs.add(program)
 
     async def close(self) -> None:
-        """End the session on the server, with what is left of its values."""
+        """End the session on the server, which frees its variables."""
         if self._opening is not None:
             with suppress(BackendError):  # the server ends it later
                 await self.service.close_program_session(await self.id())
 
     async def id(self) -> str:
-        """The session's id; opens it. Raises BackendError."""
+        """Return the session's id. Opens the session if needed. Raises BackendError."""
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open())
         try:
@@ -90,21 +90,21 @@ class ServerSession:
         return self._known
 
     def forget(self, known: str) -> None:
-        """Open another one with the next submission, unless that was done: the server knows the
-        session ``known`` no more."""
+        """Note that the session ``known`` has expired on the server. The next submission opens a
+        new session, unless one was opened already."""
         if self._known == known:
             self._opening, self._known = None, ""
 
 
-_OWN = "_program_session"  # attribute of a backend; a table would keep the backend for ever
-_FULL: list[ServerSession] = []  # no program is submitted to them any more
+_OWN = "_program_session"  # attribute of a backend; a global table would keep backends alive
+_FULL: list[ServerSession] = []  # sessions that take no more submissions
 
 
 def session_of(backend: Backend) -> ServerSession:
     """Return the session of this process's submissions to ``backend``. Raise Unsupported.
 
-    After ``MOST_PROGRAMS`` submissions another one is opened, and the full one is closed once its
-    programs are forgotten: a server bounds the variables that are alive.
+    After ``MOST_PROGRAMS`` submissions a new session is opened, because a server limits the
+    variables of a session. The full session is closed when none of its programs is alive.
     """
     for full in [session for session in list(_FULL) if not session.programs]:
         _FULL.remove(full)

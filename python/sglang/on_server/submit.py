@@ -1,4 +1,4 @@
-"""Submit: a program and its arguments to a server that runs it whole."""
+"""Submit: sends a program and its arguments to a server that runs the whole program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Compile = Callable[[Graph, Tools], Program]
 
 @dataclass(frozen=True)
 class SubmittedCall:
-    """A program and what it is called with. ``params``: complete."""
+    """A program and its arguments. ``params``: sampling parameters, each with a value."""
 
     program: Program
     args: Sequence[Any]
@@ -46,17 +46,17 @@ def submit(
     """Send a program to the server of ``backend`` and return at once.
 
     Args:
-        backend: a runtime; None: the session's, or that of an argument which is a future.
-        compile: makes a program of a graph, which replays the results.
-        criteria: what is wanted, of all variables or by name; as of ``VariableFuture.get``.
-        stream: have texts sent as they grow, from the beginning.
-        server_tools: names of tools that the server's toolbox runs, in place of the client.
+        backend: a runtime; None: the session's backend, or that of an argument which is a future.
+        compile: makes a program of a graph; that program replays the results.
+        criteria: performance criteria of all variables, or by name; see ``VariableFuture.get``.
+        stream: the server sends growing texts from the beginning.
+        server_tools: names of tools that the server's toolbox runs instead of the client.
 
     Raises:
         TraceError: the program's flow needs a value that only a run knows.
-        ProgramError: a step can only be run by the client.
-        Unsupported: the backend is no runtime of ours.
-        ValueError: the criteria make no sense.
+        ProgramError: only the client can run one of the steps.
+        Unsupported: the backend is not a runtime of this project.
+        ValueError: the criteria are invalid, or name an unknown variable.
     """
     program = call.program
     graph, tools, arguments = traced_call(program, call.args, call.arguments)
@@ -78,7 +78,7 @@ def submit(
 
 
 def _session(program: Program, backend: Any, arguments: Mapping[str, Any]) -> ServerSession:
-    """The session of the futures among the arguments, or the backend's own."""
+    """Return the session of the futures among the arguments, else that of the backend."""
     promises = [value for value in arguments.values() if isinstance(value, Promised)]
     if promises and backend is None:
         found: ServerSession = promises[0].program.session  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Submittable: the ways of a program to a server that runs it whole."""
+"""Submittable: methods of a program that submit it to a server, which runs the whole program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Submittable:
-    """Base of programs."""
+    """Base class of programs."""
 
     arg_names: list[str]
 
@@ -39,18 +39,18 @@ class Submittable:
         server_tools: Collection[str] = (),
         **kwargs: Any,
     ) -> Submitted:
-        """Have a runtime run the whole program; return at once.
+        """Submit the program to a runtime that runs it as a whole, and return at once.
 
-        ``f["x"]`` is the future of variable x, and may be an argument of another ``submit`` to the
-        same runtime. ``criteria``: "latency", "throughput", {"ttft_ms": n} or {"tpot_ms": n}, for
-        all variables or in a dict by name. ``stream``: the server sends texts as they grow from the
-        beginning. ``server_tools``: names of tools that the server's toolbox runs, in place of the
-        client. Other keyword arguments as in ``run``.
+        ``f["x"]`` of the result is the future of variable x, and may be an argument of another
+        ``submit`` to the same runtime. ``criteria``: "latency", "throughput", {"ttft_ms": n} or
+        {"tpot_ms": n}, for all variables or in a dict by name. ``stream``: the server sends growing
+        texts from the beginning. ``server_tools``: names of tools that the server's toolbox runs
+        instead of the client. Other keyword arguments: as in ``run``.
 
         Raises:
             TraceError: the program's flow needs a value that only a run knows.
-            ProgramError: a step can be run by the client alone.
-            Unsupported: the backend is no runtime of ours.
+            ProgramError: only the client can run one of the steps.
+            Unsupported: the backend is not a runtime of this project.
         """
         given = {"backend": backend, "criteria": criteria, "session": session}
         self._verify_options(**given, stream=stream or None, server_tools=server_tools or None)
@@ -60,7 +60,7 @@ class Submittable:
         return self._submitted(args, arguments, params, backend, **options)
 
     def _sender(self, on: str, params: GenParams, backend: Backend) -> Callable[..., Submitted]:
-        """Return what sends an item of a batch. Raise Unsupported, ValueError."""
+        """Return a function that submits an item of a batch. Raise Unsupported, ValueError."""
         from sglang.on_server.server_session import service_of
 
         _verify_on(on)

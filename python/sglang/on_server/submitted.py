@@ -19,16 +19,16 @@ from sglang.run.run_scope import in_loop
 from sglang.state import ProgramState
 
 T = TypeVar("T")
-RECONNECTIONS = 3  # connections that one submission may lose
+RECONNECTIONS = 3  # limit of the lost connections of one submission
 PAUSE_SECONDS = 0.2
 
 
 class VariableFuture(Promised):
-    """Variable ``name`` of a submitted program, or what becomes of it.
+    """Future of the variable ``name`` of a submitted program.
 
-    It may be an argument of another ``submit``, and then never comes to the client in between.
-    ``for text in future`` and ``async for`` yield the text as it is generated; ``await future`` is
-    the value.
+    As an argument of another ``submit`` to the same session, the value stays on the server.
+    ``for text in future`` and ``async for`` yield the text while it is generated; ``await future``
+    returns the value.
     """
 
     def __init__(self, program: Submitted, name: str) -> None:
@@ -36,23 +36,23 @@ class VariableFuture(Promised):
         self.executor = program.replayed._executor
 
     def get(self, criteria: Any = None, timeout: float | None = None) -> Any:
-        """Return the value, waiting for it.
+        """Wait for the value and return it.
 
         Args:
-            criteria: "latency", "throughput", {"ttft_ms": n} or {"tpot_ms": n}, a wish about how
-                this variable is made, and all that it is made of. The strongest wish counts.
+            criteria: "latency", "throughput", {"ttft_ms": n} or {"tpot_ms": n}: performance
+                criterion of this variable and of all variables that it depends on. The strictest
+                criterion of a variable applies.
             timeout: seconds to wait.
 
         Raises:
-            ProgramError: the variable, or what it depends on, has failed; with the program's line.
-            TimeoutError: the value is not there in time.
-        """
+            ProgramError: the variable, or one it depends on, has failed; with the program's line.
+            TimeoutError: the value is not complete in time."""
         if in_loop(LOOP.loop):
             raise SglangError("reading would block the event loop of submissions; await the future")
         return LOOP.run(self.aget, criteria, timeout)
 
     async def aget(self, criteria: Any = None, timeout: float | None = None) -> Any:
-        """``get``, awaited."""
+        """Return the value as ``get`` does, awaited."""
         self.program.wish(self.name, criteria)
         try:
             return await asyncio.wait_for(self.program.replayed.aget(self.name), timeout)
@@ -63,21 +63,21 @@ class VariableFuture(Promised):
             ) from None
 
     def value(self) -> Any:
-        """The typed object, as of ``ProgramState.value``. Waits; raises."""
+        """Wait for the typed value and return it. Raises the errors of ``ProgramState.value``."""
         return self.program.replayed.value(self.name)
 
     def set(self, value: Any) -> None:
-        """Give the variable of a tool whose function the client does not run. Raises
+        """Set the variable of a tool whose function the client does not run. Raises
         BackendError."""
         LOOP.run(self.program.call, "/v1/set", self, {"value": value})
 
     def cancel(self) -> None:
-        """Give this variable up, and what only it needs."""
+        """Cancel this variable, and the variables that only this one needs."""
         LOOP.start(_quietly, self.program.call, "/v1/cancel", self, {})
 
     async def id(self) -> str:
-        """The semantic variable's id on the server. Raises the submission's error where it
-        failed."""
+        """Return the id of the semantic variable on the server. Raises the error of a failed
+        submission."""
         ids = await self.program.variables()
         if self.name not in ids:
             raise SglangError(
@@ -107,11 +107,11 @@ class VariableFuture(Promised):
 
 
 class Submitted:
-    """A program that was sent to a server. ``f["x"]`` is the future of its variable.
+    """A program that was sent to a server. ``f["x"]`` is the future of its variable x.
 
     Attributes:
-        session: where it runs; its futures are arguments of programs of the same session.
-        replayed: the state, as a run in this process would make it, growing as results arrive.
+        session: session that runs the program.
+        replayed: the state as in a run by this process, updated while results arrive.
     """
 
     def __init__(
@@ -132,27 +132,27 @@ class Submitted:
         self.replayed: ProgramState
 
     def __getitem__(self, name: str) -> VariableFuture:
-        """Return the future of a variable. Raises UnknownVariable where the program makes none of
-        this name."""
+        """Return the future of a variable. Raises UnknownVariable if the program makes no variable
+        of this name."""
         if name not in self._lowered.names:
             known = sorted(self._lowered.names)
             raise UnknownVariable(f"the program makes no variable {name!r}; it makes {known}")
         return VariableFuture(self, name)
 
     def start(self, state: ProgramState, replay: Callable[[], Awaitable[None]]) -> None:
-        """Send the program; ``replay`` runs it over ``state`` as its results arrive."""
+        """Send the program. ``replay`` runs the program on ``state`` while results arrive."""
         self.replayed = state
         LOOP.start(self._serve)
         LOOP.start(self._replay, replay)
 
     def state(self) -> str:
-        """ "waiting" to be accepted, "running", "done", "failed" or "cancelled"."""
+        """Return "waiting" (not accepted yet), "running", "done", "failed" or "cancelled"."""
         if self._cancelled:
             return "cancelled"
         return self._answers.state
 
     def result(self) -> ProgramState:
-        """Wait for the end and return the state, as ``run`` does; raise what it raises."""
+        """Wait for the end and return the state, as ``run`` does. Raise the errors of ``run``."""
         try:
             self._done.result()
         except BaseException:
@@ -161,7 +161,7 @@ class Submitted:
         return self.replayed
 
     async def aresult(self) -> ProgramState:
-        """``result``, awaited. Cancelling it cancels the program."""
+        """Return the state as ``result`` does, awaited. Cancelling the wait cancels the program."""
         try:
             await asyncio.shield(asyncio.wrap_future(self._done))
         except BaseException:
@@ -173,7 +173,7 @@ class Submitted:
         return self.aresult().__await__()
 
     def cancel(self) -> None:
-        """End the program, here and on the server. What is complete stays readable."""
+        """Cancel the program in this process and on the server. Complete values stay readable."""
         if self._done.done():
             return
         self._cancelled = True
@@ -182,17 +182,17 @@ class Submitted:
     # On the event loop of submissions
 
     async def variables(self) -> dict[str, str]:
-        """Ids of the variables on the server, by name. Raises what the submission failed with."""
+        """Return the variables' ids on the server by name. Raises the submission's error."""
         if in_loop(LOOP.loop):
             return await asyncio.shield(self._accepted)
         return await asyncio.wrap_future(LOOP.start(self.variables))
 
     async def call(self, path: str, future: VariableFuture, body: dict[str, Any]) -> dict[str, Any]:
-        """A call about one variable. Raises BackendError."""
+        """Make a request about one variable. Raises BackendError."""
         return await self._call(path, semantic_var_id=await future.id(), **body)
 
     async def _call(self, path: str, **body: Any) -> dict[str, Any]:
-        """A call about something of this program, in the session that it was accepted in. Raises
+        """Make a request about this program, in the session that accepted the program. Raises
         BackendError."""
         await self.variables()
         return await self.session.service.program_call(
@@ -200,7 +200,7 @@ class Submitted:
         )
 
     def wish(self, name: str, criteria: Any) -> None:
-        """Tell the server what is wanted of a variable; nothing is waited for."""
+        """Send the server the criteria of a variable, without waiting."""
         if criteria is None:
             return
         body = {"criteria": criteria_of(criteria)}
@@ -208,13 +208,13 @@ class Submitted:
             LOOP.start(_quietly, self.call, "/v1/get", self[name], body)
 
     def stream(self) -> None:
-        """Have the server send texts as they grow, from now on."""
+        """Make the server send growing texts from now on."""
         if not self._growing and not self._answers.ended:
             self._growing = True
             LOOP.start(_quietly, self._follow, True)
 
     async def set_tool(self, step: int, text: str | None) -> None:
-        """Tell the server the text of a tool at a step, or that it failed. Raises BackendError."""
+        """Send the server the text of the tool of a step; None: it failed. Raises BackendError."""
         ids, name = await self.variables(), self._lowered.tools[step]
         id = ids[f"{step}.{name}"]
         if text is None:
@@ -223,7 +223,7 @@ class Submitted:
             await self._call("/v1/set", semantic_var_id=id, value=text)
 
     async def _serve(self) -> None:
-        """Send the submission and take its events, over several connections where one is lost."""
+        """Send the submission and process its events; reconnect after a lost connection."""
         try:
             await self._submit()
             for _ in range(RECONNECTIONS):
@@ -243,8 +243,7 @@ class Submitted:
                 raise
 
     async def _submit(self) -> None:
-        """Send the program to the server. Raises the server's error where it refuses the
-        program."""
+        """Send the program to the server. Raises the server's error if the program is refused."""
         key = uuid.uuid4().hex
         promised = {name: await self._sent(p) for name, p in self._lowered.promised.items()}
         submission = self._lowered.submission
@@ -258,7 +257,7 @@ class Submitted:
                 return await self._take("/v1/submit", body)
             except ConnectionFailed:
                 if self._accepted.done():
-                    return  # goes on with its events
+                    return  # the caller continues with ``_follow``
                 if attempt == RECONNECTIONS - 1:
                     raise
             except NotFound:
@@ -267,8 +266,8 @@ class Submitted:
                 self.session.forget(self._session_id)  # the session has expired
 
     async def _sent(self, promise: Promised) -> Any:
-        """An argument as it is sent: a reference to a variable of the same session; the value of
-        another one, which is waited for. Raises what that one has failed with."""
+        """Return an argument in its sent form: a reference for a variable of the same session, else
+        the variable's value, which is awaited. Raises the error of a failed variable."""
         assert isinstance(promise, VariableFuture)
         if promise.program.session is self.session:
             return {"var": await promise.id()}
@@ -281,7 +280,7 @@ class Submitted:
         await self._take("/v1/get", body)
 
     async def _take(self, path: str, body: dict[str, Any]) -> None:
-        """Take the events that a request is answered with."""
+        """Make a request and process the events of its answer."""
         async with aclosing(self.session.service.program_events(path, body)) as events:
             async for event in events:
                 if "event" in event:
@@ -292,7 +291,7 @@ class Submitted:
                     self._accepted.set_result(event["variables"])
 
     async def _replay(self, replay: Callable[[], Awaitable[None]]) -> None:
-        """Run the program over the results. Where it ends before them, they are not wanted."""
+        """Replay the program with the results. If it fails early, cancel it on the server."""
         executor = self.replayed._executor
         error: BaseException | None = None
         try:
@@ -318,13 +317,13 @@ class Submitted:
 
 
 async def _quietly(function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> None:
-    """Call a function whose failure the program's own results will show."""
+    """Call a function and ignore BackendError, which the program's results will report too."""
     with suppress(BackendError):
         await function(*args, **kwargs)
 
 
 def criteria_of(value: Any) -> Any:
-    """Return criteria as they are sent. Raise ValueError for other values."""
+    """Return valid criteria in the form of the request. Raise ValueError for other values."""
     if value in ("latency", "throughput"):
         return value
     if isinstance(value, dict) and value and set(value) <= {"ttft_ms", "tpot_ms"}:

@@ -1,4 +1,4 @@
-"""The graph of a program that is called with these arguments."""
+"""Graph of one call of a program, with texts and futures among the arguments kept open."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def traced_call(
 ) -> tuple[Graph, Tools, dict[str, Any]]:
     """Return the graph of a call, the functions of its tools and its open arguments.
 
-    Texts and promises stay open, so that the graph shows what calls have in common. Where the
-    program's flow needs one of the texts, all but the promises are constants.
+    Arguments that are texts or promises stay open, so that calls with other texts have the same
+    graph. If the program's flow needs one of the texts, only promises stay open.
 
     Raises:
         TraceError: the flow needs a value that only a run knows; the message has the line.
@@ -41,7 +41,7 @@ def traced_call(
 
 
 def _values(program: Program, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by name, defaults too."""
+    """Return the arguments by name, with defaults. Raise TypeError if they do not fit."""
     signature = inspect.signature(program.func)
     bound = signature.bind(None, *args, **{**program.bound, **arguments})
     bound.apply_defaults()
@@ -63,7 +63,7 @@ def _traced(
     found: dict[str, Any] = {}
 
     def known(name: str, value: Any) -> Any:
-        """``value`` with what is open in it unknown: a text, or promises in lists and dicts."""
+        """Replace open parts of ``value`` by Unknowns: itself, or promises in lists and dicts."""
         if open_(value):
             found[name] = value
             return Unknown(Argument(name))

@@ -1,13 +1,13 @@
 """Speculation: one call of an API model in place of several (SGLang paper, section 5).
 
-An API bills the whole prompt at every call. Here a call may run on past its stop, and its text is
-matched with the text and gens that the program appends next.
+An API bills the whole prompt at every call. With speculation a call continues past its stop, and
+its text is matched with the text and gens that the program appends next.
 
-Completion models ("text"): the text after a gen's stop is kept (``Leftover``). The constants and
-gens that follow are matched with it. Chat models ("chat"): the gens of one assistant turn are
-deferred. At the turn's end one reply is requested, and matched with the turn's constants and gens
-in order (``match``). A gen gets a call of its own where the text differs, or where its own limits
-could have ended it earlier.
+Completion models ("text"): the text after a gen's stop is kept (``Leftover``), and matched with the
+constants and gens that follow. Chat models ("chat"): the gens of one assistant turn are deferred;
+at the turn's end one reply is requested, and matched with the turn's constants and gens in order
+(``match``). A gen gets a separate call if the text differs, or if the gen's own limits could have
+ended it earlier.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang.ir.sampling import CHOICE, LOGITS, names_of
 from sglang.ir.stops import cut
 
 MATCHED = ("max_new_tokens", "stop", "max_retries")
-# Parameters that a text generated for another gen can still satisfy, beside neutral values.
+# Parameters that may have any value in a gen whose text another gen's call has generated.
 REUSABLE = frozenset([*MATCHED, *names_of(CHOICE), *names_of(LOGITS)])
 
 
@@ -41,10 +41,10 @@ class Leftover:
 
     Attributes:
         text: the text from the last gen's stop on.
-        ended: the model ended by itself; otherwise a limit cut the text.
-        density: tokens a byte of the reply.
-        prompt_tokens: prompt tokens of its call, which a reuse saves.
-        params: parameters that it was generated with.
+        ended: the model ended the text; otherwise a limit cut the text.
+        density: tokens per byte of the reply.
+        prompt_tokens: prompt tokens of the call, which a reuse saves.
+        params: parameters of the call.
     """
 
     text: str
@@ -58,13 +58,13 @@ class Leftover:
         return dataclasses.replace(self, text=text)
 
     def after(self, constant: str) -> Leftover | None:
-        """Return the rest when the program appends ``constant``; None where the texts differ."""
+        """Return the rest after the program appended ``constant``; None if the text differs."""
         if self.text.startswith(constant):
             return self.rest(self.text[len(constant) :])
         return None
 
     def take(self, params: GenParams) -> tuple[str, Any, str] | None:
-        """Return (value, finish reason, rest) of a gen; None where a call of its own may differ."""
+        """Return a gen's (value, finish reason, rest); None if a separate call could differ."""
         if not alike(params, self.params):
             return None
         found = cut(self.text, strings(params.stop))
@@ -76,21 +76,21 @@ class Leftover:
         return self.text[:end], {"type": "stop", "matched": reason}, self.text[end:]
 
     def tokens(self, text: str) -> int:
-        """Return the tokens of ``text``, by its share of the bytes: the service tells only the sum.
+        """Estimate the tokens of ``text`` from its bytes: the service reports only the reply's sum.
 
-        A value may be a little longer than its own limit; it is never another.
+        So a value may exceed ``max_new_tokens`` slightly; its text is still the model's.
         """
         return math.ceil(len(text.encode("utf-8", "surrogatepass")) * self.density)
 
 
 class Speculation:
-    """Savings of a program by speculation, its forks included.
+    """Savings of a program, with its forks, by speculation.
 
     Attributes:
-        calls: calls that ran on.
-        saved_calls: gens that needed no call.
-        saved_prompt_tokens: prompt tokens that those calls would have sent, at least.
-        mismatches: times the text left the program's pattern.
+        calls: number of calls that continued past a stop.
+        saved_calls: number of gens that needed no call.
+        saved_prompt_tokens: lower bound of the prompt tokens of the saved calls.
+        mismatches: number of texts that differed from the program's pattern.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Speculation:
         self._lock = threading.Lock()
 
     def add(self, *, calls: int = 0, saved: int = 0, tokens: int = 0, mismatches: int = 0) -> None:
-        """Count."""
+        """Add to the counters."""
         with self._lock:
             self.calls += calls
             self.saved_calls += saved
@@ -113,7 +113,7 @@ class Speculation:
 
 
 def possible(params: GenParams) -> bool:
-    """Return whether text generated for another gen can be the text of this one."""
+    """Return True if a gen with ``params`` may take its text from another gen's call."""
     if (params.n or 1) != 1:
         return False
     return all(
@@ -123,19 +123,19 @@ def possible(params: GenParams) -> bool:
 
 
 def alike(a: GenParams, b: GenParams) -> bool:
-    """Return whether both sample from the same distribution."""
+    """Return True if both parameters sample from the same distribution."""
     neutral = dict.fromkeys(MATCHED)
     return dataclasses.replace(a, **neutral) == dataclasses.replace(b, **neutral)
 
 
 def running_on(params: GenParams, tokens: int, stop: Sequence[str]) -> GenParams:
-    """Return the parameters of a call that runs on; it ends at ``stop`` alone."""
+    """Return the parameters of a call that continues past the gen's stop, up to ``stop``."""
     most = max(tokens, params.max_new_tokens or 0)
     return dataclasses.replace(params, stop=tuple(stop) or None, max_new_tokens=most)
 
 
 def leftover(text: str, meta: dict[str, Any], params: GenParams) -> Leftover:
-    """Return a whole reply as leftover."""
+    """Return a Leftover with the whole text of a reply."""
     finish, tokens = meta.get("finish_reason"), int(meta.get("completion_tokens") or 0)
     kind = finish.get("type") if isinstance(finish, dict) else finish
     size = len(text.encode("utf-8", "surrogatepass"))  # a service may send half a character
@@ -144,10 +144,10 @@ def leftover(text: str, meta: dict[str, Any], params: GenParams) -> Leftover:
 
 
 def match(turn: Sequence[Pending | str], reply: Leftover) -> list[tuple[str, Any]]:
-    """Return (value, finish reason) of the turn's gens, as far as the reply follows the pattern.
+    """Return (value, finish reason) of the turn's leading gens that the reply matches.
 
-    A gen ends at its stop; without a stop, at the constant that follows it, which the reply then
-    continues with. Any text may follow the last gen.
+    A gen ends at its stop or, without a stop, before the constant that follows the gen. Any text
+    may follow the last gen.
     """
     found: list[tuple[str, Any]] = []
     last = max(i for i, item in enumerate(turn) if not isinstance(item, str))

@@ -10,21 +10,21 @@ from sglang.run.run_scope import in_loop
 
 
 class Changes(threading.Condition):
-    """The lock and condition of one executor. ``listeners`` are called, locked, on every change."""
+    """Lock and condition of one executor. A change calls all ``listeners`` under the lock."""
 
     def __init__(self) -> None:
         super().__init__()
         self.listeners: list[Callable[[], None]] = []
 
     def tell(self) -> None:
-        """Wake the threads that wait and call the listeners."""
+        """Report a change: wake the waiting threads and call the listeners."""
         with self:
             self.notify_all()
             for listener in tuple(self.listeners):
                 listener()
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Have ``listener`` called, in any thread, on every change. Return the undo function."""
+        """Call ``listener`` on every change, in any thread. Return a function that removes it."""
         with self:
             self.listeners.append(listener)
 
@@ -35,7 +35,7 @@ class Changes(threading.Condition):
         return undo
 
     async def await_for(self, ready: Callable[[], bool]) -> None:
-        """``wait_for`` in an event loop, holding no thread."""
+        """Wait in an event loop until ``ready()``, without occupying a thread."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         stop = self.listen(lambda: _signal(loop, changed))
         try:

@@ -21,8 +21,8 @@ def drive(
     cancellation: Cancellation,
     visit: Visit | None = None,
 ) -> None:
-    """Make each call and send its answer back, until the steps end. Raises what a call raises.
-    ``visit`` records them."""
+    """Make each call of ``steps`` and send its answer back, until the steps end. Raises the errors
+    of the calls. ``visit`` records the calls."""
     answer: Any = None
     with cancellation.active(), visit or UNRECORDED:
         while True:
@@ -44,7 +44,7 @@ async def adrive(
     cancellation: Cancellation,
     visit: Visit | None = None,
 ) -> None:
-    """``drive`` for an event loop."""
+    """Make the calls of ``steps`` as ``drive`` does, in an event loop."""
     answer: Any = None
     with cancellation.active(), visit or UNRECORDED:
         while True:
@@ -61,5 +61,5 @@ async def adrive(
 
 
 def _kept(call: Call | ToolInvocation) -> Call | ToolInvocation:
-    """The call without its reader, as the history outlives the run."""
+    """Return the call without its ``show`` function, because the history outlives the run."""
     return Complete(call.prompt, call.params) if isinstance(call, StreamCall) else call

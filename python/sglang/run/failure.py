@@ -1,4 +1,4 @@
-"""Failure: why an executor has ended, and the exception that readers get for it."""
+"""Failure: the error that has ended an executor, and the exception that readers get."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang.ir.source_location import Location
 
 
 class Failure:
-    """The error that ended an executor. ``seen``: it has been raised to the program."""
+    """The error that ended an executor. ``seen``: the error has been raised to the program."""
 
     def __init__(self, error: BaseException, location: Location | None) -> None:
         self.error, self.location, self.seen = error, location, False
@@ -18,8 +18,8 @@ class Failure:
     def exception(self, outside: bool = False) -> BaseException:
         """Return a fresh exception, so that readers in several threads share no traceback.
 
-        An error raised by the program itself (no location) is returned as it is. ``outside``: the
-        reader is not the program.
+        An error that the program itself raised (no location) is returned unchanged. ``outside``:
+        the reader is not the program.
         """
         self.seen = self.seen or not outside
         if self.location is None or isinstance(self.error, ProgramError):
@@ -37,7 +37,7 @@ class Failure:
 def _statement(location: Location) -> TracebackType:
     """Return a traceback that ends at a line of the program, which is not running any more.
 
-    The frame belongs to no code in that file; -1 says that no instruction of it has failed.
+    The frame does not belong to code of that file; -1 stands for no failed instruction.
     """
     code = compile("import sys; frame = sys._getframe()", location.filename, "exec")
     names: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Joins of forks: the node that puts the texts of forks side by side."""
+"""Joins of forks by "concate_and_append": a node that appends the texts of forks to the parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang.run.stream_executor import StreamExecutor
 
 
 def refuse_copy(state: object) -> NoReturn:
-    """Raise TypeError: ``copy`` and ``pickle`` would make a second name of one state."""
+    """Raise TypeError, because ``copy`` and ``pickle`` would make a second name of one state."""
     raise TypeError(
         "a state belongs to its run and cannot be pickled or copied; s.copy() and s.fork() go on "
         "from it, and dict(s), s.text() and s.messages() are plain data"
@@ -22,13 +22,13 @@ def refuse_copy(state: object) -> NoReturn:
 
 
 def refuse_offset(position_ids_offset: Sequence[int] | None) -> None:
-    """Raise Unsupported for an option of upstream's forks."""
+    """Raise Unsupported if an option of the original sglang's ``fork`` is given."""
     if position_ids_offset is not None:
         raise Unsupported("position_ids_offset is not supported; leave it out")
 
 
 def record_join(parent: StreamExecutor, forks: Sequence[StreamExecutor], mode: str) -> None:
-    """Note in the trace, if there is one, that ``forks`` came together in ``parent``."""
+    """Record in the trace, if there is one, that ``forks`` were joined in ``parent``."""
     if parent.track is not None:
         parent.track.joined([fork.track for fork in forks], mode)
 
@@ -36,9 +36,9 @@ def record_join(parent: StreamExecutor, forks: Sequence[StreamExecutor], mode: s
 def append_side_by_side(
     parent: StreamExecutor, forks: Sequence[StreamExecutor], location: Location
 ) -> None:
-    """Append to ``parent`` what each fork has appended by now, once it is made.
+    """Append to ``parent`` the text that each fork has appended so far, once all is generated.
 
-    Text that is appended to a fork after the join is not in it.
+    Text that is appended to a fork after the join is not included.
     """
     copies = [fork.fork(1, location, copy=True)[0] for fork in forks]
     sources = tuple((copy, None) for copy in copies)
@@ -55,9 +55,9 @@ def _side_by_side(
 
 
 def concatenation(forks: Sequence[StreamExecutor]) -> Node:
-    """Return the node that appends what each fork has made since it began.
+    """Return the node that appends the text and turns that each fork has added since it began.
 
-    Raise the first fork's failure, and SglangError for text that cannot be put side by side.
+    Raise the first failure of a fork, and SglangError for contents that cannot be joined so.
     """
     texts, messages = [], []
     for number, fork in enumerate(forks):

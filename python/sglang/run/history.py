@@ -1,4 +1,4 @@
-"""History: the last calls that programs of this process made to their backends."""
+"""History: the last calls of this process's programs to their backends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class HistoryEntry:
     """One call.
 
     Attributes:
-        backend: its name.
-        call: a call object of ``backend/base``.
-        answer: what came back, None where it failed or has not yet.
-        error: why it failed.
-        began, ended: seconds of ``time.time()``; ``ended`` is 0 until then.
+        backend: name of the backend.
+        call: call object of ``backend/base``.
+        answer: the call's result; None while it is in flight and after a failure.
+        error: exception of a failed call.
+        began, ended: seconds of ``time.time()``; ``ended`` is 0 while the call is in flight.
     """
 
     backend: str
@@ -42,7 +42,7 @@ class History:
 
     @contextmanager
     def call(self, backend: str, call: Any) -> Iterator[HistoryEntry]:
-        """An entry for a call that is made inside; its maker sets ``answer``."""
+        """Add an entry for a call that is made inside the context; the caller sets ``answer``."""
         entry = HistoryEntry(backend, call, began=time.time())
         with self._lock:
             self._entries.append(entry)
@@ -55,12 +55,12 @@ class History:
             entry.ended = time.time()
 
     def last(self, count: int) -> list[HistoryEntry]:
-        """The last ``count`` entries, oldest first."""
+        """Return the last ``count`` entries, oldest first."""
         with self._lock:
             return list(self._entries)[-count:] if count > 0 else []
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         with self._lock:
             self._entries.clear()
 

@@ -1,8 +1,8 @@
-"""Interpreter: the effect of each node on a stream. It is the one visitor of the nodes.
+"""Interpreter: the only visitor of nodes. A handler per node type applies the node to a stream.
 
-It is sequential and knows neither threads nor event loops: a handler that needs the backend is a
-generator of calls and is sent their answers, and ``stream_executor`` decides where a call waits.
-"""
+The interpreter is sequential and uses neither threads nor event loops. A handler that needs the
+backend is a generator: it yields calls and receives their answers. ``stream_executor`` decides
+which thread or event loop waits for a call."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ NO_COST = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
 
 
 class Interpreter:
-    """Visitor of nodes, in order; it changes ``stream``.
+    """Visits nodes in order and changes ``stream``.
 
     Args:
-        defaults: parameters that a ``gen`` inherits, complete.
-        spec_tokens: how far a call of an API model may run on; 0: no speculation.
-        streaming: show generated text as it grows.
+        defaults: parameters that a ``gen`` inherits, with a value for each parameter.
+        spec_tokens: tokens by which a call of an API model may continue past its stop; 0: none.
+        streaming: show generated text while it grows.
         changed: called when streamed text has grown.
 
     Attributes:
-        location: the program's line that appended the node which is visited.
+        location: line of the program that appended the current node.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Interpreter:
         self._changed = changed
 
     def visit(self, node: Node) -> Steps | None:
-        """Return the node's calls, or None where it needs none and is done.
+        """Return a generator of the node's calls, or None if the node needs none and is done.
 
-        Raise the errors of the backend, and SglangError for a node that may not come here.
+        Raise the errors of the backend, and SglangError for a node without a handler.
         """
         handler = self.handlers.get(type(node))
         if handler is None:
@@ -101,7 +101,7 @@ class Interpreter:
         return handler(self, node)
 
     def blocks(self, node: Node) -> bool:
-        """Return whether a visit of the node may call the backend."""
+        """Return True if a visit of the node may call the backend."""
         return node.blocking or bool(self.stream.deferred)
 
     def _settled(self, handler: Callable[..., Steps | None], node: Node) -> Steps:
@@ -145,7 +145,7 @@ class Interpreter:
         stream.messages += node.messages
 
     def _inside_a_turn(self, what: str) -> None:
-        """Raise Unsupported where ``what`` would never reach the backend."""
+        """Raise Unsupported for ``what`` outside the turns if the backend is sent only turns."""
         stream = self.stream
         if self.backend.messages_only and stream.messages and stream.role is None:
             raise Unsupported(
@@ -181,7 +181,7 @@ class Interpreter:
         model_type: str = "",
         named: bool = True,
     ) -> Steps:
-        """Visit the gen by calls of its own; with ``named`` it makes its variable."""
+        """Visit the gen by separate calls, without speculation. ``named``: set its variable."""
         name = node.name if named else None
         self._inside_a_turn("gen")
         stream, start = self.stream, len(self.stream.text)
@@ -203,12 +203,12 @@ class Interpreter:
         self._account(completions)
         completions = [answer_of(completion, model_type) for completion in completions]
         if isinstance(constraint, OneOf):
-            for found in completions:  # no part of one is a value
+            for found in completions:  # a truncated choice is not a value
                 verify(constraint, found.text, found.meta, params.max_new_tokens)
         self._write(name, completions, start, (params.n or 1) > 1, typed)
 
     def _prompt(self, params: GenParams) -> Prompt:
-        """Return the prompt, to be read by the adapter of ``params``."""
+        """Return the stream's prompt, with the adapter of ``params``."""
         return dataclasses.replace(self.stream.prompt(), lora_path=params.lora_path or "")
 
     def _with_template_stops(self, params: GenParams) -> GenParams:
@@ -237,7 +237,7 @@ class Interpreter:
         several: bool = False,
         typed: Typed | None = None,
     ) -> None:
-        """Append the first text at ``start``; the variable is the text, or a list of several."""
+        """Append the first text at ``start``. Define variable ``name``: the text, or a list."""
         stream = self.stream
         texts, metas = [c.text for c in completions], [c.meta for c in completions]
         stream.text = stream.text[:start] + texts[0]
@@ -258,7 +258,7 @@ class Interpreter:
     # Speculation
 
     def _speculated(self, name: str | None, params: GenParams) -> Steps:
-        """Answer the gen from an earlier call's text; else by a call that may run on."""
+        """Take the gen's text from an earlier call; else call the model past the gen's stop."""
         stream, template = self.stream, self.backend.chat_template
         if stream.leftover is not None and (taken := stream.leftover.take(params)) is not None:
             meta = {"finish_reason": taken[1], **NO_COST, "speculated": True}
@@ -282,7 +282,7 @@ class Interpreter:
         stream.leftover = left.rest(taken[2])
 
     def _flush(self, _: Flush) -> Steps:
-        """Request one reply for the deferred gens; gens that it lacks get calls of their own."""
+        """Request one reply for the deferred gens; gens that do not match get separate calls."""
         stream = self.stream
         turn, stream.deferred = stream.deferred, []
         if not turn:
@@ -304,7 +304,7 @@ class Interpreter:
     def _one_reply(
         self, params: GenParams, pattern: list[Pending | str]
     ) -> Generator[Call, Any, list[Completion]]:
-        """Request one reply to the turns before. Return the pattern's gens in it, in order."""
+        """Request one reply to the earlier turns. Return its matches of the pattern's gens."""
         asked = api_speculation.running_on(params, self.spec_tokens, ())
         (reply,) = yield Complete(self.stream.prompt(turn=False), asked)
         self._account([reply])
@@ -346,7 +346,7 @@ class Interpreter:
         stream.define(tool.name, answer.text, meta)
 
     def _have(self, name: str, what: str) -> None:
-        """Raise SglangError where ``what`` is given a variable that the state does not have."""
+        """Raise SglangError if the state lacks variable ``name``, an argument of ``what``."""
         known = self.stream.variables
         if name not in known:
             raise SglangError(

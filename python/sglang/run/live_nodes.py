@@ -1,8 +1,8 @@
-"""Live nodes: steps of executors that refer to other executors or to functions, and so are no data.
+"""Live nodes: nodes that refer to other executors or to functions, so they are not plain data.
 
-Graphs never hold them. ``Later`` waits for values of other executors, ``StartForks`` starts other
-executors, ``BoundTool`` calls a function of the program, ``LiveSteps`` brings its own visit.
-"""
+Graphs never contain live nodes. ``Later`` waits for values of other executors, ``StartForks``
+starts other executors, ``BoundTool`` calls a function of the program, ``LiveSteps`` has a function
+that visits it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Awaited(Protocol):
     def call_when_settled(self, name: str | None, call: Callable[[], None]) -> bool:
         """Return True if the variable ``name`` (None: everything appended) is settled.
 
-        Otherwise call ``call`` once when it is, in any thread.
+        Otherwise call ``call`` once when it becomes settled, in any thread.
         """
 
 
@@ -33,10 +33,10 @@ class Startable(Protocol):
     interpreter: Any
 
     def start(self, stream: Stream) -> None:
-        """Start with a copy of what the parent has made so far."""
+        """Start with ``stream``, a copy of the parent's stream at the fork."""
 
     def end(self, failure: Failure) -> list[Startable]:
-        """End with ``failure``. Return the branches that will never start."""
+        """End with ``failure``. Return the forks of this executor that will never start."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Later(Node):
     """Placeholder of the node that ``then()`` returns once every source is settled.
 
     A source is an executor and the name of a variable, or None for everything appended to it.
-    Waiting holds no thread. An error raised by ``then`` ends the stream. ``defines`` names the
+    Waiting occupies no thread. An error of ``then`` ends the executor. ``defines``: names of the
     variables that the node will make.
     """
 
@@ -66,7 +66,7 @@ class StartForks(Node):
 
 @dataclass(frozen=True)
 class BoundTool(Node):
-    """A tool with its function. ``of``: the variable that the function is given the text of."""
+    """A tool with its function. ``of``: variable whose text is the function's argument."""
 
     blocking = True
     tool: RunTool
@@ -81,8 +81,8 @@ class BoundTool(Node):
 class LiveSteps(Node):
     """A node whose visit is ``steps(interpreter, model_type)``, a generator of calls.
 
-    ``defines`` names the variables that it makes. ``untraced``: why no graph can hold it, and what
-    to do instead. ``model_type``: as of a ``SeparateReasoning``, "" for none.
+    ``defines``: names of the variables that the node makes. ``untraced``: error message of a trace,
+    as no graph can contain the node. ``model_type``: of the ``SeparateReasoning`` around it, or "".
     """
 
     blocking = True
@@ -95,10 +95,10 @@ class LiveSteps(Node):
 
 
 class Promised:
-    """An argument of a graph that is variable ``name`` of another run.
+    """An argument of a graph whose value is the variable ``name`` of another run.
 
     Attributes:
-        executor: the executor of that run.
+        executor: executor of the other run.
     """
 
     executor: Any
@@ -106,7 +106,7 @@ class Promised:
 
 
 def bound(node: Node, tools: Tools) -> Node:
-    """Return ``node`` with the functions of its tools."""
+    """Return ``node`` with each ``RunTool`` replaced by a ``BoundTool`` with its function."""
     if isinstance(node, RunTool):
         return BoundTool(node, tools[node.tool])
     if isinstance(node, SeparateReasoning):

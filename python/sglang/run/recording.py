@@ -1,9 +1,9 @@
-"""Recording: how a run of a program gets into a trace.
+"""Recording: objects that record a run of a program in a trace.
 
     Recording (a run) -> Track (a lane) -> Visit (a node) -> RecordedCall -> requests
 
-Nothing of this exists where a run is not recorded: the executor then has no ``track``. What is
-added to a trace are whole objects at the end of lists, so that threads need no lock.
+A run that is not recorded has none of these objects: its executors' ``track`` is None. Additions to
+a trace append whole objects to lists, so that threads need no lock.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ CANCELS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, Cancelled)
 
 
 class Recording:
-    """One run, from its beginning to its end.
+    """Record of one run.
 
     Args:
-        outer: the run that it is inside of.
+        outer: recording of the run that contains this run.
         on_end: called when the run has ended.
-        inline: nodes are visited by the program's own thread.
+        inline: the program's own thread visits the nodes.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Recording:
 
     @contextmanager
     def of(self, args: Sequence[Any], arguments: Mapping[str, Any] | None) -> Iterator[None]:
-        """Record the program that runs while inside, called with these arguments."""
+        """Record the program that runs inside the context, with its call's arguments."""
         group = self.group
         shown = [_repr.repr(value) for value in args]
         shown += [f"{name}={_repr.repr(value)}" for name, value in (arguments or {}).items()]
@@ -71,7 +71,7 @@ class Recording:
         self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
-        """End the record; spans that still go on count as cancelled."""
+        """End the record. Open spans count as cancelled."""
         group = self.group
         group.status, group.error = status_of(error), told(error)
         group.end = self.trace.now()
@@ -79,7 +79,7 @@ class Recording:
             self._on_end()
 
     def now(self) -> float:
-        """Seconds of the trace; of a run that has ended, its end."""
+        """Return the seconds since the trace began; after the run's end, the end's."""
         return self.trace.now() if self.group.end is None else self.group.end
 
 
@@ -93,66 +93,66 @@ class Track:
         return next(self.recording.trace.numbers)
 
     def fork(self, index: int, location: Location) -> Track:
-        """The lane of a fork."""
+        """Add the lane of fork number ``index``."""
         source, code = place(location)
         return self._below(index=index, source=source, code=code)
 
     def called(self) -> Track:
-        """The lane of a program that this one has called, on a state of its own."""
+        """Add the lane of a program that this program calls on a separate state."""
         return self._below(begin=self.recording.now())
 
     def _below(self, **about: Any) -> Track:
-        """A lane that belongs to this one."""
+        """Add a lane whose parent is this lane; ``about``: its other fields."""
         now = self.recording.now()
         lane = TraceLane(self._number(), self.lane.group, self.lane.number, asked=now, **about)
         self.recording.trace.lanes.append(lane)
         return Track(self.recording, lane)
 
     def start(self) -> None:
-        """The parent has got to the fork. Copies for the language's own use have the lane of what
-        they copy, which has started."""
+        """Note that the parent has reached the fork. Internal copies share a lane that has already
+        started."""
         if self.lane.begin is None:
             self.lane.begin = self.recording.now()
 
     def fail(self, failure: Failure) -> None:
-        """The executor has ended with an error."""
+        """Note that the executor has ended with ``failure``."""
         cancelled = failure.location is None
         self.lane.status = "cancelled" if cancelled else status_of(failure.error)
         self.lane.error = told(failure.error)
 
     def joined(self, others: Sequence[Track | None], mode: str) -> None:
-        """``others`` have come together here."""
+        """Note that the lanes ``others`` were joined in this lane."""
         lanes = [other.lane.number for other in others if other is not None]
         self.recording.trace.joins.append(
             LaneJoin(self.lane.number, lanes, self.recording.now(), mode)
         )
 
     def visit(self, names: Sequence[str], location: Location, stream: Stream) -> Visit:
-        """A node that may need the model."""
+        """Return the record of a node's visit, for a node that may need the model."""
         return Visit(self, names, location, stream)
 
     def add(self, kind: str, name: str, parent: TraceSpan | None = None) -> TraceSpan:
-        """A span that begins now."""
+        """Add a span that begins now."""
         span = TraceSpan(self._number(), self.lane.number, kind, name, self.recording.now())
         span.parent = None if parent is None else parent.number
         self.recording.trace.spans.append(span)
         return span
 
     def close(self, span: TraceSpan, error: BaseException | None = None) -> None:
-        """The span ends now."""
+        """End the span now, with the status for ``error``."""
         gone = error is not None and self.recording.cancelled
         span.error = told(error)
         span.end = max(span.begin, self.recording.now())
         span.status = "cancelled" if gone else status_of(error)
 
     def wait(self) -> TraceSpan:
-        """The program begins to wait for this lane; to be closed."""
+        """Add a span for the program's wait for this lane; the caller closes the span."""
         return self.add("wait", "wait")
 
 
 class Visit:
-    """A node while it is visited. It has a span as soon as it asks for something, or has written
-    what an earlier call had brought."""
+    """Record of a node's visit. Its span begins with the first call, or when the visit has written
+    text of an earlier call."""
 
     def __init__(
         self, track: Track, names: Sequence[str], location: Location, stream: Stream
@@ -191,8 +191,8 @@ class Visit:
 
     @contextmanager
     def asking(self, backend: Backend, call: Call | ToolInvocation) -> Iterator[RecordedCall]:
-        """Record the call that is made while inside; its maker takes ``call`` and sets
-        ``answer``."""
+        """Record a call that is made inside the context. The caller makes the yielded ``call``
+        and sets ``answer``."""
         span = self.span
         if span is None:
             kinds = {Choose: "select", Commit: "commit", ToolInvocation: "tool"}
@@ -212,10 +212,10 @@ class Visit:
 
 
 class RecordedCall:
-    """A call of a recorded run while it is made: the ``CallObserver`` of its backend.
+    """Record of a call in flight: the ``CallObserver`` of its backend.
 
-    A backend that sends several requests for a call records each. For other backends the call
-    itself is the one request.
+    A backend that sends several requests for a call records each request. For other backends the
+    call counts as one request.
     """
 
     def __init__(
@@ -224,9 +224,9 @@ class RecordedCall:
         self._track, self._node, self._backend = track, node, backend
         self._begin = track.recording.now()
         self._first: float | None = None
-        # The backend records each request. A tool's are those of calls that its function makes.
+        # True if requests are recorded separately: a tool's requests are its function's calls.
         self._records = isinstance(call, ToolInvocation)
-        # Made at the beginning, so that it shows while it goes on; a commit may need none.
+        # The span is made now, so that an open call is shown. A commit may send no request.
         self._span = None if isinstance(call, (Commit, ToolInvocation)) else self._sent()
         self.answer: Any = None
         self.call = call
@@ -244,8 +244,8 @@ class RecordedCall:
 
     @property
     def traceparent(self) -> str:
-        """Header that makes the server's spans children of the latest request's; "" where the
-        trace is not sent anywhere."""
+        """Header that makes the server's spans children of the latest request's span; "" if the
+        trace is not exported."""
         trace = self._track.recording.trace
         if trace.otel is None or self._span is None or not self._records:
             return ""
@@ -253,7 +253,7 @@ class RecordedCall:
 
     @contextmanager
     def request(self) -> Iterator[RecordedCall]:
-        """Record the request that is made while inside; its maker sets ``answer``."""
+        """Record a request that is made inside the context; the caller sets ``answer``."""
         if self._span is None or self._records:
             self._span = self._sent()
         span, self._records, self.answer = self._span, True, None
@@ -266,7 +266,7 @@ class RecordedCall:
         self._close(span, None)
 
     def end(self, error: BaseException | None) -> None:
-        """The call has ended."""
+        """End the call, as one request if the backend has recorded none."""
         idle = self._span is None and error is None and not self.answer
         if self._records or idle:
             return
@@ -282,7 +282,7 @@ class RecordedCall:
 
 
 def _described(call: Call | ToolInvocation) -> dict[str, Any]:
-    """The request, shortened."""
+    """Return the call's prompt and parameters, shortened."""
     if isinstance(call, ToolInvocation):
         of = "\n".join(call.arguments)[-PROMPT_CHARS:]
         return {"prompt": of, "params": {"tool": call.node.tool}}
@@ -295,7 +295,7 @@ def _described(call: Call | ToolInvocation) -> dict[str, Any]:
         found["params"] = {"options": _repr.repr(list(call.options))}
     elif not isinstance(call, Commit):
         found["params"] = {name: _repr.repr(v) for name, v in chosen(call.params).items()}
-        # For the exports, under the names of the parameters: what JSON and 64 bits can hold.
+        # For the exports: numeric parameters that JSON and 64 bits can represent.
         found["sampling"] = {
             name: value
             for name in ("max_new_tokens", "temperature", "top_p", "seed", "n")
@@ -313,14 +313,14 @@ def status_of(error: BaseException | None) -> str:
 
 
 def told(error: BaseException | None) -> str:
-    """Kind and message, "" where there is none."""
+    """Return type and message of an error, "" for None."""
     if error is None:
         return ""
     return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
 
 
 def place(location: Location) -> tuple[str, str]:
-    """``file:line`` and the statement there."""
+    """Return ``file:line`` and the source text of that line."""
     code = linecache.getline(location.filename, location.line).strip()
     return (str(location) if location.filename else ""), code[:PROMPT_CHARS]
 

@@ -1,4 +1,4 @@
-"""Retries: completions that satisfy a constraint which the backend does not enforce."""
+"""Retries: requests for valid completions if the backend does not enforce a constraint."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def valid_completions(
 ) -> Generator[Call, Any, list[Completion]]:
     """Request ``params.n`` completions that satisfy a constraint which is not enforced.
 
-    An invalid one is requested again, with the
-    complaint, up to ``max_retries`` times; ``tell`` gets
-    the meta_info of each that was dropped. ``params.dtype`` is kept where the replies
-    continue the prompt (``OutputConstraint.free``). Raises InvalidOutput.
-    """
+    An invalid completion is requested again, with the error in the prompt, up to ``max_retries``
+    times. ``tell`` is called with the meta_info of each dropped completion. ``params.dtype`` is set
+    if replies continue the prompt (``OutputConstraint.free``). Raises InvalidOutput if no retry is
+    left."""
     valid = []
     for completion in (yield Complete(prompt, params)):
         left = params.max_retries or 0
@@ -52,7 +51,7 @@ def valid_completions(
 
 
 def answer_of(completion: Completion, model_type: str) -> Completion:
-    """Return the completion without its reasoning, which moves into its meta_info."""
+    """Return the completion with its reasoning moved from the text to its meta_info."""
     if not model_type or "reasoning_content" in completion.meta:
         return completion
     thought, answer = reasoning.split(completion.text, model_type)
@@ -66,11 +65,11 @@ def feedback(
     error: InvalidOutput,
     constraint: OutputConstraint,
 ) -> Prompt:
-    """Return the prompt that asks again, after ``text`` replied to ``prompt`` and was refused.
+    """Return the prompt of a retry, after ``text``, the reply to ``prompt``, was found invalid.
 
-    The reply becomes the assistant's turn, ``error`` and the instruction the user's; then the
-    assistant's turn is opened as it was, with what the program had already written in it. Without
-    roles the reply is followed by a plain note.
+    The reply becomes the assistant's turn; ``error`` and the instruction become the user's turn.
+    Then the assistant's turn is opened again, with the text that the program had appended to it.
+    Without roles a plain note follows the reply.
     """
     note = f"That is not valid: {error}. {constraint.instruction()}"
     if not prompt.messages:
@@ -85,7 +84,7 @@ def feedback(
     turns.append({"role": "user", "content": note})
     opening, _ = template.around("assistant", turns)
     if not isinstance(begun, str):
-        begun = ""  # the media were shown once
+        begun = ""  # the media are in the prompt already
     if begun:
         turns.append({"role": "assistant", "content": begun})
     added = text + closing + before + note + after + opening + begun

@@ -1,4 +1,4 @@
-"""Run: the common state of the executors of one running program, and what its calls used."""
+"""Run: the common state of the executors of one running program. Usage: its calls and tokens."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sglang.run.api_speculation import Speculation
 from sglang.run.failure import Failure
 from sglang.run.recording import Recording
 
-# The run whose program the current thread or task belongs to.
+# The run whose program includes the current thread or task.
 _INSIDE: ContextVar[Run | None] = ContextVar("inside", default=None)
 
 
 class Usage:
-    """Counters of a run's calls and tokens, those of its forks included.
+    """Counters of a run's calls and tokens, with those of its forks.
 
-    ``cached_tokens`` are prompt tokens not computed.
+    ``cached_tokens``: prompt tokens whose KV was cached.
     """
 
     def __init__(self) -> None:
@@ -67,34 +67,33 @@ class Member(Protocol):
     """An executor of a run."""
 
     def wait(self) -> None:
-        """Wait until everything appended is done, or the executor has failed."""
+        """Wait until all appended nodes are done, or the executor has failed and stopped."""
 
     async def await_end(self) -> None:
-        """``wait``, holding no thread."""
+        """Wait as ``wait`` does, without occupying a thread."""
 
     def fail(self, error: BaseException, location: Location | None) -> None:
-        """End with ``error``. The first call counts."""
+        """End with ``error``. Later calls have no effect."""
 
 
 class Run:
     """Common state of the executors of one run.
 
-    Members are held by weak references: work in a queue or a worker keeps an executor alive, and a
-    fork that the program has dropped is forgotten when it is done. Its failure is kept in
-    ``failures``.
+    Members are weak references: queued or running work keeps an executor alive, and a fork that the
+    program has dropped is freed when it is done. ``failures`` keeps the fork's failure.
 
     Args:
-        loop: event loop whose tasks visit the nodes; None: threads do.
-        spec_tokens: tokens by which a call of an API model may run on.
-        backend: backend of the runs inside this one that name none.
+        loop: event loop whose tasks visit the nodes; None: threads visit the nodes.
+        spec_tokens: tokens by which a call of an API model may continue past its stop.
+        backend: default backend of runs inside this run.
 
     Attributes:
         tasks: tasks that visit nodes.
-        cancelled: what ended it early: the program has raised, or a reader wants no more.
-        program: task of the program's body, where it runs on its own.
-        recording: record of the run, where one is requested.
-        context: of the program; its tools run in copies of it, in whatever thread.
-    """
+        cancelled: failure that ended the run early: the program's error, or a reader's
+            cancellation.
+        program: task of the program's body, if the body runs as a task.
+        recording: record of the run, if requested.
+        context: context variables of the program. Its tools run in copies, in any thread."""
 
     def __init__(
         self,
@@ -119,27 +118,27 @@ class Run:
         self._lock = threading.Lock()
 
     def enter(self, member: Member) -> Failure | None:
-        """Make it a member. Gives its failure where the run has been cancelled."""
+        """Add a member. Return the failure of a cancelled run, else None."""
         with self._lock:
             self._members.add(member)
             return self.cancelled
 
     def members(self) -> list[Member]:
-        """All that are alive."""
+        """Return all members that are alive."""
         with self._lock:
             return list(self._members)
 
     @contextmanager
     def inside(self, args: Sequence[Any] = (), arguments: Any = None) -> Iterator[None]:
-        """Mark the calling thread or task as the program, called with these arguments.
+        """Mark the calling thread or task as the program, which was called with these arguments.
 
-        Other threads will not append. A run that begins inside is cancelled with this one.
+        Only the program appends. A run that begins inside is cancelled together with this run.
         """
         outer, token = _INSIDE.get(), _INSIDE.set(self)
         self.context = copy_context()
         if outer is not None:
             outer._inner.add(self)
-            if outer.cancelled is not None:  # a thread goes on after its run was cancelled
+            if outer.cancelled is not None:  # a thread continues after its run was cancelled
                 self.cancel(outer.cancelled.error)
         try:
             with self.recording.of(args, arguments) if self.recording else nullcontext():
@@ -150,7 +149,7 @@ class Run:
                 outer._inner.discard(self)
 
     def is_inside(self) -> bool:
-        """Whether the calling thread or task, or one it was started by, is the program."""
+        """Return True if the calling thread or task, or one that started it, is the program."""
         return _INSIDE.get() is self
 
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -169,7 +168,7 @@ class Run:
             loop.call_soon_threadsafe(start)
 
     def cancel(self, error: BaseException) -> None:
-        """End all members, those that still enter too, and abort the calls in flight."""
+        """End all present and future members, and abort the calls in flight."""
         with self._lock:
             self.cancelled = self.cancelled or Failure(error, None)
         if self.recording is not None:
@@ -183,27 +182,27 @@ class Run:
             self.loop.call_soon_threadsafe(self._cancel_tasks)
 
     def check(self) -> None:
-        """Raise what it was cancelled with, if it was."""
+        """Raise the error with which the run was cancelled, if it was."""
         if self.cancelled is not None:
             raise self.cancelled.exception()
 
     def finish(self) -> None:
         """Wait for all members. Raise a failure that no reader has seen.
 
-        A failure that the program has already seen is the program's business.
+        A failure that was raised to the program before is not raised again.
         """
         for member in self.members():
             member.wait()
         self._raise_unseen()
 
     async def afinish(self) -> None:
-        """``finish`` for an event loop."""
+        """Finish as ``finish`` does, without occupying a thread."""
         for member in self.members():
             await member.await_end()
         self._raise_unseen()
 
     def _raise_unseen(self) -> None:
-        # A call may be cancelled because another one has failed, and end before that is known.
+        # The failure of one call may cancel another, whose Cancelled may be recorded first.
         for failure in sorted(self.failures, key=lambda one: isinstance(one.error, Cancelled)):
             if not failure.seen:
                 raise failure.exception()
@@ -211,20 +210,20 @@ class Run:
     def _cancel_tasks(self) -> None:
         for task in tuple(self.tasks):
             coroutine: Any = task.get_coro()
-            # A task that has not begun must run: it wakes the readers with its failure.
+            # A task that has not begun is not cancelled, because it must wake the readers.
             if inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
                 task.cancel()
 
 
 def current_run() -> Run | None:
-    """The run whose program the calling thread or task belongs to."""
+    """Return the run whose program includes the calling thread or task, None outside of runs."""
     return _INSIDE.get()
 
 
 def resolve_backend(backend: Any) -> Backend:
-    """Return the given backend; else that of the program which runs this one; else the default.
+    """Return the given backend; else the backend of the calling program; else the default.
 
-    Raise ValueError where there is none, TypeError for a value that is no backend.
+    Raise ValueError if there is none, TypeError for a value that is not a backend.
     """
     if backend is None and (outer := current_run()) is not None:
         backend = outer.backend
@@ -232,7 +231,7 @@ def resolve_backend(backend: Any) -> Backend:
 
 
 def in_loop(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether the calling thread is running ``loop``."""
+    """Return True if the calling thread is running ``loop``."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:

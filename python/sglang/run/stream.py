@@ -16,9 +16,9 @@ Content = str | list[Any]
 
 
 class TextSegment(NamedTuple):
-    """A part of the text that is no constant: generated text, a tool's text or a medium.
+    """A part of the text that is not constant: generated text, a tool's text or a medium.
 
-    ``kind`` is "gen", "select", "tool" or "media"; ``meta`` the meta_info of what wrote it.
+    ``kind``: "gen", "select", "tool" or "media". ``meta``: meta_info of the node that wrote it.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class TextSegment(NamedTuple):
 
 
 class ForkPoint(NamedTuple):
-    """Begin of a fork: the sizes of its parent's lists there."""
+    """Begin of a fork: the lengths of its parent's text and lists at that point."""
 
     text: int = 0
     messages: int = 0
@@ -43,21 +43,21 @@ class Stream:
     """Text, turns, variables and media of one state.
 
     Attributes:
-        text: everything the model is shown, template included.
-        messages: finished turns, where roles are used; see ``Prompt.messages``.
-        role: the open role, its text begins at ``role_start``.
-        made: variables that were made since the stream, or its fork, began.
-        typed: of a variable that is constrained, how its text becomes its value.
-        segments: where the model's words and the media stand.
-        media: each medium and where its marker begins and ends.
+        text: the whole prompt text, with the chat template applied.
+        messages: finished turns of a program with roles; see ``Prompt.messages``.
+        role: the open role, whose text begins at offset ``role_start``.
+        made: names of the variables made since the stream, or its fork, began.
+        typed: constraint of each constrained variable, which converts its text to a value.
+        segments: ranges of generated text, tools' texts and media.
+        media: begin and end offset of each medium's marker, and the medium.
         parallel: groups of ranges that were joined by ``join("concate_and_append")``.
-        scopes: names of the open variable scopes, and where each begins; the innermost is last.
+        scopes: names and begin offsets of the open variable scopes, the innermost last.
         partial: text so far of variables that are being streamed.
-        leftover: what a completion model has written beyond the last gen.
+        leftover: text that a completion model has generated beyond the last gen.
         deferred: gens of the open assistant turn that are not requested yet, and the text
             between them.
         tools: tools that the prompts offer, None for none.
-        turn_fields: fields of the open turn's message besides its role, such as its calls.
+        turn_fields: fields of the open turn's message besides role and content, such as tool calls.
     """
 
     text: str = ""
@@ -97,13 +97,13 @@ class Stream:
         )
 
     def define(self, name: str, value: Any, meta: Any = None, typed: Typed | None = None) -> None:
-        """Set variable ``name``, in place of an earlier one of that name."""
+        """Set variable ``name``, which replaces an earlier variable of that name."""
         self.describe(name, meta, typed)
         self.variables[name] = value
         self.made[name] = None
 
     def describe(self, name: str, meta: Any, typed: Typed | None) -> None:
-        """Set what is known of a variable besides its value, which may still be growing."""
+        """Set meta_info and constraint of a variable, whose value may still be incomplete."""
         for kept, new in ((self.meta, meta), (self.typed, typed)):
             if new is None:
                 kept.pop(name, None)
@@ -115,15 +115,15 @@ class Stream:
         return text_of(self.variables[name])
 
     def here(self) -> ForkPoint:
-        """Return the begin of a fork that is made now."""
+        """Return the current end of the stream, as the begin of a fork."""
         return ForkPoint(
             len(self.text), len(self.messages), len(self.media), len(self.parallel), self.role
         )
 
     def prompt(self, turn: bool = True) -> Prompt:
-        """Return the prompt for the backend; the open role is its last message.
+        """Return the prompt for the backend. The text of the open role is the last message.
 
-        ``turn`` False: without the text of the open role.
+        ``turn``: False leaves out the text of the open role.
         """
         end = len(self.text) if turn or self.role is None else self.role_start
         messages: Sequence[dict[str, Any]] = self.messages
@@ -135,7 +135,7 @@ class Stream:
         return prompt if self.tools is None else self.tools.introduced(prompt)
 
     def content(self, start: int) -> Content:
-        """Return the text from ``start`` on; a list of texts and media where it has media."""
+        """Return the text from ``start`` on; a list of texts and media if it contains media."""
         if not self.media or self.media[-1][0] < start:
             return self.text[start:]
         parts: list[Any] = []

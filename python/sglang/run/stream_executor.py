@@ -4,14 +4,14 @@
                                                                                      |
     reader  <----------------------------------  Changes  <--------------------------+
 
-At most one thread or task drains at a time (``_busy``), and only it touches the stream. Readers see
-whole values because a variable is stored before its pending count falls. A forked executor is
-``_held`` until its parent reaches the fork; one whose next node is a ``Later`` is ``_parked`` until
-the sources are settled. ``_open``: the program itself goes on elsewhere and may append more. The
-first failure ends the executor: complete values stay readable, everything else raises it.
+At most one thread or task drains the queue at a time (``_busy``); only the drain changes the
+stream. A variable is stored before its pending count falls, so readers see complete values. A
+forked executor is ``_held`` until its parent reaches the fork. An executor whose next node is a
+``Later`` is ``_parked`` until the node's sources are settled. ``_open``: the program runs in
+another thread or task and may append more. The first failure ends the executor: complete values
+stay readable, all other reads raise the failure.
 
-With a ``loop`` in its run, draining is a task of that event loop and no thread is used. Everything
-that threads share is guarded by one lock, ``_changed``.
+With a ``loop`` in the run, drains are its tasks, without threads. ``_changed`` locks shared state.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ NOWHERE = Location("", 0)
 
 
 class StreamExecutor:
-    """Visitor of one state's nodes.
+    """Queue and results of one state.
 
     Args:
-        use_thread: False visits every node where it is appended.
+        use_thread: False: the thread that appends a node also visits it.
         open: the program is still running in another thread or task and may append more.
-        held: wait for ``start`` before visiting anything.
-        inherited: variables that the parent had, or would have, at the fork.
+        held: wait for ``start`` before any visit.
+        inherited: names of the variables that the parent has, or will have, at the fork.
 
     Attributes:
-        track: record of the state, where the run is recorded.
+        track: the state's lane in the trace, None if the run is not recorded.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class StreamExecutor:
     # Appending
 
     def submit(self, node: Node, location: Location) -> None:
-        """Queue the atoms of ``node``; after a failure they are dropped."""
+        """Queue the atoms of ``node``. After a failure, atoms are dropped."""
         with self._changed:
             for atom in node.flat():
                 self._pending.update(atom.names())
@@ -109,7 +109,7 @@ class StreamExecutor:
             self._drain(inline=True)
 
     def _take(self) -> bool:
-        """Claim the drain, where no other thread has it and nothing hinders. Called locked."""
+        """Claim the drain; False if it is claimed, held or parked. Called under the lock."""
         if self._busy or self._held or self._parked:
             return False
         self._busy = True
@@ -120,10 +120,10 @@ class StreamExecutor:
             self._continue()
 
     def _next(self, inline: bool) -> tuple[Node, Location] | None:
-        """Return the node to visit now, or None where this drain ends.
+        """Return the node to visit now, or None if this drain ends.
 
-        It ends where no node is left, the next one may not wait here, or its sources are not
-        settled.
+        A drain ends if no node is left, if the next node must be visited by another thread or
+        task, or if its sources are not settled.
         """
         with self._changed:
             if not self._queue and self._readers and self.stream.deferred and not self.failure:
@@ -148,12 +148,12 @@ class StreamExecutor:
         return any(source is self for source, _ in node.sources)
 
     def _elsewhere(self, node: Node) -> bool:
-        """Return whether the visit may wait, so that the appending thread must not do it."""
+        """Return True if the visit may wait, so that the appending thread must not do it."""
         waits = isinstance(node, Later) or self.interpreter.blocks(node)
         return waits and (self.use_thread or self.run.loop is not None)
 
     def _continue(self) -> None:
-        """Go on draining where waiting is allowed; the caller has claimed the drain."""
+        """Continue a claimed drain where it may wait: in the loop, a worker, or this thread."""
         if self.run.loop is not None:
             self.run.spawn(self._adrain)
         elif self.use_thread:
@@ -194,7 +194,7 @@ class StreamExecutor:
     def _visit(
         self, node: Node, location: Location
     ) -> tuple[Steps, Backend, Cancellation, Visit | None] | None:
-        """Return the arguments of ``drive``, or None where the node needs no call and is done."""
+        """Return the arguments of ``drive``, or None if the node needs no call and is done."""
         self.interpreter.location = location
         step = node.then() if isinstance(node, Later) else node
         if (steps := self.interpreter.visit(step)) is None:
@@ -211,7 +211,7 @@ class StreamExecutor:
             self._changed.tell()
 
     def _settle(self, node: Node) -> None:
-        """Mark the variables of ``node`` as made, unless its gens are deferred."""
+        """Mark the variables of ``node`` as complete, unless gens are deferred."""
         names = [*self._unsettled, *node.names()]
         if self.stream.deferred:
             self._unsettled = names
@@ -225,12 +225,12 @@ class StreamExecutor:
         if names or self._changed.listeners or self.interpreter.streaming:
             self._changed.tell()
 
-    # Resting until other executors have made something
+    # Parking until sources in other executors are settled
 
     def _sources_settled(self, node: Later) -> bool:
-        """Return whether the node's sources are settled; otherwise park until they may be.
+        """Return True if the node's sources are settled; otherwise park until a source changes.
 
-        Sources are queried without this executor's lock: two executors may wait for one another.
+        Sources are queried without this executor's lock, as executors may wait for each other.
         """
         with self._changed:
             self._busy, self._parked = False, True
@@ -260,9 +260,9 @@ class StreamExecutor:
     # Forking
 
     def fork(self, size: int, location: Location, copy: bool = False) -> list[StreamExecutor]:
-        """Return ``size`` executors that start, when this one gets there, with its stream.
+        """Return ``size`` executors that start with a copy of the stream at this point.
 
-        ``copy``: a snapshot for the language's own use; it shares the record of this executor.
+        ``copy``: an internal snapshot, which shares this executor's ``track``.
         """
         with self._changed:
             known = frozenset(self.stream.variables) | frozenset(+self._pending) | self.inherited
@@ -288,7 +288,7 @@ class StreamExecutor:
         return children
 
     def start(self, stream: Stream) -> None:
-        """Start with ``stream``. Called by the parent when it visits the fork."""
+        """Start with ``stream``. The parent calls this method when it visits the fork."""
         with self._changed:
             if self.failure is not None:
                 return
@@ -305,7 +305,7 @@ class StreamExecutor:
     # Ending
 
     def fail(self, error: BaseException, location: Location | None) -> None:
-        """End with ``error``, and the forks that have not started too. The first call counts."""
+        """End this executor and its forks that have not started. Later calls have no effect."""
         failure = Failure(error, location)
         ending: list[Startable] = [self]
         while ending:
@@ -315,7 +315,7 @@ class StreamExecutor:
         """End with ``failure``. Return the forks that will never start."""
         with self._changed:
             if self.failure is not None:
-                self._changed.tell()  # the whole run may have been cancelled now
+                self._changed.tell()  # the run may have been cancelled since then
                 return []
             busy, self.failure = not self._idle(), failure
             self._held = False
@@ -328,7 +328,7 @@ class StreamExecutor:
         return [child for node in dropped for child in node.children]
 
     def close(self) -> None:
-        """Note that the program, in a thread or task of its own, will append no more."""
+        """Note that the program, which ran in another thread or task, has ended."""
         with self._changed:
             self._open = False
             self._changed.tell()
@@ -339,11 +339,11 @@ class StreamExecutor:
         return not (self._queue or self._busy or self._held or self.stream.deferred)
 
     def others_append(self) -> bool:
-        """Return whether the program goes on elsewhere."""
+        """Return True if the program is still running in another thread or task."""
         return self._open and not self.run.is_inside()
 
     def _ended(self) -> bool:
-        """Return whether everything appended is done, or the executor has failed and rests."""
+        """Return True if all appended nodes are done, or after a failure the drain has ended."""
         if self.failure is not None:
             return not self._busy
         return self._idle() and not self.others_append()
@@ -364,7 +364,7 @@ class StreamExecutor:
         return self.stream.partial.get(name, ""), finished and not self._pending[name]
 
     def declared(self, name: str) -> bool:
-        """Return whether the variable exists or will."""
+        """Return True if the variable exists or a queued node will make it."""
         with self._changed:
             return (
                 name in self.stream.variables
@@ -373,41 +373,41 @@ class StreamExecutor:
             )
 
     def coming(self) -> list[str] | None:
-        """Return the variables that are still to be made; None where everything has ended."""
+        """Return the names of incomplete variables; None if the executor has ended."""
         with self._changed:
             if self._ended():
                 return None
             return [name for name, count in self._pending.items() if count]
 
     def check(self) -> None:
-        """Raise the failure, if there is one."""
+        """Raise the exception of the failure, if there is one."""
         if self.failure is not None:
             raise self.failure.exception(self.others_append())
 
     # Waiting in a thread
 
     def wait(self) -> None:
-        """Wait until everything appended is done, or the executor has failed and rests."""
+        """Wait until all appended nodes are done, or the executor has failed and stopped."""
         self._wait_for(self._ended)
 
     def wait_for_program(self) -> None:
-        """Wait until the program has ended. Raise what it has raised, or was cancelled with."""
+        """Wait until the program has ended. Raise the error that cancelled the run, if any."""
         self._wait_for(lambda: self.run.cancelled is not None or not self.others_append())
         self.run.check()
 
     def value(self, name: str) -> Any:
-        """Return a variable, waiting for it. Raise ProgramError, or UnknownVariable."""
+        """Wait for a variable and return its value. Raise ProgramError, or UnknownVariable."""
         self._wait_for(lambda: self._settled(name))
         return self._read(name, self.stream.variables)
 
     def meta(self, name: str) -> Any:
-        """Return the meta_info of a variable, {} where it has none. Raise as ``value``."""
+        """Wait for a variable; return its meta_info, or {}. Raise the errors of ``value``."""
         self._wait_for(lambda: self._settled(name))
         return self._read(name, self.stream.meta, {})
 
     def watch(self, name: str | None) -> Iterator[tuple[str, bool]]:
-        """Yield (text so far, complete) of a variable, or of the state, whenever it has grown.
-        Raise as ``value``."""
+        """Yield (text so far, complete) of a variable (None: the state) whenever the text grows.
+        Raise the errors of ``value``."""
         last: str | None = None
         while True:
             self._wait_for(partial(self._seen, name, last))
@@ -432,7 +432,7 @@ class StreamExecutor:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Count a reader and record its wait. Gens that speculation deferred are requested now."""
+        """Count a waiting reader and record its wait. Deferred gens are requested now."""
         with self._changed:
             self._readers += 1
             self._ask_deferred()
@@ -460,7 +460,7 @@ class StreamExecutor:
         return done or text != (last or "")
 
     def _grown(self, name: str | None, last: str | None) -> tuple[str, bool]:
-        """Return the text so far, also that before a failure, and whether it is complete."""
+        """Return (text so far, complete). Raise a failure once its earlier text was returned."""
         with self._changed:
             text, done = self._look(name)
             failed = self.failure is not None and not done and text == (last or "")
@@ -507,7 +507,7 @@ class StreamExecutor:
 
     def call_when_settled(self, name: str | None, call: Callable[[], None]) -> bool:
         """Return True if ``name`` (None: everything appended) is settled. Otherwise call ``call``
-        once when it is, in any thread and under this executor's lock."""
+        once when it becomes settled, in any thread and under this executor's lock."""
         with self._changed:
             if self._at_rest(name):
                 return True

@@ -1,6 +1,6 @@
-"""Trace record: what runs of programs did, as plain data. Times are seconds since the trace began.
+"""Trace record: recorded runs of programs as plain data. Times are seconds since the trace began.
 
-A trace has a group for each run, a group lanes (the state and its forks), a lane spans:
+A trace has groups (runs), a group has lanes (the state and its forks), a lane has spans:
 
     group      one run of a program
       lane     one stream: the state, or a fork of another lane
@@ -22,19 +22,19 @@ FORMAT, VERSION = "sglang-trace", 1
 
 @dataclass
 class TraceSpan:
-    """Something that took time.
+    """An activity of a lane, with begin and end.
 
     Attributes:
-        kind: "gen", "select" or "commit" (a node that needed the model), "request" (what was sent
-            for it), "tool" (a function of the program), "wait" (of the program, for the lane) or
-            "code" (the program itself, derived).
-        parent: number of the span that this one is inside of.
-        end: None while it goes on.
+        kind: "gen", "select" or "commit" (a node that needed the model), "request" (a request of
+            such a node), "tool" (a function of the program), "wait" (the program waits for the
+            lane) or "code" (the program itself, derived from the other spans).
+        parent: number of the span that contains this one.
+        end: None while the span is open.
         status: "ok", "error", "cancelled", or "running".
         source: ``file:line`` of the statement; code: the statement.
-        data: of a node ``outputs``, ``prompt`` (its end), ``params``; of a request its tokens, and
-            the times ``received``, ``scheduled``, ``first`` and ``done`` at the server, as far as
-            they are known.
+        data: for a node ``outputs``, ``prompt`` (its last characters), ``params``; for a request
+            its token counts, and the server's times ``received``, ``scheduled``, ``first`` and
+            ``done``, if known.
     """
 
     number: int
@@ -53,8 +53,8 @@ class TraceSpan:
 
 @dataclass
 class TraceLane:
-    """One stream. ``parent`` is the lane that it was forked from, as its ``index``-th fork;
-    ``asked`` when the program said so, ``begin`` when the parent had got there, None until then."""
+    """One stream, fork number ``index`` of the lane ``parent``. ``asked``: time of the program's
+    call of fork; ``begin``: time when the parent reached the fork, None before that."""
 
     number: int
     group: int
@@ -70,7 +70,7 @@ class TraceLane:
 
 @dataclass
 class LaneJoin:
-    """``lanes`` came together in ``lane``. ``mode`` is that of ``ForkGroup.join``."""
+    """Join of ``lanes`` in ``lane``. ``mode``: of ``ForkGroup.join``."""
 
     lane: int
     lanes: list[int]
@@ -80,8 +80,8 @@ class LaneJoin:
 
 @dataclass
 class TraceGroup:
-    """One run. ``parent``: the run that it was inside of. ``inline``: nodes were visited by the
-    program's own thread."""
+    """One run. ``parent``: the run that contains it. ``inline``: the program's own thread visited
+    the nodes."""
 
     number: int
     name: str
@@ -99,10 +99,10 @@ class TraceRecord:
 
     Attributes:
         prices: dollars per million tokens, by "input", "cached" and "output".
-        started: seconds of the wall clock at time 0.
-        trace_id: OpenTelemetry's, 32 hexadecimal digits.
-        otel: destination that the trace will be sent to; runtimes then record their own spans.
-        numbers: numbers of groups, lanes and spans.
+        started: ``time.time()`` at the begin of the trace.
+        trace_id: id for OpenTelemetry, 32 hexadecimal digits.
+        otel: destination of an export, None for none; runtimes then record their own spans.
+        numbers: source of the numbers of groups, lanes and spans.
     """
 
     def __init__(self, prices: dict[str, float]) -> None:
@@ -122,8 +122,8 @@ class TraceRecord:
         return time.monotonic() - self._origin
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON. What still goes on is given the end of its run, or now."""
-        # Parts that refer to others first: those exist before, also while programs run.
+        """Return plain data for JSON. An open part gets the end of its run, or the current time."""
+        # Copy referring parts before the parts that they refer to, as programs may add parts now.
         joins = [dict(vars(join)) for join in list(self.joins)]
         seen, lanes = list(self.spans), list(self.lanes)
         now, ends = self.now(), {group.number: group.end for group in list(self.groups)}

@@ -1,4 +1,4 @@
-"""Typed: how the text of a constrained variable becomes its value, and why it may not."""
+"""Typed: conversion of a constrained variable's text to its value, and errors of invalid texts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Typed(NamedTuple):
     """The constraint of a variable, and the gen that made the variable.
 
     Attributes:
-        max_tokens: most tokens that the gen could have, where known.
-        location: the line that appended the gen, where known.
+        max_tokens: the gen's limit of tokens, None if unknown.
+        location: the line that appended the gen, None if unknown.
     """
 
     constraint: OutputConstraint
@@ -23,8 +23,8 @@ class Typed(NamedTuple):
     location: Location | None = None
 
     def value(self, text: str, meta: Mapping[str, Any]) -> Any:
-        """The typed value of a finished text with the meta_info ``meta``. Raises InvalidVariable,
-        which says where the text was cut."""
+        """Return the typed value of a finished text with the meta_info ``meta``. Raises
+        InvalidVariable, whose message names the limit that cut the text, if one did."""
         try:
             return self.constraint.parse(text)
         except InvalidOutput as error:
@@ -35,8 +35,8 @@ class Typed(NamedTuple):
 def verify(
     constraint: OutputConstraint, text: str, meta: Mapping[str, Any], max_tokens: int | None
 ) -> None:
-    """Raise InvalidOutput, which says where the text was cut, for one that breaks the
-    constraint."""
+    """Raise InvalidOutput for a text that violates the constraint. The message names the limit that
+    cut the text, if one did."""
     try:
         constraint.check(text)
     except InvalidOutput as error:
@@ -44,13 +44,13 @@ def verify(
 
 
 def _with_cut(error: InvalidOutput, meta: Mapping[str, Any], max_tokens: int | None) -> str:
-    """Return the error's text, with the limit that cut the generated text where one did."""
+    """Return the error's text, with the limit that cut the generated text, if one did."""
     end = cut_at(meta, max_tokens)
     return f"{end[0]}: {error}; {end[1]}" if end else str(error)
 
 
 def cut_at(meta: Mapping[str, Any], max_tokens: int | None) -> tuple[str, str] | None:
-    """Return the limit that cut a text, and advice; None where none did."""
+    """Return the limit that cut a text, and advice; None if no limit did."""
     finish = meta.get("finish_reason")
     if not isinstance(finish, Mapping) or finish.get("type") != "length":
         return None

@@ -1,4 +1,4 @@
-"""Messages: turns in the form of OpenAI's API, into a state and out of it."""
+"""Messages: conversion of turns between a state and the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNTRACED = (
 
 
 def shown(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Turns of a state as OpenAI's API takes them."""
+    """Return a state's turns in the form of OpenAI's API."""
     return [{**message, "content": _parts(message["content"])} for message in messages]
 
 
@@ -47,8 +47,8 @@ def _parts(content: Any) -> Any:
 def begun(
     state: Any, function: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Append the turns of ``messages``, which ``run`` was given, to the state of a program. Return
-    the arguments of its ``function``: all of them where that has such a parameter itself."""
+    """Append the turns of ``run(messages=...)`` to a program's state, unless the program's
+    ``function`` has a parameter ``messages``. Return the arguments of the function."""
     if "messages" not in arguments:
         return arguments
     parameters = inspect.signature(function).parameters
@@ -60,8 +60,8 @@ def begun(
 
 
 def turns_of(messages: Any) -> Node:
-    """The node that appends ``messages``, finished turns. Raise TypeError or ValueError, which
-    name the message, for what is none."""
+    """Return a node that appends ``messages``, finished turns. Raise TypeError or ValueError, whose
+    text names the message, for an invalid one."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         raise TypeError(
             f'messages is {messages!r:.60}; give a list of {{"role": ..., "content": ...}}'
@@ -102,7 +102,7 @@ def _steps(
     interpreter: Interpreter,
     model_type: str,
 ) -> Steps:
-    """Append a turn with calls, or the result of one."""
+    """Append a turn with tool calls, or a turn with the result of a call."""
     stream = interpreter.stream
     for node in (RoleBegin(role), *inside):
         yield from interpreter.visit(node) or ()
@@ -132,7 +132,7 @@ def _part(where: str, part: Any) -> Node:
     if kind in ("image_url", "video_url"):
         given = part.get(kind)
         url = given.get("url") if isinstance(given, Mapping) else given
-        if isinstance(url, str) and not URL.match(url):  # messages may be a stranger's
+        if isinstance(url, str) and not URL.match(url):  # messages may be untrusted input
             raise ValueError(
                 f"{where}.{kind} is {url!r:.60}; give a data: or an http(s) URL. Messages open no "
                 "file: use sgl.image(path) in the program"
@@ -144,7 +144,7 @@ def _part(where: str, part: Any) -> Node:
 
 
 def _calls(where: str, calls: Any) -> list[dict[str, Any]]:
-    """The calls of a message, each checked."""
+    """Return the calls of a message in OpenAI's form. Raise TypeError or ValueError."""
     if not isinstance(calls, Sequence):
         raise TypeError(f"{where}.tool_calls is {calls!r:.60}; give a list")
     found = []

@@ -1,4 +1,4 @@
-"""ProgramTool: a tool as a program gives it: a function, a type, or its JSON definition."""
+"""ProgramTool: a tool of ``gen(tools=...)``, made of a function, a type or a JSON definition."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ProgramTool:
 
     Attributes:
         parameters: JSON schema of the arguments, an object.
-        function: called with the arguments as keywords. None: the program answers the call.
-        reads: what checks the arguments: the type that they become, or their JSON schema.
-        keys: of a function, the field of ``reads`` that holds each parameter.
+        function: called with keyword arguments. None: the program answers the call.
+        reads: type or JSON schema that validates the arguments.
+        keys: for a function, the field of ``reads`` of each parameter.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ProgramTool:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """The name, description and parameters, as APIs and templates show them."""
+        """Name, description and parameters, as APIs and templates show them."""
         return {
             "name": self.name,
             "description": self.description,
@@ -51,13 +51,13 @@ class ProgramTool:
         }
 
     def in_format(self, place: int) -> Tool:
-        """The tool for a format of calls. ``place``: its index among the tools."""
+        """Return the tool for a format of calls. ``place``: index among the tools."""
         shown = {"type": "function", "function": self.definition}
         return Tool(place, self.name, self.parameters, True, shown)
 
     def argued(self, text: str) -> Any:
-        """The arguments that ``text``, JSON, is: of a function, its keywords; of a type, an object
-        of it; of a definition, a dict. Raise InvalidOutput, which says what is wrong."""
+        """Return the arguments of a JSON text: a dict of keyword arguments for a function, an
+        object for a type, a dict for a definition. Raise InvalidOutput."""
         found = output_types.parse(self.reads, text or "{}")
         if self.function is None:
             return found
@@ -66,8 +66,8 @@ class ProgramTool:
 
 
 def tools_of(given: Any) -> tuple[ProgramTool, ...]:
-    """The tools of ``gen(tools=...)``. Raise TypeError or ValueError for what is none, too many,
-    or two of one name."""
+    """Return the tools of ``gen(tools=...)``. Raise TypeError or ValueError for an invalid tool,
+    too many tools, or two with the same name."""
     if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence):
         raise TypeError(f"tools is {given!r:.60}; give a list of tools: {KINDS}")
     if not given:
@@ -84,7 +84,7 @@ def tools_of(given: Any) -> tuple[ProgramTool, ...]:
 
 
 def tool_of(given: Any) -> ProgramTool:
-    """One tool. Raise TypeError or ValueError."""
+    """Return the tool of a function, type or definition. Raise TypeError or ValueError."""
     if isinstance(given, Mapping):
         return _of_definition(given)
     if hasattr(given, "arg_names") and hasattr(given, "run_batch"):
@@ -101,7 +101,7 @@ def tool_of(given: Any) -> ProgramTool:
 
 
 def _of_definition(given: Mapping[str, Any]) -> ProgramTool:
-    """A tool in the form of OpenAI (``function`` may hold it) or Anthropic (``input_schema``)."""
+    """Return the tool of a definition in OpenAI's form or Anthropic's (``input_schema``)."""
     inner = given.get("function", given)
     if not isinstance(inner, Mapping):
         raise TypeError(f"the tool's function is {inner!r:.60}; give a dict with name, parameters")
@@ -117,7 +117,7 @@ def _of_definition(given: Mapping[str, Any]) -> ProgramTool:
 
 
 def _schema_of(name: Any, parameters: Any) -> dict[str, Any]:
-    """The parameters of a definition. Raise TypeError or ValueError that names the tool."""
+    """Return the schema of a definition's parameters. Errors name the tool."""
     try:
         return output_types.json_schema_of(parameters)
     except (TypeError, ValueError) as error:
@@ -144,8 +144,8 @@ def _of_function(given: Callable[..., Any]) -> ProgramTool:
 
 
 def _arguments(name: str, function: Callable[..., Any]) -> tuple[Any, dict[str, str]]:
-    """A pydantic model of the function's parameters, and its field of each. Fields have names of
-    their own, so that a parameter may have any name."""
+    """Return a pydantic model of a function's parameters, and its field for each parameter. Fields
+    have other names than parameters, so that a parameter may have any name."""
     from pydantic import ConfigDict, Field, create_model
     from pydantic.errors import PydanticUserError
 
@@ -175,7 +175,7 @@ def _arguments(name: str, function: Callable[..., Any]) -> tuple[Any, dict[str, 
 
 
 def _annotated(function: Callable[..., Any]) -> Any:
-    """The object that has the annotations: its method, where ``function`` is no routine."""
+    """Return the object with the annotations: for a callable object, its ``__call__`` method."""
     if inspect.isroutine(function) or hasattr(function, "__wrapped__"):
         return function
     return getattr(function, "func", None) or type(function).__call__
@@ -198,7 +198,7 @@ def _named(
 
 
 def _flat(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a type that refers to itself, as an object that holds its definitions."""
+    """Return a schema with a ``$ref`` at the top, of a recursive type, resolved; no titles."""
     whole = dict(schema)
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
@@ -208,7 +208,7 @@ def _flat(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _untitled(schema: Any) -> Any:
-    """The schema without the titles that pydantic makes of names: a model reads them twice."""
+    """Return the schema without pydantic's titles, which repeat the names for the model."""
     if isinstance(schema, list):
         return [_untitled(one) for one in schema]
     if not isinstance(schema, dict):
@@ -224,8 +224,8 @@ def _untitled(schema: Any) -> Any:
 
 
 def text_of_result(tool: str, value: Any) -> str:
-    """The text for the model of what a tool returned: a text as it is, "" for None, JSON of
-    anything else. Raise ValueError for what JSON cannot carry."""
+    """Return a tool's return value as text for the model: a text unchanged, "" for None, else JSON.
+    Raise ValueError for a value that JSON cannot represent."""
     from pydantic_core import PydanticSerializationError, to_json
 
     if value is None or isinstance(value, str):
@@ -240,7 +240,7 @@ def text_of_result(tool: str, value: Any) -> str:
 
 
 def arguments_shown(text: str) -> dict[str, Any]:
-    """The arguments of a call as data, {} where they are no JSON object."""
+    """Return the arguments of a call as a dict, {} if the text is not a JSON object."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""ModelToolCall: one call that a model has made, and what became of it."""
+"""ModelToolCall: one call of a tool by a model, with its result."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ERROR_CHARS = 2000
 
 
 class _NoValueError(Exception):
-    """A call has no value: its time has passed, or its function wanted to end the process. The text
-    says so."""
+    """A call has no value, because it exceeded its time or its function raised an exit or an
+    interrupt. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class ModelToolCall:
     """A call of a tool.
 
     Attributes:
-        id: what its result refers to, unique in the state.
-        arguments: as the model wrote them, JSON text.
-        value: what the function returned; of a tool that is a type, an object of it.
-        result: the text that the model reads. None: the program has to answer the call.
-        error: why there is no value, "" where there is one.
-        round: the turn of the model that made it, from 0.
-        seconds: that the function took.
+        id: id to which the result refers, unique in the state.
+        arguments: JSON text as the model generated it.
+        value: return value of the function; for a tool that is a type, an object of the type.
+        result: text that the model reads. None: the program must answer the call.
+        error: the reason why there is no value, "" after success.
+        round: index of the model's turn that made the call, from 0.
+        seconds: duration of the function's call.
     """
 
     id: str
@@ -52,14 +52,14 @@ class ModelToolCall:
 
     @property
     def sent(self) -> dict[str, Any]:
-        """The call as a message of OpenAI's API holds it."""
+        """The call in the form of a message of OpenAI's API."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 class CallValue:
-    """Type of the variable ``NAME_calls``: makes a ModelToolCall of an entry. No constraint, which
-    a file of results could keep."""
+    """Type of the variable ``NAME_calls``: converts an entry to a ModelToolCall. It has no
+    constraint, so files of results do not keep it."""
 
     constraint = None
 
@@ -67,8 +67,8 @@ class CallValue:
         self._calls = tuple(calls)
 
     def value(self, entry: dict[str, Any], meta: dict[str, Any]) -> ModelToolCall:
-        """The call, with the Python value that its function returned. Its id may occur twice: some
-        services number the calls of each turn."""
+        """Return the call of an entry, with its function's return value. ``meta["index"]`` selects
+        the call, because ids of some services are unique per turn only."""
         index: int = meta["index"]
         return self._calls[index]
 
@@ -76,11 +76,11 @@ class CallValue:
 async def answered(
     calls: Sequence[ModelToolCall], tools: Sequence[ProgramTool], timeout: float | None
 ) -> list[ModelToolCall]:
-    """Run the functions of ``calls``, side by side, and return the calls with their results.
+    """Run the functions of ``calls`` in parallel and return the calls with their results.
 
-    What a function raises, arguments that do not fit and an unknown name become the result that
-    the model reads. ``timeout``: seconds of each call, None for any time. Raise ToolError for a
-    result that JSON cannot carry.
+    An exception of a function, invalid arguments and an unknown name become an error text that the
+    model reads as the result. ``timeout``: limit of each call in seconds, None for no limit. Raise
+    ToolError for a result that is not representable as JSON.
     """
     known = {tool.name: tool for tool in tools}
     jobs = [asyncio.ensure_future(_answered(call, known, timeout)) for call in calls]
@@ -120,8 +120,8 @@ async def _answered(
 
 
 async def _in_time(call: Coroutine[Any, Any, Any], timeout: float | None) -> Any:
-    """The value of ``call``. Raises what it raises, a TimeoutError of its own too, and
-    _NoValueError where ``timeout`` seconds pass first."""
+    """Return the value of ``call``. Raises the call's errors, including its own TimeoutError, and
+    _NoValueError after ``timeout`` seconds."""
     job = asyncio.ensure_future(call)
     try:
         done, _ = await asyncio.wait({job}, timeout=timeout)
@@ -135,8 +135,8 @@ async def _in_time(call: Coroutine[Any, Any, Any], timeout: float | None) -> Any
 
 
 async def _called(tool: ProgramTool, arguments: dict[str, Any]) -> Any:
-    """Call the function: an asynchronous one in this event loop, another one in a thread. An exit
-    or an interrupt would end the event loop, not the call."""
+    """Call the function: an asynchronous one in this event loop, another one in a thread. Its
+    SystemExit or KeyboardInterrupt, which would end the event loop, becomes _NoValueError."""
     assert tool.function is not None
     if not is_async(tool.function):
         return await asyncio.wrap_future(TOOLS.call(_contained, tool.function, arguments))
@@ -159,7 +159,7 @@ def _failed(call: ModelToolCall, why: str, seconds: float = 0.0) -> ModelToolCal
 
 
 def _said(error: BaseException) -> str:
-    """The error's type and text, where its ``__str__`` gives one."""
+    """Return the error's type and text. A ``__str__`` that raises is reported as the text."""
     try:
         text = str(error)
     except Exception as own:

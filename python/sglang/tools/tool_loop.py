@@ -1,11 +1,11 @@
-"""ToolLoop: a gen with tools. The model calls, the calls are answered, the model goes on.
+"""ToolLoop: a gen with tools. The model makes calls, reads their results and continues.
 
-    assistant: words and calls  ->  the program's functions, side by side  ->  a tool turn for each
+    assistant: words and calls  ->  the program's functions, in parallel  ->  a tool turn for each
         ^                                                                          |
         +--------------------------------------------------------------------------+
 
-It ends with the first turn without calls, whose words are the gen's variable, or where a call is
-left to the program: of a tool that has no function.
+The loop ends with the first turn without calls, whose words become the gen's variable, or with a
+call that the program must answer, because its tool has no function.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNTRACED = (
 
 
 def with_tools(gen: Gen, request: ToolRequest) -> LiveSteps:
-    """The node of a gen whose model may call tools."""
+    """Return the node of a gen whose model may call tools."""
     name = gen.name
     defines = () if name is None else (name, name + CALLS)
 
@@ -60,8 +60,8 @@ class ToolLoop:
         return self.interpreter.stream
 
     def steps(self) -> Steps:
-        """Visit the gen. Raise ToolError at the limit of rounds, and what a call of the model
-        raises."""
+        """Visit the gen. Raise ToolError at the limit of rounds, and the errors of the backend's
+        calls."""
         params = self.gen.params.over(self.interpreter.defaults)
         verify_params(params)
         own_turn = self._verify_turn()
@@ -98,7 +98,7 @@ class ToolLoop:
         yield from self.interpreter.visit(node) or ()
 
     def _verify_turn(self) -> bool:
-        """Whether the gen makes a turn of its own. Raise SglangError where none can be."""
+        """Return True if the gen must open its own turn. Raise SglangError if it cannot."""
         stream = self.stream
         if stream.role == ASSISTANT:
             return False
@@ -119,7 +119,7 @@ class ToolLoop:
     ) -> Generator[
         Any, Any, tuple[str, dict[str, Any], list[ModelToolCall], OutputConstraint | None]
     ]:
-        """One turn of the model: its words, meta_info and calls."""
+        """Generate one turn. Return its words, meta_info, calls and the answer's constraint."""
         stream, backend = self.stream, self.interpreter.backend
         offered = self.request.offered(stream.tools, choice)
         at, text = introduction_in(
@@ -147,7 +147,7 @@ class ToolLoop:
     def _record(
         self, dialect: ToolDialect, opening: Any, words: str, calls: Sequence[ModelToolCall]
     ) -> None:
-        """Keep the calls for the turn's message, and in the text where the service did not."""
+        """Store the calls in the turn's message; append them to the text if a service made them."""
         content = opening + words if isinstance(opening, str) else [*opening, words]
         sent = [call.sent for call in calls]
         self.stream.turn_fields = {"content": content, "tool_calls": sent}
@@ -155,7 +155,7 @@ class ToolLoop:
             self.stream.text += dialect.written(calls)
 
     def _answered(self, calls: Sequence[ModelToolCall]) -> Generator[Any, Any, list[ModelToolCall]]:
-        """Run the functions of ``calls``, side by side."""
+        """Run the functions of ``calls`` in parallel. Return the calls with their results."""
         found: list[ModelToolCall] = []
         request = self.request
 
@@ -170,7 +170,7 @@ class ToolLoop:
         return found or [self._rehearsed(call, answer.text) for call in calls]
 
     def _rehearsed(self, call: ModelToolCall, text: str) -> ModelToolCall:
-        """The call, where its function was not run and ``text`` stands for its result."""
+        """Return the call of a rehearsal, whose function was not run; ``text``: its result."""
         named = [tool for tool in self.request.tools if tool.name == call.name]
         open_ = bool(named) and named[0].function is None
         return replace(call, result=None if open_ else text)
@@ -190,7 +190,7 @@ class ToolLoop:
             yield from self._visit(RoleEnd(TOOL))
 
     def _left(self, calls: Sequence[ModelToolCall], own_turn: bool) -> Generator[Any, Any, bool]:
-        """End at calls that the program answers. Return whether the turn is still to be closed."""
+        """End at calls that the program must answer. Return True if the turn is still open."""
         if any(call.result is not None for call in calls):
             yield from self._visit(RoleEnd(ASSISTANT))
             yield from self._results(calls)
@@ -217,7 +217,7 @@ class ToolLoop:
 
 
 def _ignoring(run: Callable[[], Any]) -> Callable[..., Any]:
-    """``run`` as a function that is given the arguments of all calls as texts."""
+    """Return a function that ignores its arguments, the calls' texts, and awaits ``run``."""
 
     async def function(*_: str) -> Any:
         return await run()
@@ -228,9 +228,9 @@ def _ignoring(run: Callable[[], Any]) -> Callable[..., Any]:
 def introduction_in(
     text: str, messages: Sequence[Message], template: ChatTemplate, introduction: str
 ) -> tuple[int, str]:
-    """Return the offset in a prompt's ``text`` at which the introduction of tools is read as the
-    system's, and what stands there: at the end of the first system turn, or in a turn of its own.
-    ``messages``: the finished turns; without any, the text ends in one that was begun."""
+    """Return the offset in a prompt's ``text`` for the introduction of tools, and the text to
+    insert: at the end of a leading system turn, or as a new system turn. ``messages``: the
+    finished turns; without any, the text ends in an open turn."""
     if not introduction:
         return 0, ""
     first = messages[0] if messages else {"role": ASSISTANT, "content": ""}

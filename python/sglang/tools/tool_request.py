@@ -1,4 +1,4 @@
-"""ToolRequest: the tools of one ``gen``, how the model is offered them, and what it answered."""
+"""ToolRequest: the tools of one ``gen``. ToolDialect: their form in prompts, and in replies."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ToolRequest:
     """Tools of a gen.
 
     Attributes:
-        choice: "auto", "required", "none", or the name of the tool that the first turn calls.
-        max_rounds: turns of the model with calls that are answered.
-        timeout: seconds of each call, None for any time.
+        choice: "auto", "required", "none", or the name of the tool that the first turn must call.
+        max_rounds: limit of the model's turns with calls that are answered.
+        timeout: limit of each call in seconds, None for no limit.
     """
 
     tools: tuple[ProgramTool, ...]
@@ -40,12 +40,12 @@ class ToolRequest:
     timeout: float | None = None
 
     def after(self, round: int) -> str:
-        """The choice of turn ``round``, from 0: a call is required of the first turn alone."""
+        """Return the choice of turn ``round``, from 0. Only the first turn can require a call."""
         return "auto" if round and self.choice != "none" else self.choice
 
     def offered(self, before: PromptTools | None, choice: str) -> PromptTools:
-        """Return these tools and those that the state's prompts offered ``before``, of which the
-        model has read calls. The introduction is still to be made."""
+        """Return these tools with the tools ``before``, which earlier turns of the state may have
+        called. The result has no introduction yet."""
         named = {one["name"]: one for one in (before.definitions if before else ())}
         named.update({tool.name: tool.definition for tool in self.tools})
         return PromptTools(tuple(named.values()), choice)
@@ -54,7 +54,7 @@ class ToolRequest:
 def request_of(
     tools: Any, choice: Any = None, max_rounds: int | None = None, timeout: float | None = None
 ) -> ToolRequest:
-    """Return the request that ``gen`` was given. Raise TypeError or ValueError with the limit."""
+    """Return the ToolRequest of ``gen``'s arguments. Raise TypeError or ValueError."""
     found = tools_of(tools)
     if isinstance(choice, Mapping):  # OpenAI's form
         choice = choice.get("function", choice).get("name")
@@ -94,10 +94,10 @@ def verify_params(params: GenParams) -> None:
 
 
 class ToolDialect:
-    """The way in which a backend's model is offered tools and writes calls.
+    """Form in which a backend's model reads the tools and writes calls.
 
-    Args:
-        service: the backend's API has tools; else they are text, in the model's own format.
+    Attributes:
+        service: the backend's API has tools; else calls are text in the model's own format.
     """
 
     def __init__(self, backend: Backend, request: ToolRequest) -> None:
@@ -107,7 +107,7 @@ class ToolDialect:
         self._tools = tuple(tool.in_format(i) for i, tool in enumerate(request.tools))
 
     def introduction(self, offered: PromptTools) -> str:
-        """Text that tells the model of the tools; "" where the service does."""
+        """Return the text that describes the tools to the model; "" if the service does so."""
         if self.service:
             return ""
         return self.format.introduction([_shown(i, d) for i, d in enumerate(offered.definitions)])
@@ -115,7 +115,7 @@ class ToolDialect:
     def held(
         self, params: GenParams, choice: str, backend: Backend
     ) -> tuple[GenParams, OutputConstraint | None]:
-        """``params`` as they are sent in a turn of ``choice``, and the constraint of the answer."""
+        """Return the parameters to send in a turn of ``choice``, and the answer's constraint."""
         answer = constraint_of(params)
         free = params if answer is None else answer.free(params, backend.continues)
         if self._enforced:
@@ -130,7 +130,7 @@ class ToolDialect:
         return free, answer
 
     def _form(self, choice: str, answer: Any) -> Form | None:
-        """The form of a turn: calls that fit, or text, or JSON of the answer's schema."""
+        """Return the enforced form of a turn: calls, or text, or JSON of the answer's schema."""
         if choice == "none":
             return None
         if choice != "auto":
@@ -143,9 +143,9 @@ class ToolDialect:
     def read(
         self, text: str, meta: Mapping[str, Any], first: int
     ) -> tuple[str, list[ModelToolCall]]:
-        """The words and the calls of a turn. ``first``: calls that the state has already, for ids.
+        """Return the words and the calls of a turn. ``first``: number of the state's earlier calls.
 
-        Raise ToolError where a limit has cut a call, or there are too many.
+        Raise ToolError if a limit has cut a call, or for too many calls.
         """
         if self.service:
             sent = meta.get("tool_calls", ())
@@ -174,7 +174,7 @@ class ToolDialect:
         ]
 
     def written(self, calls: Sequence[ModelToolCall]) -> str:
-        """The calls of a service's reply as text, for the state's own."""
+        """Return the calls of a service's reply as text, for the state's text."""
         return self.format.written([(call.name, call.plain["arguments"]) for call in calls])
 
 
@@ -186,8 +186,8 @@ def _shown(place: int, definition: Mapping[str, Any]) -> Tool:
 def verify_select(
     params: GenParams, tools: Any, choice: Any, max_rounds: int | None, timeout: float | None
 ) -> None:
-    """Raise ValueError for what a gen with ``choices`` cannot have: its text is one of them, found
-    by their scores."""
+    """Raise ValueError for parameters that a gen with ``choices`` cannot have, since the scores of
+    the choices determine its text."""
     others = {name: getattr(params, name) for name in CONSTRAINTS}
     others["n"] = None if params.n == 1 else params.n
     others |= {"tools": tools, "tool_choice": choice}

@@ -36,7 +36,7 @@ class Cost(NamedTuple):
 
 
 class Paint:
-    """Marks text by colours where ``file`` is a terminal that wants them, else by brackets."""
+    """Marks text by colours if ``file`` is a terminal without NO_COLOR, else by brackets."""
 
     def __init__(self, file: TextIO | None) -> None:
         self._colours = (file or sys.stdout).isatty() and not os.environ.get("NO_COLOR")
@@ -46,7 +46,7 @@ class Paint:
         return f"\x1b[{COLOURS[kind]}m{text}\x1b[0m" if self._colours and text else text
 
     def piece(self, piece: TextPiece) -> str:
-        """A piece of a state's text."""
+        """Return a marked piece of a state's text."""
         if piece.segment is None:
             return printable(piece.text) if piece.kind == "text" else self("template", piece.text)
         if piece.kind == "media":
@@ -77,14 +77,14 @@ def print_history(entries: Sequence[HistoryEntry], file: TextIO | None = None) -
 
 
 def snapshot(executor: StreamExecutor) -> Stream:
-    """Return a copy of the executor's stream as it is now; the executor may go on."""
+    """Return a copy of the current stream of an executor, which may be running."""
     stream = executor.stream.copy()
     stream.partial = dict(executor.stream.partial)
     return stream
 
 
 def note_of(executor: StreamExecutor) -> str:
-    """The reason that the state is not complete, or ""."""
+    """Return the reason why the state is not complete, "" if it is."""
     if (failure := executor.failure) is not None:
         where = f" at {failure.location}" if failure.location else ""
         return f"failed: {described(failure.error)}{where}"
@@ -94,17 +94,17 @@ def note_of(executor: StreamExecutor) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Kind and message of an error."""
+    """Return type and message of an error."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def printable(text: str) -> str:
-    """``text`` with characters that show nothing, or do something, replaced by visible ones."""
+    """Return ``text`` with control and unprintable characters replaced by visible ones."""
     return UNPRINTABLE.sub(lambda c: chr(0x2400 + ord(c[0])) if c[0] < " " else "\ufffd", text)
 
 
 def title(segment: TextSegment) -> str:
-    """``gen joke``"""
+    """Return kind and name of a segment, such as ``gen joke``."""
     return f"{segment.kind} {segment.name}" if segment.name else segment.kind
 
 
@@ -112,7 +112,7 @@ def title(segment: TextSegment) -> str:
 
 
 def costs_of(stream: Stream, start: int = 0) -> list[Cost]:
-    """One for each gen, select and tool from the offset ``start`` on, in order."""
+    """Return the cost of each gen, select and tool from the offset ``start`` on, in order."""
     return [
         _cost(segment, stream.meta.get(segment.name or ""))
         for segment in stream.segments
@@ -121,7 +121,7 @@ def costs_of(stream: Stream, start: int = 0) -> list[Cost]:
 
 
 def _cost(segment: TextSegment, latest: Any) -> Cost:
-    """``latest``: meta_info of the variable, a list of them where n > 1."""
+    """Return the cost of a segment. ``latest``: meta_info of its variable; a list for n > 1."""
     meta = segment.meta or {}
     usage = meta.get("usage", meta)
     new = usage.get("completion_tokens", "")
@@ -139,7 +139,7 @@ def _cost(segment: TextSegment, latest: Any) -> Cost:
 
 
 def finish_of(meta: dict[str, Any]) -> str:
-    """``stop '\\n'``, ``length 16``"""
+    """Return the finish reason as text, such as ``stop '\\n'`` or ``length 16``."""
     if meta.get("speculated"):
         return "with the call before"
     reason = meta.get("finish_reason")

@@ -1,4 +1,4 @@
-"""Fork trees: a state and the forks of it that are still held, each shared text shown once."""
+"""Fork trees: a state and its forks that still exist. A shared text is shown once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang.views.html_page import body_html, framed, note_html
 if TYPE_CHECKING:
     from sglang.run.stream_executor import StreamExecutor
 
-MOST_FORKS = 200  # forks that are shown of one state
+MOST_FORKS = 200  # limit of the shown forks of one state
 
 
 class ForkTree(NamedTuple):
@@ -22,13 +22,13 @@ class ForkTree(NamedTuple):
 
 
 def tree_of(state: Any) -> ForkTree:
-    """The tree of a ProgramState and of the forks of it that something still holds."""
+    """Return the tree of a ProgramState and of its forks that are still referenced."""
     groups = [group for one in state._groups if (group := one()) is not None]
     return ForkTree(state._executor, [tree_of(s) for group in groups for s in group.states])
 
 
 def show_tree(state: Any, file: TextIO | None = None) -> None:
-    """Print a state as far as it is written, and after it what each of its forks has added."""
+    """Print the current text of a state, then the text that each of its forks has added."""
     print("\n".join(_lines(tree_of(state), Paint(file), 0)), file=file)
 
 
@@ -48,7 +48,7 @@ def _lines(tree: ForkTree, paint: Paint, start: int) -> Iterator[str]:
 
 
 def tree_page(state: Any) -> str:
-    """``show_tree`` as HTML for a notebook."""
+    """Return the output of ``show_tree`` as HTML for a notebook."""
     return framed(_html(tree_of(state), 0))
 
 

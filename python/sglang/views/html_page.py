@@ -1,4 +1,4 @@
-"""Page: a state as HTML for a notebook: self-contained, nothing is loaded or run."""
+"""Page: a state as HTML for a notebook. The page is self-contained: no scripts, nothing to load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_IMAGE_BYTES = 1 << 20
 MAX_HOVER_CHARS = 1000
-# A token's text may be missing from the piece (a stop that was cut): how far ahead to look for it.
+# A token's text may be missing from the piece (a stop was cut). Limit of the search ahead for it.
 GAP_CHARS = 8
 LONG = (
     "input_token_logprobs", "output_token_logprobs", "input_top_logprobs", "output_top_logprobs",
@@ -37,8 +37,8 @@ PIECES = {
 
 
 def body_html(stream: Stream, executor: StreamExecutor, start: int = 0) -> str:
-    """A state's text from ``start`` on: prompt plain, what the model wrote coloured by its
-    log-probability, images, and what each gen has taken."""
+    """Return a state's text from offset ``start`` on as HTML: plain prompt, generated text coloured
+    by log-probability, images, and a table with the cost of each gen."""
     pieces = pieces_from(pieces_of(stream, executor.interpreter.backend.chat_template), start)
     turns = groupby(pieces, key=lambda piece: piece.turn)
     parts = [_turn(turn.role if turn else "", map(_piece, group)) for turn, group in turns]
@@ -48,7 +48,7 @@ def body_html(stream: Stream, executor: StreamExecutor, start: int = 0) -> str:
 
 
 def note_html(executor: StreamExecutor) -> str:
-    """The reason that a state is not complete, or ""."""
+    """Return the reason why a state is not complete as HTML, "" if it is."""
     if not (note := note_of(executor)):
         return ""
     colour = "#b00" if executor.failure else "#555"
@@ -56,7 +56,7 @@ def note_html(executor: StreamExecutor) -> str:
 
 
 def framed(inside: str) -> str:
-    """A page of its own."""
+    """Return the page's frame around ``inside``."""
     return f'<div style="{PAGE}">{inside}</div>'
 
 
@@ -93,8 +93,8 @@ def _media(medium: Any) -> str:
 
 
 def _tokens(text: str, rows: Any, tops: Any = ()) -> Iterator[str]:
-    """``text``, its tokens coloured by their log-probabilities as far as they are found in it.
-    ``tops``: the likeliest tokens in place of each, which are shown beside its probability."""
+    """Yield ``text`` with its tokens, if found in it, coloured by their log-probabilities.
+    ``tops``: most likely tokens at each position, shown with the token's probability."""
     at = 0
     for row, top in zip_longest(rows, tops[: len(rows)]):
         logprob, token = row[0], (row[2] if len(row) > 2 else None) or ""
@@ -111,7 +111,7 @@ def _tokens(text: str, rows: Any, tops: Any = ()) -> Iterator[str]:
 
 
 def _word(row: Any) -> Any:
-    """The text of a token's row, its id where there is no text."""
+    """Return the text of a token's row, or its id if the row has no text."""
     return row[2] if len(row) > 2 and row[2] is not None else row[1]
 
 
@@ -132,7 +132,7 @@ def _table(costs: list[Cost]) -> str:
 
 
 def _share(cost: Cost) -> str:
-    """Cached tokens of the prompt, as a bar."""
+    """Return the prompt's fraction of cached tokens as a bar."""
     if not cost.prompt or cost.cached in ("", None):
         return _safe(str(cost.cached))
     share = int(cost.cached) / int(cost.prompt)

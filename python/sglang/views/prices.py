@@ -1,4 +1,4 @@
-"""Prices: dollars for a million tokens, by what they are."""
+"""Prices: dollars per million input, cached and output tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ PRICES = ("input", "cached", "output")
 
 
 def checked_prices(prices: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the prices as a dict, {} for None. Raises ValueError where they are no mapping, a name
-    is unknown, or a price is below zero."""
+    """Return the prices as a dict, {} for None. Raises ValueError if ``prices`` is not a mapping, a
+    name is unknown, or a price is below zero."""
     if prices is not None and not isinstance(prices, Mapping):
         raise ValueError(f"prices is {prices!r:.60}; give a dict of dollars by name")
     found = dict(prices or {})

@@ -1,4 +1,4 @@
-"""Pieces: a state's text, cut up by its origin, for displays."""
+"""Pieces: a state's text, split by origin (program, template, model, media), for displays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang.run.stream import Stream, TextSegment
 
 
 class TextTurn(NamedTuple):
-    """A turn in the text: the template's words begin and end it, ``body`` to ``close`` is said."""
+    """Offsets of a turn: ``start`` to ``end`` with the template, ``body`` to ``close`` without."""
 
     role: str
     start: int
@@ -21,12 +21,12 @@ class TextTurn(NamedTuple):
 
 
 class TextPiece(NamedTuple):
-    """A stretch of the text.
+    """A part of the text.
 
     Attributes:
-        kind: "text" (the program's), "template", "gen", "select" or "media".
-        turn: the turn that it is part of.
-        segment: of what the model has written, and of media.
+        kind: "text" (the program's), "template", "gen", "select", "tool" or "media".
+        turn: the turn that contains the piece, None outside of turns.
+        segment: the segment of generated text, a tool's text or a medium.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class TextPiece(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Begin and end of a piece; marks at one offset come in this order."""
+    """Begin and end of a piece. Marks at the same offset are sorted by end, then rank."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ OPEN, INSIDE, CLOSE = range(3)
 
 
 def pieces_of(stream: Stream, template: ChatTemplate) -> Iterator[TextPiece]:
-    """The text from its beginning to its end; joined, the pieces are the text."""
+    """Yield the pieces of the whole text, in order. Joined, the pieces are the text."""
     at, turn = 0, None
     for mark in sorted(_marks(stream, template), key=lambda mark: mark[:3]):
         if at < mark.start:
@@ -68,7 +68,7 @@ def pieces_of(stream: Stream, template: ChatTemplate) -> Iterator[TextPiece]:
 
 
 def pieces_from(pieces: Iterator[TextPiece], start: int) -> Iterator[TextPiece]:
-    """The pieces of the text from the offset ``start`` on; one that it cuts is shortened."""
+    """Yield the pieces from the offset ``start`` on. A piece that ``start`` cuts is shortened."""
     at = 0
     for piece in pieces:
         skipped, at = max(start - at, 0), at + len(piece.text)
@@ -85,7 +85,7 @@ def _marks(stream: Stream, template: ChatTemplate) -> Iterator[Mark]:
 
 
 def _growing(stream: Stream) -> Iterator[TextSegment]:
-    """Segments that are being streamed now."""
+    """Yield the segments that are being streamed now."""
     for name, text in stream.partial.items():
         if stream.text.endswith(text):
             end = len(stream.text)

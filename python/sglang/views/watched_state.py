@@ -1,5 +1,5 @@
-"""Watched states: a program while it runs: in a notebook a display that is replaced as the text
-grows, in a terminal the text itself."""
+"""Watched states: shows a program while it runs: in a notebook by a display that is updated while
+the text grows, in a terminal by printing the text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, TextIO
 
 from sglang.views.fork_tree import show_tree, tree_page
 
-SECONDS = 0.1  # least time between two displays
+SECONDS = 0.1  # least time between two updates of a display
 MOST_SECONDS = 86_400.0
 
 
 def watch(state: Any, file: TextIO | None = None, seconds: float = SECONDS) -> None:
-    """Show a state until its program has ended, then as ``show`` does; its error is shown, not
-    raised. ``seconds``: least time between two displays. Raise ValueError for others."""
+    """Show a state while its program runs, and at its end as ``show`` does. The program's error is
+    shown, not raised. ``seconds``: least time between two updates. Raise ValueError if invalid."""
     if not isinstance(seconds, (int, float)) or not 0 <= seconds <= MOST_SECONDS:
         raise ValueError(f"seconds is {seconds!r:.60}; give 0 to {MOST_SECONDS:.0f}")
     handle = None if file is not None else _display(state)
@@ -31,7 +31,7 @@ def watch(state: Any, file: TextIO | None = None, seconds: float = SECONDS) -> N
 
 
 class StatePage:
-    """A state as a notebook displays it, as it is now."""
+    """Page that a notebook displays for a state; a snapshot at construction."""
 
     def __init__(self, state: Any) -> None:
         self._page = tree_page(state)
@@ -49,8 +49,8 @@ def _changes(state: Any) -> Any:
 
 
 def _display(state: Any) -> Any:
-    """A display that can be updated; None outside of a notebook, whose kernel has loaded IPython
-    before this is called."""
+    """Return a display that can be updated; None outside of a notebook. A notebook's kernel has
+    loaded IPython, so IPython is not imported here."""
     ipython, shows = (sys.modules.get(name) for name in ("IPython", "IPython.display"))
     shell = ipython.get_ipython() if ipython is not None else None
     if shows is None or not hasattr(shell, "kernel"):

@@ -1,9 +1,9 @@
 """The contract between a model and an attention implementation.
 
-    plan(layout)            once a pass: everything that depends on the batch alone
-    attend(layer, q, k, v)  once a layer: store the new keys and values, then attend
+    plan(layout)            once per pass: everything that depends on the batch alone
+    attend(heads, q, k, v)  once per layer: store the new keys and values, then attend
 
-The implementation owns the KV pools it was made with. ``plan`` replaces the plan of the last pass
+The implementation owns the KV pools of its constructor. ``plan`` replaces the plan of the last pass
 and touches no pool. ``attend`` writes ``k`` and ``v`` of **all** rows to the layer's pool before
 any row reads it, so a row may read pages that another row of the same batch writes.
 """
@@ -24,9 +24,9 @@ class KVShape:
     """Shape of a token in the pools of a layer: a key and a value for each of ``heads``.
 
     Attributes:
-        shared: the value is the first ``value_dim`` dimensions of the key and has no memory of its
-            own, as the latents of multi-head latent attention (DeepSeek-V2, section 2.1). Every
-            rank of a group then holds all heads.
+        shared: the value is the first ``value_dim`` dimensions of the key, without memory of its
+            own, as in multi-head latent attention (DeepSeek-V2, section 2.1). Every rank of a
+            group then holds all heads.
     """
 
     heads: int
@@ -42,7 +42,7 @@ class KVShape:
 
     @property
     def plain(self) -> bool:
-        """Whether values are as wide as keys and stand beside them."""
+        """True if values are as wide as keys and stored separately."""
         return not self.shared and self.key_dim == self.value_dim
 
 
@@ -52,13 +52,13 @@ class Heads:
 
     Attributes:
         index: the layer's index among the pools.
-        head_dim: of queries and keys.
-        scale: multiplies the scores, usually ``head_dim ** -0.5``.
-        window: a query sees itself and the ``window - 1`` tokens before it; 0: all of them.
-        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: they stay as they are.
-        value_dim: of values and outputs; 0 becomes ``head_dim``.
-        sinks: a score for each query head, float32 [num_heads], that joins the softmax's sum and
-            has no value, so that a head may attend to nothing (GPT-OSS).
+        head_dim: dimensions of a query or key.
+        scale: factor of the scores, usually ``head_dim ** -0.5``.
+        window: a query sees itself and the ``window - 1`` tokens before it; 0: all before it.
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: no soft cap.
+        value_dim: dimensions of a value or output; 0 becomes ``head_dim``.
+        sinks: a score for each query head, float32 [num_heads], that is added to the softmax's
+            sum and has no value, so that a head may attend to nothing (GPT-OSS).
     """
 
     index: int
@@ -80,16 +80,16 @@ class Heads:
 class Layout:
     """Rows of one pass, as plain host arrays (int32).
 
-    Row ``r`` has ``counts[r]`` new tokens, which see ``starts[r]`` before them; its page table is
-    ``pages[tables[r] : tables[r + 1]]`` and covers ``starts[r] + counts[r]`` tokens. New tokens
-    lie row after row in the flat dimension of ``T = counts.sum()``.
+    Row ``r`` has ``counts[r]`` new tokens after ``starts[r]`` earlier ones. Its page table is
+    ``pages[tables[r] : tables[r + 1]]`` and covers ``starts[r] + counts[r]`` tokens. The pass's
+    ``T = counts.sum()`` new tokens are ordered by row.
 
     Attributes:
         starts, counts: shape [R].
         tables: shape [R + 1], offsets into ``pages``.
         pages: page numbers of all rows, concatenated.
-        positions: shape [T], index of each new token among what its row sees: where its keys and
-            values lie. The positions that q and k are rotated by may be others.
+        positions: shape [T], index of each new token in its row's sequence, which gives the slot
+            of its key and value. The rotation of q and k may use other positions.
     """
 
     starts: Int32Array
@@ -100,16 +100,16 @@ class Layout:
 
 
 class Attention(Protocol):
-    """An implementation; see the module's text for what each call mutates."""
+    """An attention implementation. The module's docstring says which state each call changes."""
 
     def plan(self, layout: Layout) -> None:
         """Prepare a pass."""
 
     def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
-        """Causal attention of the planned rows.
+        """Compute causal attention of the planned rows.
 
         q: [T, num_heads, head_dim]; k: [T, num_kv_heads, head_dim], both rotated already;
-        v: [T, num_kv_heads, value_dim], None where the layer's pools are shared (``KVShape``).
+        v: [T, num_kv_heads, value_dim], None if the layer's pools are shared (``KVShape``).
         Returns [T, num_heads * value_dim].
         """
 
@@ -125,15 +125,15 @@ class KVTarget(NamedTuple):
 
 @runtime_checkable
 class Writable(Attention, Protocol):
-    """An implementation whose pools a kernel before it may write, in place of ``attend``."""
+    """An implementation that lets an earlier kernel write the pools: ``attend`` in two calls."""
 
     def target(self, heads: Heads) -> KVTarget:
-        """The pools and slots that the layer's new keys and values of the planned pass belong
-        to."""
+        """Return the layer's pools and the slots for the new keys and values of the planned
+        pass."""
         ...
 
     def read(self, heads: Heads, q: Tensor) -> Tensor:
-        """``attend`` where the new keys and values stand in ``target`` already."""
+        """Compute attention after a kernel has written the new keys and values to ``target``."""
         ...
 
 
@@ -142,28 +142,28 @@ class Capturable(Attention, Protocol):
     """An implementation whose decode passes can be captured as a graph."""
 
     def frame(self, rows: int, pages: int, longest: int) -> Attention:
-        """Attention of passes of exactly ``rows`` rows with one new token each, over at most
-        ``pages`` pages in all and ``longest`` tokens a row.
+        """Return attention for passes of exactly ``rows`` rows with one new token each, over at
+        most ``pages`` pages in all and ``longest`` tokens per row.
 
-        Its ``plan`` writes device buffers whose addresses never change, so that what was captured
-        of ``attend`` computes whatever was planned last. Frames share the buffers: the largest is
-        to be made first, and each is to be planned again before it runs after another.
+        ``plan`` of the frame writes device buffers at fixed addresses, so that a captured
+        ``attend`` computes the last plan. Frames share the buffers: make the largest frame first,
+        and plan a frame again after another frame was planned.
         """
         ...
 
 
 @runtime_checkable
 class Resident(Attention, Protocol):
-    """Attention of a captured pass that can read page tables where they stand on the device.
+    """Attention of a captured pass that can read page tables which are already on the device.
 
     Attributes:
-        entries: int32 [N], pages; ``plan`` overwrites its beginning.
+        entries: page numbers, int32 [N]; ``plan`` overwrites its beginning.
     """
 
     entries: Tensor
 
     def plan_resident(self, layout: Layout, firsts: Int32Array, padding: int) -> None:
-        """``plan`` for rows whose tables stand in ``entries``, the one of row ``r`` from
-        ``firsts[r]`` on. The rows that the capture has beyond these are padding: one token each, in
-        page ``padding``, which entry 0 names."""
+        """Plan a pass whose page tables are in ``entries``: row ``r``'s begins at ``firsts[r]``.
+        Further rows of the capture are padding: one token each in page ``padding``, which entry 0
+        holds."""
         ...

@@ -5,8 +5,8 @@
     flashinfer      the kernels of the package flashinfer, on NVIDIA GPUs since Ampere
     flashinfer-fa3  the same, prompts by FlashAttention-3, on NVIDIA GPUs of the Hopper family
 
-"auto" takes the last of these that can run; FlashAttention-3 only where it is compiled already. It
-is held to ``native`` before it is used (``attention.self_check``).
+"auto" takes the last of these that can run, but FlashAttention-3 only if it is compiled already.
+FlashAttention-3 is compared with ``native`` before it is used (``attention.self_check``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sglang.srt.numeric.torch_later import Tensor, torch
 log = logging.getLogger("sglang.srt.attention")
 FA3 = "flashinfer-fa3"
 PREFERRED = (FA3, "flashinfer", "triton", "native")
-# Sizes that flashinfer's kernels are made for.
+# Head sizes that flashinfer's kernels support.
 FLASHINFER_DIMS = (64, 128, 256)
 TRITON_DIMS = range(16, 257)
 
@@ -46,7 +46,7 @@ class Shape(Protocol):
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """``name`` of an implementation, and ``reason`` in words."""
+    """``name`` of the chosen implementation, and the ``reason`` for the choice in words."""
 
     name: str
     reason: str
@@ -58,10 +58,9 @@ def choose(
     shape: Shape | None = None,
     dtype: torch.dtype | None = None,
 ) -> BackendChoice:
-    """The implementation for ``asked``. ``shape`` and ``dtype``: None where not known yet.
-
-    Raises ValueError, with the cause and what to do, where one requested by name cannot run.
-    """
+    """Return the implementation for ``asked``: "auto" or a name. ``shape``: model spec; ``dtype``:
+    of the KV cache; None if not known yet. Raises ValueError, with the cause and the remedy, if an
+    implementation requested by name cannot run."""
     if asked != "auto":
         lacks = _lacks(asked, device, shape, dtype)
         if lacks:
@@ -79,8 +78,8 @@ def choose(
 
 
 def candidates(asked: str, device: Any, shape: Shape, dtype: torch.dtype) -> list[BackendChoice]:
-    """The implementation for ``asked``, then, for "auto", those to go on with where it fails, the
-    fastest first. Raises the errors of ``choose``."""
+    """Return the implementation for ``asked``, and for "auto" also the fallbacks, fastest first.
+    Raises the errors of ``choose``."""
     first = choose(asked, device, shape, dtype)
     if asked != "auto":
         return [first]
@@ -93,8 +92,8 @@ def build(
     name: str, keys: Sequence[Tensor], values: Sequence[Tensor], page_size: int, shape: Shape,
     disabled: Collection[str] = (),
 ) -> Attention:  # fmt: skip
-    """The implementation called ``name``, without the kernels that are ``disabled``. Its own
-    imports happen here, and only here."""
+    """Make the implementation ``name`` over KV pools, without ``disabled`` kernels. Imports the
+    module of that implementation only."""
     heads = shape.num_heads
     if name == "triton":
         from sglang.srt.attention.triton_attention import TritonAttention
@@ -112,8 +111,8 @@ def build(
 
 
 def workspace(name: str, shape: Shape, rows: int, device: Any) -> int:
-    """Bytes that the implementation called ``name`` keeps for partial results; ``rows`` as for
-    ``flashinfer_attention.workspace_bytes``."""
+    """Return the bytes that the implementation ``name`` allocates for partial results. ``rows``:
+    see ``flashinfer_attention.workspace_bytes``."""
     if name not in ("flashinfer", FA3):
         return 0
     from sglang.srt.attention.flashinfer_attention import processors_of, workspace_bytes
@@ -123,7 +122,7 @@ def workspace(name: str, shape: Shape, rows: int, device: Any) -> int:
 
 
 def _lacks(name: str, device: Any, shape: Shape | None, dtype: torch.dtype | None) -> str:
-    """Cause that keeps ``name`` from running, and what to do; "" where it can run."""
+    """Return the reason why ``name`` cannot run, with the remedy; "" if it can."""
     if name == "native":
         return ""
     if name == "triton":
@@ -157,14 +156,14 @@ def _lacks(name: str, device: Any, shape: Shape | None, dtype: torch.dtype | Non
 
 
 def takes_fa3(asked: str, device: Any, shape: Shape, dtype: torch.dtype, capped: bool) -> bool:
-    """Whether ``asked`` takes FlashAttention-3's kernels once they are compiled. ``capped``: scores
-    have a soft cap; "auto" leaves these layers to other kernels."""
+    """Return True if ``asked`` uses FlashAttention-3's kernels once they are compiled. ``capped``:
+    scores have a soft cap, for which "auto" uses other kernels."""
     wanted = asked == FA3 or (asked == "auto" and not capped)
     return wanted and not _lacks(FA3, device, shape, dtype)
 
 
 def _awaits(name: str, shape: Shape | None, dtype: torch.dtype | None) -> str:
-    """Cause that keeps "auto" from taking what could run."""
+    """Return the reason why "auto" does not take ``name`` although it can run, "" for none."""
     if name != FA3:
         return ""
     if shape is None or dtype is None:
@@ -181,7 +180,7 @@ def _uneven(kv: KVShape) -> str:
 
 
 def triton_lacks(device: Any, shape: Shape | None = None) -> str:
-    """Cause that keeps the kernels of sgl_kernel.triton from running, and what to do."""
+    """Return the reason why the kernels of sgl_kernel.triton cannot run, with the remedy."""
     if not found("triton"):
         return (
             "the package triton is not installed; pip install -e '.[gpu]' in the project's folder."
@@ -214,7 +213,7 @@ def _triton_lacks_float8(device: Any, dtype: torch.dtype | None) -> str:
 
 
 def _compiler() -> bool:
-    """Whether flashinfer can compile its kernels, or has them compiled."""
+    """Return True if flashinfer's kernels are precompiled or nvcc is found to compile them."""
     if found("flashinfer_jit_cache"):
         return True
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
@@ -222,5 +221,5 @@ def _compiler() -> bool:
 
 
 def found(package: str) -> bool:
-    """Whether ``package`` is installed; it is not imported."""
+    """Return True if ``package`` is installed, without importing it."""
     return importlib.util.find_spec(package) is not None

@@ -1,18 +1,17 @@
 """Attention by FlashInfer (Ye et al. 2024), on NVIDIA GPUs since Ampere.
 
-    every row has one new token   its decode kernels, or, where rows begin with the same keys, two
-                                  levels: the shared keys once a group, then each row's own
-    otherwise                     its prefill kernels over all rows
+    every row has one new token   FlashInfer's decode kernels; if rows share a prefix, two levels:
+                                  the shared keys once per group, then each row's other keys
+    otherwise                     FlashInfer's prefill kernels over all rows
 
-The kernels are those of FlashAttention-2 (``backend="fa2"``), which are compiled in minutes where
-the newer ones take much longer. With ``fa3`` the second kind of pass takes those of
-FlashAttention-3 (Shah et al. 2024), which are made for compute capability 9.0. The two levels are
-two wrappers here, since FlashInfer's own cascade chooses its kernels itself.
+The kernels are those of FlashAttention-2 (``backend="fa2"``), which compile in minutes; newer ones
+take much longer. With ``fa3``, prefill uses the kernels of FlashAttention-3 (Shah et al. 2024) for
+compute capability 9.0. The two levels are two wrappers, because FlashInfer's own cascade does not
+let the caller choose its kernels.
 
-A wrapper is planned for a *kind* of layer (window, soft cap, heads). Kinds are collected in
-the first pass and planned at the start of every later one. The package is imported when this class
-is made: it writes a cache directory at import.
-"""
+A wrapper is planned for a *kind* of layer (window, soft cap, heads). The first pass collects the
+kinds; later passes plan them at their start. The constructor imports the package, because the
+import writes a cache directory."""
 
 from __future__ import annotations
 
@@ -36,15 +35,15 @@ from sglang.srt.attention.slots import tables_of, written
 from sglang.srt.parallel.staging import send, send_into
 from torch import Tensor
 
-# Keys that rows must have in common for reading them once to be worth a second softmax.
+# Minimum number of shared keys for which reading them once is worth a second softmax.
 COMMON = 128
-# Query heads of a key head from which on the tensor cores win at decoding.
+# Minimum number of query heads per key head for which decoding is faster on tensor cores.
 TENSOR_CORES = 4
-# Bytes for the schedule of a captured pass.
+# Bytes of the schedule of a captured pass.
 SCHEDULE = 2 << 20
-# Multiprocessors where there is no GPU.
+# Number of multiprocessors assumed without a GPU.
 PROCESSORS = 4
-# Thread blocks on a multiprocessor: of the prefill kernels, and the most of the decode kernels.
+# Thread blocks per multiprocessor: of the prefill kernels, and the maximum of the decode kernels.
 PREFILL_BLOCKS, DECODE_BLOCKS = 2, 32
 
 
@@ -59,36 +58,35 @@ def kind_of(heads: Heads) -> WrapperKind:
 
 
 def processors_of(device: torch.device) -> int:
-    """Multiprocessors of a GPU."""
+    """Return the number of multiprocessors of a GPU, ``PROCESSORS`` for other devices."""
     if device.type != "cuda":
         return PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def fa3_compiled(head_dim: int, dtype: torch.dtype, windows: Sequence[int]) -> bool:
-    """Whether the FlashAttention-3 kernels of layers without a soft cap are there, compiled by an
-    earlier start or installed."""
+    """Return True if the FlashAttention-3 kernels of layers without a soft cap are installed, or
+    were compiled by an earlier start."""
     kinds = {window > 0 for window in windows}
     return all(prompt_spec("fa3", dtype, head_dim, window).is_compiled for window in kinds)
 
 
 def query_tile(rows: int, head_dim: int) -> int:
-    """Queries that a thread block of the prefill kernels computes, for ``rows`` queries of a
-    request and a key head."""
+    """Return the number of queries that a thread block of the prefill kernels computes. ``rows``:
+    queries per request and key head."""
     if rows > 64 and head_dim < 256:
         return 128
     return 64 if rows > 16 else 16
 
 
 def workspace_bytes(heads: int, kv_heads: int, head_dim: int, rows: int, processors: int) -> int:
-    """Bytes of partial results that FlashInfer's plans may need at most, for float32 outputs and
-    their log-sum-exps.
+    """Return the largest number of bytes that FlashInfer's plans need for partial results: float32
+    outputs and their log-sum-exps.
 
-    ``rows``: of the largest captured pass, 0 where none is captured. A captured pass is always
-    split, so every tile of queries has a part. Other passes are split only where the parts fit the
-    GPU at once. Read from the file scheduler.cuh of flashinfer 0.6.8.post1 (``PrefillPlan``,
-    ``DecodePlan``).
-    """
+    ``rows``: rows of the largest captured pass, 0 without captures. A captured pass is always
+    split over keys, so every tile of queries has partial results. Other passes are split only if
+    all parts run on the GPU at once. The formula follows scheduler.cuh of flashinfer 0.6.8.post1
+    (``PrefillPlan``, ``DecodePlan``)."""
     group = heads // kv_heads
     at_once = PREFILL_BLOCKS * processors // kv_heads
     queries = at_once * query_tile(1 << 20, head_dim)
@@ -101,8 +99,8 @@ def workspace_bytes(heads: int, kv_heads: int, head_dim: int, rows: int, process
 
 
 class PlannedWrapper:
-    """One wrapper of FlashInfer's. Its plan fills pinned memory and queues a copy of it, so the
-    next plan waits until that copy is done: it is, as soon as the pass before has ended."""
+    """A wrapper of FlashInfer. Its plan fills pinned memory and queues a copy to the GPU, so the
+    next plan waits for that copy, which ends no later than the previous pass."""
 
     def __init__(self, wrapper: Any, on_gpu: bool) -> None:
         self.wrapper, self.on_gpu = wrapper, on_gpu
@@ -119,11 +117,11 @@ class PlannedWrapper:
 
 @dataclass(frozen=True)
 class Levels:
-    """Rows reordered so that those of a group stand together, before those of none.
+    """Rows reordered by group of shared prefix; rows without a group come last.
 
-    ``order``: int64 [R] on the device. ``count``: rows in groups. ``own``, ``shared``: offsets and
-    device pages of the keys after the groups' keys, and of these. ``queries``: offsets of groups.
-    ``last``: what ``own`` has in each last page.
+    ``order``: row indices, int64 [R] on the device. ``count``: number of rows in groups. ``own``:
+    offsets and device pages of each row's keys after the shared ones. ``shared``: the same of each
+    group's shared keys. ``queries``: offsets of groups. ``last``: tokens in each last ``own`` page.
     """
 
     order: Tensor
@@ -136,7 +134,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class FlashInferPass:
-    """A planned pass: arrays for FlashInfer's plans on the host, pages and slots on the device."""
+    """Arguments of a pass for FlashInfer's plans: host tensors, but pages and slots on the GPU."""
 
     decode: bool
     queries: Tensor
@@ -151,7 +149,7 @@ class FlashInferAttention:
     """Implements ``attention.attention_protocol.Capturable`` and ``Writable``.
 
     ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, head_dim] of layer ``i``.
-    ``disabled``: "cascade" where shared prefixes are read row by row. ``fa3``: see the module.
+    ``disabled``: with "cascade", shared prefixes are read per row. ``fa3``: see the module.
     """
 
     def __init__(
@@ -164,7 +162,7 @@ class FlashInferAttention:
         disabled: Collection[str] = (),
         fa3: bool = False,
     ) -> None:
-        # FlashInfer's name of the kernels, by wrapper.
+        # FlashInfer's names of the kernels, by wrapper.
         self.kernels = {"prefill": "fa3" if fa3 else "fa2", "level": "fa2", "decode": "fa2"}
         self.library = quick_plans(importlib.import_module("flashinfer"))
         self.key_pools, self.value_pools = list(key_pools), list(value_pools)
@@ -186,14 +184,14 @@ class FlashInferAttention:
         self._static: Static | None = None
 
     def _workspace(self, rows: int) -> Tensor:
-        """A workspace for captured passes of up to ``rows`` rows, and for all that are not."""
+        """Return a workspace for captured passes of up to ``rows`` rows and all other passes."""
         processors = processors_of(self.device)
         size = workspace_bytes(self.heads, self.kv_heads, self.head_dim, rows, processors)
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     def _by_page(self, pool: Tensor) -> Tensor:
-        """[pages, page_size, kv_heads, head_dim]. The padding slot is after the last page; a
-        captured pass reaches it as the first slot of one more."""
+        """Return a view [pages, page_size, kv_heads, head_dim]. The padding slot is after the last
+        page; a captured pass reads it as the first slot of page number ``pages``."""
         slots = pool if self.page_size == 1 else pool[:-1]
         return slots.view(-1, self.page_size, *pool.shape[1:])
 
@@ -273,7 +271,7 @@ class FlashInferAttention:
         return kind.heads, self.kv_heads, self.head_dim, self.page_size
 
     def options(self, kind: WrapperKind) -> dict[str, Any]:
-        # The scale is given when the layer runs: FlashInfer multiplies sm_scale by q_scale.
+        # ``run`` gets the scale as q_scale, which FlashInfer multiplies by sm_scale.
         return {
             "window_left": kind.window - 1, "logits_soft_cap": kind.soft_cap or None,
             "sm_scale": 1.0, "q_data_type": self.dtype, "kv_data_type": self.dtype,
@@ -295,8 +293,8 @@ class FlashInferAttention:
         return self._wrappers[kind, which]
 
     def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
-        """Writes the layer's pools at the planned slots, then reads them."""
-        assert v is not None  # ``choose`` sees to it
+        """Write the layer's pools at the planned slots, then compute attention over the pools."""
+        assert v is not None  # ``backend_choice`` refuses shared pools
         write(self.target(heads), k, v)
         return self.read(heads, q)
 
@@ -305,7 +303,7 @@ class FlashInferAttention:
         return self.pools_of(heads, self.current.slots)
 
     def pools_of(self, heads: Heads, slots: Tensor) -> KVTarget:
-        """The layer's pools, and slots of a pass."""
+        """Return the layer's pools with ``slots``, those of a pass's new tokens."""
         return KVTarget(self.key_pools[heads.index], self.value_pools[heads.index], slots)
 
     def read(self, heads: Heads, q: Tensor) -> Tensor:
@@ -329,7 +327,7 @@ class FlashInferAttention:
 
     def frame(self, rows: int, pages: int, longest: int) -> Attention:
         """See ``attention.attention_protocol.Capturable``."""
-        if self._static is None:  # the largest comes first
+        if self._static is None:  # the first frame is the largest
             self._static = Static(rows, pages, self.device)
             self.workspace = self._workspace(rows)
         return _FlashInferFrame(self, rows, self._static)
@@ -346,7 +344,7 @@ class Static:
         self.schedules: dict[WrapperKind, Tensor] = {}
 
     def schedule(self, kind: WrapperKind) -> Tensor:
-        """Workspace of FlashInfer's plans of captured passes, of all sizes: one runs at a time."""
+        """Return the buffer for plans of a kind. Frames share it, as only one runs at a time."""
         if kind not in self.schedules:
             self.schedules[kind] = torch.empty(
                 SCHEDULE, dtype=torch.uint8, device=self.slots.device
@@ -355,7 +353,7 @@ class Static:
 
 
 class _FlashInferFrame:
-    """Decode rows with static buffers: plans run outside of the graph and fill them."""
+    """Captured pass of decode rows. Plans run outside the graph and fill its static buffers."""
 
     def __init__(self, attention: FlashInferAttention, rows: int, static: Static) -> None:
         self.attention, self.rows, self.static = attention, rows, static
@@ -368,7 +366,7 @@ class _FlashInferFrame:
         offsets, pages = tables_of(layout, size)
         send_into(written(layout, size).astype(np.int64), self.slots)
         send_into(pages, self.static.pages)
-        # FlashInfer copies what it is given into its buffers; the pages are there already.
+        # FlashInfer copies these arguments into its buffers. ``static.pages`` is such a buffer.
         self._arguments = (
             self.attention.host(offsets), self.static.pages[: len(pages)],
             self.attention.host(last_of(layout, size)),
@@ -392,7 +390,7 @@ class _FlashInferFrame:
 
     def read(self, heads: Heads, q: Tensor) -> Tensor:
         kind = kind_of(heads)
-        if kind not in self._planned:  # in the pass before the capture
+        if kind not in self._planned:  # true only in the passes before the capture
             self._planned[kind] = self._wrapper(kind)
             self._plan(kind)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -414,7 +412,7 @@ class _FlashInferFrame:
 
 
 def write(target: KVTarget, k: Tensor, v: Tensor) -> None:
-    """Store the new keys and values of a layer."""
+    """Store the new keys and values of a layer, [T, kv_heads, head_dim], in its pools."""
     target.keys.index_copy_(0, target.slots, k)
     target.values.index_copy_(0, target.slots, v)
 
@@ -427,7 +425,7 @@ def _run(
 
 
 def last_of(layout: Layout, page_size: int) -> Int32Array:
-    """Tokens in each row's last page [R], 1 to ``page_size``."""
+    """Return the number of tokens in each row's last page, 1 to ``page_size``, int32 [R]."""
     last = (layout.starts + layout.counts - 1) % page_size + 1
     return last.astype(np.int32)
 

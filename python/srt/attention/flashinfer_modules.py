@@ -1,8 +1,8 @@
-"""The package flashinfer: how its plans are made quicker, and the modules that a model needs.
+"""The package flashinfer: a faster ``plan``, and compilation of the modules that a model needs.
 
-A module holds the kernels of one dtype, head size, window (with or without), soft cap (likewise)
-and kind of pass. It is compiled at first use, in about a minute, and kept in a folder
-(``FLASHINFER_WORKSPACE_BASE``). ``build`` compiles all that a model needs at once.
+A module holds the kernels of one dtype, head size, kind of pass, with or without window, and with
+or without soft cap. It is compiled at first use, in about a minute, and kept in a folder
+(``FLASHINFER_WORKSPACE_BASE``). ``build`` compiles all modules of a model in parallel.
 
 Written for flashinfer 0.6.8.post1.
 """
@@ -21,23 +21,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Files of the package whose plans look for the longest row.
+# Modules of the package whose plans compute the length of the longest row.
 PLANNERS = ("decode", "prefill")
-# Seconds between two looks at what is compiled.
+# Seconds between two progress reports of a build.
 INTERVAL = 0.5
 
 
 @dataclass(frozen=True)
 class ModuleNeeds:
-    """The model's part in the choice of modules.
+    """Properties of a model that select modules.
 
     Attributes:
-        dtype: of queries, keys and values.
-        head_dim: of all three.
-        tensor_cores: decoding takes the module of prompts.
-        windows: of the layers, 0 for none.
-        capped: whether scores have a soft cap.
-        fa3: prompts may take the kernels of FlashAttention-3 (many minutes to compile).
+        dtype: dtype of queries, keys and values.
+        head_dim: dimensions of a query, key or value.
+        tensor_cores: decoding uses the module of prompts.
+        windows: windows of the layers, 0 for none.
+        capped: scores have a soft cap.
+        fa3: prompts may use the kernels of FlashAttention-3 (many minutes to compile).
     """
 
     dtype: torch.dtype
@@ -49,10 +49,10 @@ class ModuleNeeds:
 
 
 def quick_plans(library: Any) -> Any:
-    """The package, whose plans find the longest row quickly.
+    """Patch the package so that its plans compute the longest row quickly; return the package.
 
-    They call Python's ``max`` over a tensor, which makes a tensor of each length: 0.36 ms for 256
-    rows, for each kind of layer and pass. Their files get a ``max`` that leaves tensors to torch.
+    Its plans call Python's ``max`` over a tensor, which makes a tensor of each length: 0.36 ms for
+    256 rows, per kind of layer and pass. The patch replaces ``max`` there by ``largest``.
     """
     for name in PLANNERS:
         planner: Any = sys.modules.get(f"{library.__name__}.{name}")
@@ -62,7 +62,7 @@ def quick_plans(library: Any) -> Any:
 
 
 def largest(*values: Any, **options: Any) -> Any:
-    """Python's ``max``; of a single tensor, its largest element as a tensor without dimensions."""
+    """Return Python's ``max``; for a single tensor, its largest element as a 0-d tensor."""
     if len(values) == 1 and isinstance(values[0], Tensor):
         return values[0].max()
     return builtins.max(*values, **options)
@@ -71,17 +71,17 @@ def largest(*values: Any, **options: Any) -> Any:
 def prompt_spec(
     kernels: str, dtype: torch.dtype, head_dim: int, window: bool, capped: bool = False
 ) -> Any:
-    """Description of a module of prompts; ``kernels``: "fa2" or "fa3"."""
+    """Return the JitSpec of a module for prompts. ``kernels``: "fa2" or "fa3"."""
     jit = importlib.import_module("flashinfer.jit")
     dtypes = (dtype, dtype, dtype, torch.int32)
-    # Dimensions of keys and of values; no position code.
+    # Arguments: dimensions of keys, of values, and 0 for no position encoding.
     return jit.gen_batch_prefill_module(
         kernels, *dtypes, head_dim, head_dim, 0, window, capped, False
     )
 
 
 def specs(needs: ModuleNeeds) -> list[Any]:
-    """Descriptions of the modules, ``flashinfer.jit.JitSpec``, each with a ``name``."""
+    """Return the modules that a model needs, as ``flashinfer.jit.JitSpec`` with a ``name``."""
     jit = importlib.import_module("flashinfer.jit")
     cascade = importlib.import_module("flashinfer.jit.cascade")
     dtypes = (needs.dtype, needs.dtype, needs.dtype, torch.int32)
@@ -96,10 +96,10 @@ def specs(needs: ModuleNeeds) -> list[Any]:
 
 
 def build(wanted: Iterable[Any], seen: Callable[[int], None]) -> float:
-    """Compile what is not compiled yet, as much at once as there are processors. Return seconds.
+    """Compile the modules that are not compiled yet, one per processor at a time. Return seconds.
 
-    seen: called again and again with the number of modules that are ready. Raises RuntimeError
-    where the compiler fails.
+    seen: called every ``INTERVAL`` seconds with the number of compiled modules. Raises
+    RuntimeError if the compiler fails.
     """
     wanted, began = list(wanted), time.perf_counter()
     jit = importlib.import_module("flashinfer.jit")

@@ -1,5 +1,5 @@
-"""Attention by sgl-kernel on a CPU, for passes that are computed layer by layer rather than from a
-tape: models that no tape can hold yet, and rows with adapters."""
+"""Attention by sgl-kernel on a CPU, for passes that are computed layer by layer: those of models
+that cannot be recorded as an op list."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sglang.srt.numeric.torch_later import Tensor, torch
 
 
 class KernelAttention:
-    """Implements ``attention.attention_protocol.Attention`` over ``pools``, one a
-    layer (int8 pools included).
+    """Implements ``attention.attention_protocol.Attention`` over ``pools``, one per layer. Pools
+    may be int8.
 
-    Activations are float32.
+    Queries, keys and values are converted to float32.
     """
 
     def __init__(self, pools: Sequence[paged.KV], page_size: int, threads: int) -> None:

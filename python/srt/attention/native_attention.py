@@ -1,9 +1,9 @@
 """Paged attention in plain torch, the same code on every device.
 
-Rows are computed in blocks. A block is a set of rows padded to one number of queries and one
-number of keys: its keys and values are gathered from the pool by slot, padding reads a slot that
-holds zeros and is masked out. All decode rows of similar length share a block, so the number of
-blocks does not grow with the number of rows.
+Rows are computed in blocks. The rows of a block are padded to the same numbers of queries and keys.
+Keys and values are gathered from the pool by slot; padding reads a slot of zeros and is masked out.
+Decode rows of similar length share a block, so the number of blocks does not grow with the number
+of rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sglang.srt.attention.shared_prefix import common as shared_pages
 from sglang.srt.numeric.torch_later import F, Tensor, torch
 from sglang.srt.parallel.staging import send, send_all
 
-# Query-key pairs above which a row is computed alone: padding would cost more than a call saves.
+# A prompt with more query-key pairs is a block alone: padding would cost more than a call saves.
 ALONE = 1 << 16
-# Query-key pairs of one block: bounds the mask and the gathered keys.
+# Limit of the query-key pairs of a block, which bounds its mask and gathered keys.
 PAIRS = 1 << 22
-# Scores that are held at a time, where they are held at all.
+# Limit of the scores in memory at a time, if scores are computed explicitly.
 SCORES = 1 << 26
-# Keys that rows must have in common for reading them once to be worth a second softmax.
+# Minimum number of shared keys for which reading them once is worth a second softmax.
 COMMON = 128
 
 
@@ -34,16 +34,15 @@ class RowBlock:
     """``B`` rows with at most ``N`` queries and ``L`` keys each.
 
     Attributes:
-        first: flat index of the first query, where the block's queries are consecutive.
-        queries: flat query indices [B * N] otherwise, padding repeats a row's last query.
-        kept: indices into [B * N] of the queries that are not padding, None where all are.
-        targets: flat indices the kept outputs go to, None where the block's are consecutive.
-        slots: pool slots of the keys [B * L].
+        first: flat index of the first query, for consecutive queries without padding.
+        queries: None for consecutive queries, else the flat indices of the queries [B * N];
+            padding repeats a row's last query.
+        kept: indices into [B * N] of the queries that are not padding, None for all.
+        targets: flat indices of the kept outputs, None for consecutive queries.
+        slots: pool slots of the keys [B * L], without ``shared``.
         mask: [B, 1, N, L], added to the scores; None: every query sees every key.
-        causal: query ``i`` of a lone row sees keys ``0 .. i``.
-        shared: slots of the keys that all rows have in common and all their queries see; the other
-            fields are about the keys after them. None where there are none.
-    """
+        causal: query ``i`` of a single row sees keys ``0 .. i``.
+        shared: slots of the leading keys that all rows share and all their queries see, or None."""
 
     rows: int
     width: int
@@ -61,8 +60,8 @@ class NativeAttention:
     """Implements ``attention.attention_protocol.Attention``.
 
     ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, key or value dimensions] of layer
-    ``i``; the last slot belongs to no page and must hold zeros. ``windows`` are the windows that
-    layers will ask for (0: none).
+    ``i``; the last slot belongs to no page and must hold zeros. ``windows``: windows of the layers
+    (0: none).
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class NativeAttention:
         self._states = self.dtype
 
     def plan(self, layout: Layout) -> None:
-        """Replaces ``written`` (slots of the new tokens) and ``blocks`` (per window)."""
+        """Set ``written`` (slots of the new tokens) and ``blocks`` (by window)."""
         device = {
             "pages": layout.pages, "positions": layout.positions,
             "starts": layout.starts, "counts": layout.counts, "tables": layout.tables[:-1],
@@ -106,7 +105,7 @@ class NativeAttention:
         }
 
     def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
-        """Writes the layer's pools at the planned slots, then reads them."""
+        """Write the layer's pools at the planned slots, then compute attention over the pools."""
         self._states = q.dtype
         pool = self.key_pools[heads.index]
         pool.index_copy_(0, self.written, narrow(k, pool))
@@ -126,7 +125,7 @@ class NativeAttention:
         return out
 
     def _compute(self, block: RowBlock, heads: Heads, q: Tensor, shared: bool) -> Tensor:
-        """Outputs of the block's queries [kept, num_heads * value_dim], in flat order."""
+        """Return the outputs of the block's queries [kept, num_heads * value_dim], flat order."""
         b, n = block.rows, block.width
         if block.queries is None:
             q = q[block.first : block.first + b * n]
@@ -144,17 +143,17 @@ class NativeAttention:
     def _explicit(
         self, block: RowBlock, heads: Heads, q: Tensor, keys: Tensor, values: Tensor, shared: bool
     ) -> Tensor:
-        """Attention whose scores are seen on the way: [B * N, num_heads * value_dim].
+        """Compute attention with explicit scores. Return [B * N, num_heads * value_dim].
 
-        Keys that all rows have in common are read once, by the queries of all rows; two softmaxes
-        over parts of the keys are joined by their log-sum-exp (Juravsky et al. 2024, Hydragen,
-        section 3.1). A sink is one more part, of no values.
+        Keys that all rows share are read once, for the queries of all rows. Two softmaxes over
+        parts of the keys are joined by their log-sum-exps (Juravsky et al. 2024, Hydragen, section
+        3.1). A sink is a further part, without values.
         """
         b, n, kv_heads = block.rows, block.width, heads.num_kv_heads
         group = heads.num_heads // kv_heads
         q = q.reshape(b, n, kv_heads, group, -1)
         mask = _causal(n, q.device) if block.causal else block.mask
-        # The heads that share keys stand side by side: [B, K, N * G, D].
+        # Query heads with the same key head are adjacent: [B, K, N * G, D].
         y, weight = _attend(q.permute(0, 2, 1, 3, 4).flatten(2, 3), keys, values, mask, heads)
         y = y.unflatten(2, (n, group)).transpose(1, 2)
         weight = weight.unflatten(2, (n, group)).transpose(1, 2)
@@ -176,8 +175,8 @@ class NativeAttention:
     def _gather(
         self, which: int, heads: Heads, slots: Tensor, shared: bool
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values at ``slots``, in buffers that the next gather with the same number
-        overwrites: fresh memory of this size costs more in page faults than the copy itself."""
+        """Return keys and values at ``slots``, in the buffers numbered ``which`` and one more. They
+        are reused, as page faults of new memory of this size cost more than the copy."""
         keys = self._rows(which, self.key_pools[heads.index], slots)
         if shared:
             return keys, keys[..., : heads.value_dim]
@@ -235,7 +234,7 @@ class NativeAttention:
     def _queries(
         self, layout: Layout, tensors: dict[str, Tensor], rows: Rows, n: int
     ) -> tuple[Tensor | None, int, Tensor | None, Tensor | None]:
-        """Indices by which a block of ``n`` queries a row reads and writes the flat dimension."""
+        """Return ``queries``, ``first``, ``kept``, ``targets`` of a RowBlock of width ``n``."""
         firsts = np.cumsum(layout.counts) - layout.counts
         first, counts = int(firsts[rows[0]]), layout.counts[rows]
         if len(rows) == rows[-1] - rows[0] + 1 and int(counts.min()) == n:
@@ -248,7 +247,7 @@ class NativeAttention:
         return _index(flat.ravel(), self.device), first, kept, targets
 
     def _slots(self, pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
-        """Pool slots of positions in page tables that begin at ``table``, same shape."""
+        """Return the pool slots of positions, same shape. ``table``: index of a table's begin."""
         if self.page_size == 1:
             index = table + positions
             return pages.index_select(0, index.flatten()).view(index.shape)
@@ -258,11 +257,11 @@ class NativeAttention:
 
 
 def _flash(block: RowBlock, heads: Heads, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention by torch's own function: [B * N, num_heads * head_dim]."""
+    """Compute attention by torch's function. Return [B * N, num_heads * head_dim]."""
     b, n, d, kv_heads = block.rows, block.width, heads.head_dim, heads.num_kv_heads
     group = heads.num_heads // kv_heads
     if n == 1:
-        # The query heads of one key head stand in for queries: nothing is repeated.
+        # The query heads of a key head become its queries, so keys need not be repeated.
         q = q.reshape(b, kv_heads, group, d)
     else:
         q = q.reshape(b, n, kv_heads * group, d).transpose(1, 2)
@@ -280,11 +279,11 @@ def _flash(block: RowBlock, heads: Heads, q: Tensor, keys: Tensor, values: Tenso
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, heads: Heads
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q [.., K, N * G, D] over keys and values [.., K, L, D or value_dim]: outputs
-    [.., N * G, value_dim], and the log-sum-exp of the scores [.., N * G, 1] in float32.
+    """Compute attention of q [.., K, N * G, D] over keys and values [.., K, L, D or value_dim].
+    Return outputs [.., N * G, value_dim] and log-sum-exps of scores [.., N * G, 1], float32.
 
-    ``mask`` [.., N, L] holds for the G heads of each query. No more than ``SCORES`` scores are held
-    at a time.
+    ``mask`` [.., N, L] applies to the G heads of each query. At most about ``SCORES`` scores are
+    in memory at a time.
     """
     total, length = q.shape[-2], keys.shape[-2]
     group = heads.num_heads // heads.num_kv_heads
@@ -292,7 +291,7 @@ def _attend(
     parts = []
     for first in range(0, total, step):
         part = q[..., first : first + step, :]
-        # In place: the scores are large, and fresh memory costs more than the arithmetic.
+        # Scores are changed in place: new memory would cost more than the arithmetic.
         scores = torch.matmul(part, keys.transpose(-1, -2)).float().mul_(heads.scale)
         if heads.soft_cap:
             scores.div_(heads.soft_cap).tanh_().mul_(heads.soft_cap)
@@ -308,16 +307,16 @@ def _attend(
 
 
 def _causal(n: int, device: torch.device) -> Tensor:
-    """Query ``i`` of ``n`` sees keys ``0 .. i`` of as many: added to the scores [N, N]."""
+    """Return the mask [n, n] to add to the scores: query ``i`` sees keys ``0 .. i``."""
     return torch.full((n, n), float("-inf"), device=device).triu_(1)
 
 
 def _group(layout: Layout, page_size: int) -> Iterator[Rows]:
-    """Sets of rows for one block each.
+    """Yield the row indices of each block.
 
-    Rows share a block where their numbers of queries agree within a factor of 2 and their numbers
-    of keys within a factor of 4 (short ones always), unless a row is large enough to be alone.
-    Rows with many keys in common are kept apart from others.
+    Rows share a block if their numbers of queries agree within a factor of 2 and their numbers of
+    keys within a factor of 4 (up to 256 keys always). A large row is a block alone. Rows with many
+    shared keys form separate blocks.
     """
     counts, lengths = layout.counts, layout.starts + layout.counts
     if len(counts) == 1:
@@ -338,7 +337,7 @@ def _group(layout: Layout, page_size: int) -> Iterator[Rows]:
 
 
 def _repeat(x: Tensor, group: int) -> Tensor:
-    """[B, kv_heads, L, D] -> [B, kv_heads * group, L, D]."""
+    """Repeat each head of x [B, kv_heads, L, D]. Return [B, kv_heads * group, L, D]."""
     b, heads, length, d = x.shape
     return x.unsqueeze(2).expand(b, heads, group, length, d).reshape(b, heads * group, length, d)
 
@@ -349,23 +348,23 @@ def _index(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:
 
 # -- float8 pools, without scales ----------------------------------------------------------------
 #
-# Pools are passed on as bytes: copies of float8 by index are not implemented on every device.
+# Pools are viewed as bytes: not every device implements copies of float8 by index.
 
 LARGEST = 448.0  # the largest float8 (e4m3)
 
 
 def as_bytes(pool: Tensor) -> Tensor:
-    """The same memory, uint8 where it is float8."""
+    """Return a uint8 view of a float8 pool; other pools unchanged."""
     return pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool
 
 
 def narrow(x: Tensor, pool: Tensor) -> Tensor:
-    """x as ``pool`` (of ``as_bytes``) holds it. Larger values become 448; NaN stays NaN."""
+    """Return x in the format of ``pool`` (from ``as_bytes``). Float8 clamps values to +-448."""
     if pool.dtype != torch.uint8:
         return x
     return x.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of ``narrow``, in ``dtype``."""
+    """Convert float8 bytes to ``dtype``: the inverse of ``narrow``."""
     return x.view(torch.float8_e4m3fn).to(dtype) if x.dtype == torch.uint8 else x

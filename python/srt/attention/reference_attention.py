@@ -1,4 +1,4 @@
-"""Attention by definition, one query at a time: what every implementation is tested against."""
+"""Attention by definition, one query at a time. Tests compare all implementations with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sglang.srt.numeric.torch_later import Tensor, torch
 
 
 def slots_of(layout: Layout, row: int, page_size: int) -> list[int]:
-    """Pool slots of the row's positions ``0 .. start + count - 1``."""
+    """Return the pool slots of a row's positions ``0 .. start + count - 1``."""
     table = layout.pages[layout.tables[row] : layout.tables[row + 1]].tolist()
     length = int(layout.starts[row] + layout.counts[row])
     return [table[p // page_size] * page_size + p % page_size for p in range(length)]
@@ -25,7 +25,7 @@ def attend(
     value_pool: Tensor,
     page_size: int,
 ) -> Tensor:
-    """softmax(q k^T * scale) v ("Attention is all you need", eq. 1) over pages, in float64.
+    """Compute softmax(q k^T * scale) v ("Attention is all you need", eq. 1) in float64.
 
     Writes ``k`` and ``v`` to the pools [slots, num_kv_heads, head_dim or value_dim]; shapes
     otherwise as in ``Attention.attend``. Without ``v``, ``value_pool`` is ignored. Query

@@ -1,4 +1,4 @@
-"""Self-check: an attention implementation is held to plain torch on small passes."""
+"""Self-check: compares an attention implementation with plain torch on small passes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sglang.srt.attention.attention_protocol import Attention, Heads, KVShape, L
 from sglang.srt.attention.native_attention import NativeAttention
 from torch import Tensor
 
-# Rows of a pass: tokens before the new ones, and new ones. A prompt, the next part of one across
-# several tiles of keys, and a decode step.
+# Rows of the pass: (earlier tokens, new tokens). A prompt; a chunk of a prompt, whose keys span
+# several tiles; a decode step.
 ROWS = ((0, 70), (130, 9), (40, 1))
-# The error's norm, as a share of the output's: two roundings of bfloat16 are 0.4 % each.
+# Allowed norm of the error, relative to the output's. Two bfloat16 roundings are 0.4 % each.
 TOLERANCE = 0.02
 
 
@@ -27,16 +27,16 @@ def check(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Raise ValueError where an implementation differs from ``NativeAttention`` in float32.
+    """Raise ValueError if an implementation differs from ``NativeAttention`` in float32.
 
-    ``build`` makes it over key and value pools of one layer, [slots, kv heads, head_dim].
-    ``heads``: query heads. ``windows``: those of the model's layers, each of which is tried.
+    ``build`` makes the implementation over key and value pools of one layer, [slots, kv heads,
+    head_dim]. ``heads``: query heads. ``windows``: windows of the model's layers; each is tried.
     """
     layout, pages = _layout(page_size)
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        """Normal values that ``dtype`` holds."""
+        """Return normal values, rounded to ``dtype``."""
         return torch.randn(shape, generator=generator).to(dtype)
 
     keys, values = (random(pages * page_size + 1, kv.heads, kv.key_dim) for _ in range(2))
@@ -62,7 +62,7 @@ def check(
 
 
 def _layout(page_size: int) -> tuple[Layout, int]:
-    """``ROWS`` on scattered pages, and the number of pages."""
+    """Return the layout of ``ROWS`` on shuffled pages, and the number of pages."""
     starts, counts = (np.array(part, dtype=np.int32) for part in zip(*ROWS))
     sizes = [-(-(start + count) // page_size) for start, count in ROWS]
     pages = np.random.default_rng(0).permutation(sum(sizes)).astype(np.int32)

@@ -1,6 +1,6 @@
-"""Shared prefixes: rows of a pass that begin with the same keys, which are read once for all.
+"""Shared prefixes: groups of rows of a pass whose leading keys are the same, and read only once.
 
-A layout here may be a ``slots.subset``, whose page tables have beginnings alone.
+A layout here may be a ``slots.subset``, which has offsets of tables but not their end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def kin(layout: Layout, page_size: int, least: int) -> Rows:
-    """A number for each row: equal for rows that have their first ``least`` keys in common, 0 for
-    rows that share them with no other. [R]"""
+    """Return a label per row, int64 [R]: the same label for rows that share their first ``least``
+    keys, 0 for rows that share these keys with no other row."""
     place = -(-least // page_size) - 1
     long = layout.starts >= least
     tables = layout.tables[: len(long)]
@@ -25,7 +25,7 @@ def kin(layout: Layout, page_size: int, least: int) -> Rows:
 
 
 def common(layout: Layout, rows: Rows, limit: int) -> int:
-    """Leading pages that all ``rows`` have in common, at most ``limit``, which all have."""
+    """Return the number of leading pages that all ``rows`` share, at most ``limit``."""
     if len(rows) == 1:
         return 0
     tables = layout.tables[rows]
@@ -38,8 +38,8 @@ def common(layout: Layout, rows: Rows, limit: int) -> int:
 
 
 def groups(layout: Layout, page_size: int, least: int) -> list[tuple[list[int], int]]:
-    """Rows with at least ``least`` keys in common, and how many: whole pages, and none that a row
-    computes itself. A row is in one group at most."""
+    """Return groups (rows, tokens): rows that share ``tokens`` leading keys, at least ``least``, in
+    whole pages and computed before this pass. A row is in one group at most."""
     label = kin(layout, page_size, least)
     found = []
     for family in np.unique(label[label > 0]):

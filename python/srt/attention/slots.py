@@ -1,4 +1,4 @@
-"""Slots: the targets of a pass's new keys and values, and layouts made of other layouts."""
+"""Pool slots of a pass's new keys and values, and layouts derived from other layouts."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from sglang.srt.attention.attention_protocol import Int32Array, Layout
 
 
 def written(layout: Layout, page_size: int) -> Int32Array:
-    """Pool slots of the new tokens [T]."""
+    """Return the pool slots of the new tokens, int32 [T]."""
     at = np.repeat(layout.tables[:-1], layout.counts) + layout.positions // page_size
     slots: Int32Array = layout.pages[at] * page_size + layout.positions % page_size
     return slots
 
 
 def subset(layout: Layout, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Layout:
-    """The layout of some rows. Page tables are not copied: ``tables`` [len(rows)] points into the
-    same ``pages`` and has no end."""
+    """Return the layout of decode rows ``rows``. Page tables are not copied: ``tables``
+    [len(rows)] has offsets into the same ``pages``, without an end."""
     positions = layout.starts[rows]
     return Layout(positions, layout.counts[rows], layout.tables[rows], layout.pages, positions)
 
 
 def padded(layout: Layout, rows: int, page: int) -> Layout:
-    """A layout of decode rows with rows added, up to ``rows``, each the first token of a sequence
-    in ``page``: they write its first slot and read nothing else."""
+    """Return a layout of decode rows, padded to ``rows`` rows. A padding row is the first token of
+    a sequence in ``page``: it writes and reads only the first slot of that page."""
     more = rows - len(layout.counts)
     if more == 0:
         return layout
@@ -40,8 +40,8 @@ def padded(layout: Layout, rows: int, page: int) -> Layout:
 def tables_of(
     layout: Layout, page_size: int, skip: Int32Array | None = None
 ) -> tuple[Int32Array, Int32Array]:
-    """Page tables of exactly the pages that rows use, less the first ``skip[r]`` of row ``r``:
-    offsets [R + 1] and pages. ``layout.tables`` may be a ``subset``'s."""
+    """Return page tables with only the pages that rows use, without the first ``skip[r]`` of row
+    ``r``, as offsets [R + 1] and pages. ``layout`` may be a ``subset``."""
     rows = len(layout.counts)
     used = -(-(layout.starts + layout.counts) // page_size)
     if skip is None and len(layout.tables) > rows and (np.diff(layout.tables) == used).all():

@@ -1,11 +1,11 @@
 """Attention by the kernels of ``sgl_kernel.triton``, on an NVIDIA GPU.
 
-    rows with one new token     decode, their keys cut into chunks for programs of equal work; keys
-                                that rows begin with together are read once for all of them
-    the others                  extend, by tiles of queries
+    rows with one new token     decode, with keys split into chunks for programs of equal work;
+                                keys of a shared prefix are read once for all its rows
+    other rows                  extend, by tiles of queries
 
-A pass is planned on the host and sent in one copy. Decode passes can be captured (``frame``); a
-captured pass reads no shared keys once: that takes launches that depend on which rows share.
+A pass is planned on the host and sent in one copy. Decode passes can be captured (``frame``). A
+captured pass reads shared keys per row, because the launches depend on which rows share keys.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from sglang.srt.attention.slots import subset, written
 from sglang.srt.parallel.staging import aligned_offsets, send_all, send_into
 from torch import Tensor
 
-# Keys that rows must have in common for reading them once to be worth a second softmax.
+# Minimum number of shared keys for which reading them once is worth a second softmax.
 COMMON = 128
-# Stands for the number of multiprocessors where there is no GPU, in the interpreter.
+# Number of multiprocessors assumed without a GPU, in Triton's interpreter.
 PROCESSORS = 4
 
 
@@ -42,8 +42,8 @@ class Decode:
     """Arguments of ``kernels.decode``.
 
     Attributes:
-        at: flat indices of the rows' queries, int64 [R]; None where they are all there is.
-        own: keys after the prefixes that rows share, and these; None where they share none.
+        at: flat indices of the rows' queries, int64 [R]; None if all rows of the pass decode.
+        own: work for keys after shared prefixes, and for these; None if no rows share keys.
     """
 
     at: Tensor | None
@@ -55,7 +55,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Extend:
-    """Rows as for ``kernels.extend``; ``tiles`` has none for decode rows."""
+    """Arguments of ``kernels.extend``. ``tiles`` omits the decode rows."""
 
     tables: Tensor
     starts: Tensor
@@ -68,8 +68,8 @@ class TritonAttention:
     """Implements ``attention.attention_protocol.Capturable`` and ``Writable``.
 
     ``key_pools[i]`` and ``value_pools[i]`` are [slots, kv_heads, head_dim] of layer ``i``.
-    ``windows`` are the windows that layers will ask for (0: none), ``heads`` the query heads.
-    ``disabled``: kernels to do without, of "append", "decode" and "cascade"
+    ``windows``: windows of the layers (0: none). ``heads``: number of query heads.
+    ``disabled``: kernels that are not used, of "append", "decode" and "cascade"
     (``--disable-fused-kernels``).
     """
 
@@ -135,7 +135,7 @@ class TritonAttention:
     def _plan_decode(
         self, layout: Layout, arrays: dict[str, Int32Array], numbers: dict[str, int]
     ) -> None:
-        """Adds the decode rows' part to what is sent; ``layout`` has these rows only."""
+        """Add the plan of decode rows to ``arrays`` and ``numbers``. ``layout``: decode rows."""
         lengths = layout.starts + 1
         arrays |= {"decode_tables": layout.tables, "lengths": lengths}
         _add("work", self.work(lengths), arrays, numbers)
@@ -153,19 +153,19 @@ class TritonAttention:
 
     @property
     def programs(self) -> int:
-        """Programs of a KV head that decode rows' keys are cut for."""
+        """Number of programs per KV head among which the decode rows' keys are split."""
         return int(kernels.fair_programs(self.kv_heads, self.processors))
 
     def work(self, lengths: Int32Array, **options: Any) -> dict[str, Any]:
-        """``kernels.plan_work`` for decode rows of ``lengths`` keys [R]."""
+        """Return ``kernels.plan_work`` for decode rows with ``lengths`` keys, int32 [R]."""
         keys = int(lengths.sum() - options.get("lows", lengths[:0]).sum())
         chunk = kernels.choose_chunk(keys, self.programs)
         plan: dict[str, Any] = kernels.plan_work(lengths, chunk, **options)
         return plan
 
     def attend(self, heads: Heads, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
-        """Writes the layer's pools at the planned slots, then reads them."""
-        assert v is not None  # ``choose`` sees to it
+        """Write the layer's pools at the planned slots, then compute attention over the pools."""
+        assert v is not None  # ``backend_choice`` refuses shared pools
         self.append(k, v, *self.target(heads))
         return self.read(heads, q)
 
@@ -213,8 +213,8 @@ class TritonAttention:
 
 
 class _TritonFrame:
-    """Decode rows whose plan lies in one static buffer: slots, lengths, tables, work. Their page
-    tables lie in another, ``entries``. Implements ``attention.attention_protocol.Resident``."""
+    """Captured pass of decode rows. Implements ``attention_protocol.Resident``. ``static`` holds
+    slots, lengths, offsets of tables and work; ``entries`` holds page tables."""
 
     def __init__(
         self, attention: TritonAttention, rows: int, static: Tensor, entries: Tensor
@@ -273,16 +273,16 @@ class _TritonFrame:
 
 
 def _firsts(rows: int, programs: int) -> list[int]:
-    """Offsets of slots, lengths, tables, parts and items in the buffer of a captured pass, and its
-    end."""
+    """Return the offsets of slots, lengths, tables, parts and items in the buffer of a captured
+    pass, and the buffer's size, in int32 elements."""
     return aligned_offsets([rows, rows, rows, rows + 1, 4 * (rows + programs)], unit=4)
 
 
 def _add(
     name: str, plan: dict[str, Any], arrays: dict[str, Int32Array], numbers: dict[str, int]
 ) -> None:
-    """Add the fields of a plan to what is sent, and its numbers, under their names after
-    ``name``."""
+    """Add a plan's fields to ``arrays`` or ``numbers``, under the names ``name`` + "_" + field.
+    ``arrays`` are sent to the device."""
     for field, value in plan.items():
         if isinstance(value, np.ndarray):
             arrays[f"{name}_{field}"] = value
@@ -291,13 +291,13 @@ def _add(
 
 
 def _fields(name: str, sent: dict[str, Tensor], numbers: dict[str, int]) -> dict[str, Any]:
-    """Fields that ``_add`` added, arrays on the device."""
+    """Return the fields that ``_add`` added for ``name``, with arrays on the device."""
     found = {**sent, **numbers}
     return {key[len(name) + 1 :]: found[key] for key in found if key.startswith(f"{name}_")}
 
 
 def stored(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """``append.append`` by torch's operations."""
+    """Store new keys and values as ``append.append`` does, by torch's operations."""
     for pool, new in ((as_bytes(keys), k), (as_bytes(values), v)):
         pool.index_copy_(0, slots.long(), narrow(new, pool))
 

@@ -1,8 +1,8 @@
 """CharacterDfa: a deterministic automaton over characters, as arrays.
 
-The alphabet is *character classes*: sets of code points that no state tells apart. So ``\\w`` costs
-one column, however many ranges Unicode gives it. The package ``fsm`` maps tokens' bytes to
-characters.
+The alphabet consists of *character classes*: sets of code points with the same transitions in every
+state. So ``\\w`` is one column, although Unicode has many ranges for it. The package ``fsm`` maps
+tokens' bytes to characters.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class CharacterDfa:
 
     Attributes:
         edges: first code point of each interval, ascending, ``edges[0] == 0`` [intervals].
-        labels: class of each interval [intervals]; DEAD where no state has a transition on it.
+        labels: class of each interval [intervals]; DEAD: no state has a transition on it.
         next: state after a character of each class, or DEAD [states, classes].
-        final: whether the text may end here [states].
-        strings: all texts of the language where they are few; None where they are not.
+        final: True for states in which the text may end [states].
+        strings: all texts of a small language; None for a larger one.
     """
 
     edges: Int32Array
@@ -45,7 +45,7 @@ class CharacterDfa:
         return int(self.next.shape[1])
 
     def accepts(self, text: str) -> bool:
-        """Whether ``text`` is in the language."""
+        """Return True if ``text`` is in the language."""
         points = np.array([ord(char) for char in text], dtype=np.int32)
         labels = self.labels[np.searchsorted(self.edges, points, side="right") - 1]
         state = 0
@@ -56,7 +56,7 @@ class CharacterDfa:
         return bool(self.final[state])
 
     def pack(self) -> bytes:
-        """Bytes for ``unpack`` in another process."""
+        """Return the automaton as bytes, for ``unpack`` in another process."""
         return msgspec.msgpack.encode(
             [self.edges.tobytes(), self.labels.tobytes(), self.next.tobytes(),
              self.final.tobytes(), self.classes, self.strings]
@@ -64,7 +64,7 @@ class CharacterDfa:
 
     @staticmethod
     def unpack(data: bytes) -> CharacterDfa:
-        """The automaton that ``pack`` wrote."""
+        """Return the automaton from the bytes that ``pack`` returned."""
         edges, labels, table, final, classes, strings = msgspec.msgpack.decode(data)
         return CharacterDfa(
             np.frombuffer(edges, dtype=np.int32),

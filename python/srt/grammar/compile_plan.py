@@ -1,13 +1,13 @@
-"""CompilePlan: a constraint, compiled as far as that needs no vocabulary.
+"""CompilePlan: the vocabulary-independent part of a compiled constraint.
 
-Users' constraints may be slow or large, so ``make_plan`` runs in a process that may be killed
+A constraint may be slow or large to compile, so ``make_plan`` runs in a process that may be killed
 (``compile_worker``). ``build_grammar`` then makes the grammar in a thread beside the engine loop.
 
-    constraint                     carried by
+    constraint                     implementation
     choices                        a trie, with every backend
-    regex                          our automaton ("auto", "fsm", "interegular"); a trie where the
-                                   language is small; llguidance where "auto" exceeds the budget
-                                   of the automaton and both read the pattern alike
+    regex                          our automaton ("auto", "fsm", "interegular"); a trie for a small
+                                   language; llguidance if "auto" exceeds the automaton's budget
+                                   and the pattern means the same in llguidance
     json_schema                    llguidance; outlines-core for "outlines"
     ebnf, structural_tag           llguidance
 """
@@ -20,17 +20,17 @@ from sglang.srt.core.vocabulary import Vocabulary
 from sglang.srt.grammar.character_dfa import CharacterDfa
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, GrammarError
 
-LONGEST = 400  # characters of an error
+LONGEST = 400  # limit of the characters of an error
 
 
 class CompilePlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer of the compile process.
+    """The plan that the compile process returns.
 
     Attributes:
         path: "fsm" (``data`` is a packed CharacterDfa), "trie" (``strings`` is the whole language),
-            "llguidance" (``text`` is a grammar that it has accepted) or "outlines" (``text`` is a
-            pattern).
-        schema: whether the rules of ``text`` were made from a schema, and not written by a user.
+            "llguidance" (``text`` is a grammar that llguidance has accepted) or "outlines"
+            (``text`` is a pattern).
+        schema: True if the rules of ``text`` come from a schema and not from the request's grammar.
         error: the reason why the constraint cannot be enforced; nothing else is set then.
     """
 
@@ -43,7 +43,7 @@ class CompilePlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def make_plan(constraint: Constraint, backend: str, whitespace: str) -> CompilePlan:
-    """The plan, or one with ``error`` set: nothing is raised.
+    """Return the plan of a constraint, with ``error`` set after a failure. Raises nothing.
 
     Args:
         backend: one of ``config.sections.GRAMMAR_BACKENDS``.
@@ -60,7 +60,7 @@ def make_plan(constraint: Constraint, backend: str, whitespace: str) -> CompileP
         error = str(failure) or repr(failure)
     except Exception as failure:
         error = f"{constraint.kind} cannot be compiled: {type(failure).__name__}: {failure}"
-    if len(error) > LONGEST:  # the problem stands in front, the fix at the end
+    if len(error) > LONGEST:  # keep the problem at the beginning and the fix at the end
         error = f"{error[: LONGEST // 2]} ... {error[-LONGEST // 2 :]}"
     return CompilePlan(error=error)
 
@@ -124,8 +124,8 @@ def _regex(pattern: str, backend: str) -> CompilePlan:
 
 
 def _guided(pattern: str, reason: GrammarError | None) -> CompilePlan:
-    """A plan for llguidance, which reads the pattern as ``re`` does once it is unparsed. Raises
-    ``reason``, or else the error itself, where the pattern cannot be written so."""
+    """Return a plan for llguidance, with the pattern rewritten so that llguidance reads it as
+    ``re`` does. If that is not possible, raise ``reason``, or the error itself if it is None."""
     from sglang.srt.grammar.guidance import check, grammar_of
     from sglang.srt.grammar.guidance.trial_text import probe
     from sglang.srt.grammar.regex.unparse import portable
@@ -142,13 +142,13 @@ def _guided(pattern: str, reason: GrammarError | None) -> CompilePlan:
 def build_grammar(
     plan: CompilePlan, vocabulary: Vocabulary, canonical: bool = True
 ) -> CompiledGrammar:
-    """The grammar of a plan. Its first mask is made here, so that no forward pass waits for it.
+    """Build the grammar of a plan, and its first mask, so that no forward pass waits for that.
 
     Args:
-        canonical: masks allow only tokens of the canonical tokenisation of some legal text, where
-            the path can tell.
+        canonical: masks allow only tokens of the canonical tokenisation of a legal text, if the
+            implementation supports it.
 
-    Raises GrammarError for a plan with an error, and where no token may begin a text.
+    Raises GrammarError for a plan with an error, and if no token may begin a text.
     """
     if plan.error:
         raise GrammarError(plan.error)

@@ -16,16 +16,16 @@ from sglang.srt.grammar.compile_worker import MAX_FRAME, MAX_PLAN, PlanRequest
 from sglang.srt.system.import_root import IMPORT_ROOT
 from sglang.srt.system.processes import stopped_twice
 
-STARTING = 3  # times its patience before a child that does not start is replaced
-LOOK = 0.5  # seconds between two looks at a child that does not answer
-# As ``-m sglang.srt.grammar.compile_worker``, but with our own package: no file in the working
-# directory can replace a module.
+STARTING = 3  # multiple of ``patience`` after which a child that does not start is replaced
+LOOK = 0.5  # seconds between two checks of a child that does not answer
+# Same as ``-m sglang.srt.grammar.compile_worker``, but without the working directory in sys.path,
+# so that no file there can replace a module.
 SCRIPT = (
     f"import sys; sys.path = [*filter(None, sys.path)]; root = {IMPORT_ROOT!r};"
     "root in sys.path or sys.path.insert(0, root);"
     "from sglang.srt.grammar.compile_worker import main; main(sys.argv[1:])"
 )
-# A child computes in one thread, and every thread and arena would take address space.
+# A child computes in one thread. More threads and arenas would take limited address space.
 ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -35,7 +35,7 @@ ONE_THREAD = {
 
 
 class ProcessDied(Exception):
-    """The child has ended. ``code`` is ``Popen.returncode``; ``begun``: it had the request."""
+    """The child has ended. ``code``: ``Popen.returncode``; ``begun``: during a request."""
 
     def __init__(self, code: int, begun: bool) -> None:
         super().__init__(f"the compile process has ended with status {code}")
@@ -44,12 +44,12 @@ class ProcessDied(Exception):
 
 
 class PlanProcess:
-    """Used by one thread at a time; ``close`` by any.
+    """Handle on a compile process. One thread at a time may use it; any thread may ``close`` it.
 
     Args:
         planner: "module:function" that makes the plans.
-        seconds: of processor time that a plan may take.
-        patience: seconds that a caller waits for one, the start of a child included.
+        seconds: limit of the processor time of a plan.
+        patience: limit of the seconds that a caller waits for a plan, with the start of a child.
     """
 
     def __init__(self, planner: str, seconds: float, patience: float) -> None:
@@ -61,19 +61,19 @@ class PlanProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._ready = False
-        self.begun = False  # whether the child has the last request
-        self._since = 0.0  # when the child was started
+        self.begun = False  # True if the child has begun the last request
+        self._since = 0.0  # time of the child's start
 
     @property
     def pid(self) -> int | None:
-        """The running child's process id, None where no child runs."""
+        """Process id of the running child, None if no child runs."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
-        """Start a child where none runs. Does not wait for it.
+        """Start a child if none runs, without waiting until it is ready.
 
-        Raises OSError where none can be started, ProcessDied after ``close``.
+        Raises OSError if no process can be started, ProcessDied after ``close``.
         """
         if self.pid is not None:
             return
@@ -97,12 +97,12 @@ class PlanProcess:
         self.started += 1
 
     def plan(self, request: PlanRequest) -> CompilePlan:
-        """The child's plan; starts a child where there is none.
+        """Return the child's plan; start a child if none runs.
 
-        Raises ValueError for a request too long or not encodable, ProcessDied (with SIGPROF where
-        the plan took more than ``seconds`` of processor time, SIGSTOP where the child was stopped),
-        TimeoutError where there is none after ``patience``, OSError where no child can be started.
-        A child that is late still runs: ``give_up`` on it.
+        Raises ValueError for a request too long or not encodable, ProcessDied (code -SIGPROF: the
+        plan exceeded ``seconds`` of processor time; -SIGSTOP: the child was stopped), TimeoutError
+        if there is no plan after ``patience``, OSError if no child can be started. After a
+        TimeoutError the child still runs; call ``give_up``.
         """
         frame = msgspec.msgpack.encode(request)
         if len(frame) > MAX_FRAME:
@@ -130,13 +130,13 @@ class PlanProcess:
                     pipe.close()
 
     def give_up(self) -> None:
-        """Kill a child that is late. One that had no time to start lives on: the next request finds
-        it ready."""
+        """Kill a child that is late. A child that is still starting is kept for the next request,
+        up to STARTING times ``patience``."""
         if self.begun or self._ready or time.monotonic() - self._since > STARTING * self.patience:
             self.kill()
 
     def close(self) -> None:
-        """Kill the child and start no other. The thread in ``plan`` gets a ProcessDied."""
+        """Kill the child and start no other. A call of ``plan`` in flight raises ProcessDied."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -183,8 +183,8 @@ class PlanProcess:
         return process
 
     def _wait(self, number: int, event: int, deadline: float) -> None:
-        """Wait until the pipe can be used or is broken. A stopped child is killed: it may never
-        go on. Raises TimeoutError."""
+        """Wait until the pipe is ready or broken. A stopped child is killed, because it may never
+        continue. Raises TimeoutError, ProcessDied."""
         stopped = stopped_twice(self._alive().pid)
         poller = select.poll()
         poller.register(number, event)
@@ -198,7 +198,7 @@ class PlanProcess:
 
 
 def _status(process: subprocess.Popen[bytes]) -> int:
-    """Exit status of a child that has closed its pipes."""
+    """Return the exit status of a child that has closed its pipes; kill it if it still runs."""
     try:
         return process.wait(1)
     except subprocess.TimeoutExpired:

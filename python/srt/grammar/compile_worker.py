@@ -1,15 +1,15 @@
-"""Program of a compile process: plans constraints one after another; may be killed at any time.
+"""Program of a compile process: plans one constraint after another; may be killed at any time.
 
     python -m sglang.srt.grammar.compile_worker [--planner MODULE:FUNCTION]
         [--seconds S] [--patience S]
 
 A frame is a length (4 bytes, little-endian) and that many bytes. The worker first writes an empty
-frame, which says that it is ready. Each frame it reads is a MessagePack list (constraint, backend,
-whitespace). The worker answers with an empty frame as soon as it begins, then with the CompilePlan.
+frame, to report that it is ready. A frame to the worker is a MessagePack list (constraint, backend,
+whitespace). The worker answers with an empty frame when it begins, then with the CompilePlan.
 
-The worker ends with its input and with its parent. Two timers of the kernel end it while it plans:
-SIGPROF where a plan exceeds its processor time, which is the constraint's fault, and SIGALRM long
-after the parent's patience: native code may keep the thread that watches the parent waiting.
+The worker ends when its input or its parent ends. Two kernel timers end the worker during a plan:
+SIGPROF if the plan exceeds its processor time, which is the constraint's fault; SIGALRM long after
+the parent's patience, because native code may block the thread that watches the parent.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Planner = Callable[[Constraint, str, str], CompilePlan]
 PLANNER = "sglang.srt.grammar.compile_plan:make_plan"
 MAX_FRAME = 4 << 20  # bytes of a constraint
 MAX_PLAN = 128 << 20  # bytes of a plan
-MEMORY = 1 << 30  # bytes of address space a constraint may take
-KEPT = 256 << 20  # bytes of memory it may leave behind; with more the worker ends, for another
-STACK = 4 << 20  # bytes; deep recursion ends the worker here, and not the engine later
-ALARM = 2  # times the parent's patience before the worker ends itself
+MEMORY = 1 << 30  # limit of the address space for constraints, in bytes
+KEPT = 256 << 20  # bytes of memory that may remain in use after plans; with more the worker ends
+STACK = 4 << 20  # bytes; deep recursion ends the worker, before it could end the engine
+ALARM = 2  # multiple of the parent's patience after which the worker ends itself
 
 
 class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A constraint to plan, as the parent sends it."""
+    """The parent's request: a constraint, and the settings to plan it with."""
 
     constraint: Constraint
     backend: str
@@ -54,13 +54,13 @@ class Frames:
         self._sink = sink
 
     def read(self) -> bytes | None:
-        """The next frame, or None at the end: no more input, or a frame too long."""
+        """Return the next frame, or None at the end of the input or for a frame too long."""
         head = self._take(4)
         size = int.from_bytes(head or b"", "little")
         return self._take(size) if head is not None and size <= MAX_FRAME else None
 
     def write(self, frame: bytes) -> None:
-        """Write a frame. Raises OSError where the reading end is closed."""
+        """Write a frame. Raises OSError if the parent has closed the pipe."""
         left = memoryview(len(frame).to_bytes(4, "little") + frame)
         while left:
             left = left[os.write(self._sink, left) :]
@@ -76,11 +76,11 @@ class Frames:
 
 
 def serve(frames: Frames, planner: Planner, seconds: float, patience: float) -> None:
-    """Answer until the input ends, or until the worker holds more than KEPT bytes.
+    """Answer requests until the input ends, or until memory has grown by more than KEPT bytes.
 
     Args:
-        seconds: of processor time that a plan may take.
-        patience: seconds that the parent waits for one.
+        seconds: limit of the processor time of a plan.
+        patience: seconds that the parent waits for a plan.
     """
     base = memory()[1]
     frames.write(b"")
@@ -101,7 +101,7 @@ def serve(frames: Frames, planner: Planner, seconds: float, patience: float) -> 
 
 
 def plan(planner: Planner, frame: bytes) -> CompilePlan:
-    """The planner's answer. Exceptions become plans with an error."""
+    """Return the planner's plan for a request. An exception becomes a plan with an error."""
     try:
         request = msgspec.msgpack.decode(frame, type=PlanRequest)
         return planner(request.constraint, request.backend, request.whitespace)
@@ -116,7 +116,7 @@ def plan(planner: Planner, frame: bytes) -> CompilePlan:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of address space and of resident memory; zeros where the platform has no /proc."""
+    """Return the bytes of address space and of resident memory; zeros without /proc."""
     try:
         with open("/proc/self/statm") as file:
             pages = file.read().split()
@@ -128,7 +128,7 @@ def memory() -> tuple[int, int]:
 
 
 def limit(size: int) -> None:
-    """Limit the address space to ``size`` bytes more than now; a small stack, no core files."""
+    """Limit address space to ``size`` bytes more than now, the stack to STACK; no core files."""
     try:
         import resource
     except ImportError:
@@ -145,7 +145,7 @@ def limit(size: int) -> None:
 
 
 def pipes() -> tuple[int, int]:
-    """Take standard input and output for frames; libraries read from and print to nothing."""
+    """Return descriptors of standard input and output for frames, and redirect both to null."""
     source, sink = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -155,7 +155,7 @@ def pipes() -> tuple[int, int]:
 
 
 def load(name: str) -> Planner:
-    """Load the function ``module:function`` and call its module's ``warm()`` where it has one."""
+    """Load the function ``module:function`` and call its module's ``warm()``, if defined."""
     module, _, function = name.partition(":")
     loaded = importlib.import_module(module)
     getattr(loaded, "warm", lambda: None)()
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--patience", type=float, default=20.0)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and a terminal that closes
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent handles a closed terminal
     when_orphaned(os.getppid(), lambda: os._exit(0))
     frames = Frames(*pipes())
     planner = load(options.planner)

@@ -1,4 +1,4 @@
-"""Bounded caches: compiled grammars and, for a while, failures to compile one."""
+"""Bounded caches: compiled grammars, and recent failures to compile a constraint."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sglang.ir.constraint import Constraint
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar
 
 KEPT = 256  # grammars
-KEPT_BYTES = 64 << 20  # of the grammars (``nbytes``, where they have one) and of their texts
-FAILED = 64  # failures remembered
-FAILED_SECONDS = 60.0  # then a failure is tried again: a busy machine may be late once
+KEPT_BYTES = 64 << 20  # bytes of grammars (``nbytes``, if they have it) and constraint texts
+FAILED = 64  # failures
+FAILED_SECONDS = 60.0  # lifetime of a failure: a busy machine may have caused it
 
 
 class GrammarCache:
-    """CompiledGrammar by constraint, the least recently used first to go. Not locked."""
+    """LRU cache of CompiledGrammar by constraint. Not thread-safe."""
 
     def __init__(self, count: int = KEPT, size: int = KEPT_BYTES) -> None:
         self.count = count
@@ -33,7 +33,7 @@ class GrammarCache:
         return grammar
 
     def put(self, key: Constraint, grammar: CompiledGrammar) -> None:
-        """Add a grammar. The newest is kept, however large."""
+        """Add a grammar and evict others. The newest grammar is kept, whatever its size."""
         self._grammars[key] = grammar
         self._grammars.move_to_end(key)
         while len(self._grammars) > 1 and (
@@ -44,7 +44,7 @@ class GrammarCache:
 
     @property
     def nbytes(self) -> int:
-        """Estimated bytes of all entries, now: some grammars grow as they are used."""
+        """Current estimate of the bytes of all entries. Some grammars grow during use."""
         return sum(
             len(key.text) + int(getattr(grammar, "nbytes", 0))
             for key, grammar in self._grammars.items()
@@ -52,7 +52,7 @@ class GrammarCache:
 
 
 class FailureCache:
-    """Error by constraint, the oldest first to go. Not locked."""
+    """Cache of error messages by constraint; evicts the oldest first. Not thread-safe."""
 
     def __init__(self, count: int = FAILED, seconds: float = FAILED_SECONDS) -> None:
         self.count = count

@@ -1,8 +1,8 @@
 """GrammarCompiler: compiles constraints beside the engine loop, with limits of time and memory.
 
-A constraint that takes too much processor time or memory is refused, and the refusal is remembered
-for a while. A machine that is late, or that loses a process, is no fault of the constraint: the
-request fails as one that may be tried again, and nothing is remembered.
+A constraint that takes too much processor time or memory is refused, and the refusal is cached for
+some time. If the machine is busy, or a compile process is lost, the request fails with CompilerBusy
+and may be tried again; that error is not cached.
 
 Each of a few threads has a child process that plans (``compile_process``) and may be killed. The
 thread then builds the grammar with the vocabulary. Equal constraints are compiled once.
@@ -31,36 +31,36 @@ from sglang.srt.grammar.compile_worker import PLANNER, PlanRequest
 from sglang.srt.grammar.grammar_cache import FailureCache, GrammarCache
 from sglang.srt.grammar.grammar_protocol import CompiledGrammar, CompilerBusy, GrammarError
 
-WITH_WHITESPACE = ("json_schema", "structural_tag", "ebnf")  # all that may hold a schema
-CLOSE_SECONDS = 5.0  # for grammars that are being built
+WITH_WHITESPACE = ("json_schema", "structural_tag", "ebnf")  # kinds that may contain a schema
+CLOSE_SECONDS = 5.0  # grace period at ``close`` for grammars that are being built
 CLOSED = "the compiler is closed."
 AGAIN = "Try again."
 # Signals that a constraint can cause: a crash, or too much processor time. Any other signal was
 # sent by another process.
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE,
           signal.SIGPROF)  # fmt: skip
-STACK = 4 * compile_worker.STACK  # bytes: enough to build whatever a child has planned
+STACK = 4 * compile_worker.STACK  # bytes: enough to build any plan of a child
 
 Waiter = Future[CompiledGrammar]
 _open: weakref.WeakSet[GrammarCompiler] = weakref.WeakSet()
 
 
 class GrammarCompiler:
-    """Used from any thread. Starts nothing before ``warm`` or the first ``submit``.
+    """Thread-safe. Starts no thread or process before ``warm`` or the first ``submit``.
 
     Args:
         vocabulary: called once, in a thread of the compiler.
         config: backend, whitespace and masks.
-        workers: constraints compiled at once.
-        seconds: of processor time that a plan may take; more is the constraint's fault.
-        patience: seconds that a plan is waited for; longer is the machine's.
+        workers: number of constraints compiled in parallel.
+        seconds: limit of a plan's processor time; beyond it the constraint is refused.
+        patience: limit of the wait for a plan in seconds; beyond it the machine is busy.
         planner: "module:function" that the children run.
 
     Attributes:
-        compiled: grammars made.
-        hits: submitted constraints that were in the cache or in flight.
-        failures: submitted constraints that were answered with an error.
-        killed: children killed because they were late, or took too much processor time.
+        compiled: number of compiled grammars.
+        hits: number of submitted constraints that were cached or in flight.
+        failures: number of submitted constraints that failed with an error.
+        killed: number of children killed for being late or for too much processor time.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GrammarCompiler:
         self.failures = 0
         self.killed = 0
         self._vocabulary = Once(vocabulary)
-        self._lock = threading.Lock()  # guards all below, and the counters
+        self._lock = threading.Lock()  # guards the counters and all attributes below
         self._cache = GrammarCache()
         self._failed = FailureCache()
         self._flights: dict[Constraint, list[Waiter]] = {}
@@ -91,9 +91,9 @@ class GrammarCompiler:
         self._closed = False
 
     def submit(self, constraint: Constraint) -> Waiter:
-        """A future of the grammar. It fails with GrammarError, or with CompilerBusy where the
-        constraint is not at fault. Cancelling it affects no other waiter; a constraint without
-        waiters is not begun."""
+        """Return a future of the grammar. The future fails with GrammarError, or with CompilerBusy
+        if the constraint is not at fault. Cancelling a future does not affect other futures of the
+        constraint; without any, compilation is not begun."""
         waiter: Waiter = Future()
         try:
             key = self._key(constraint)
@@ -142,7 +142,7 @@ class GrammarCompiler:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The counters, by the names of the engine's statistics."""
+        """Counters, by their names in the engine's statistics."""
         return {
             "grammars_compiled": self.compiled,
             "grammar_hits": self.hits,
@@ -163,7 +163,7 @@ class GrammarCompiler:
     # -- the caller's side, under the lock -------------------------------------------------------
 
     def _key(self, constraint: Constraint) -> Constraint:
-        """The constraint with its effective whitespace, as the cache's key."""
+        """Return the cache key: the constraint with its whitespace. Raises GrammarError."""
         space: str | None = None
         try:
             constraint.verify()
@@ -230,7 +230,7 @@ class GrammarCompiler:
             error = failure
         except OSError as failure:  # no process can be started
             error = CompilerBusy(f"{key.kind} cannot be compiled now: {failure}. {AGAIN}")
-        except BaseException as failure:  # a library in Rust that panics raises no Exception
+        except BaseException as failure:  # a panic of a Rust library is not an Exception
             name = type(failure).__name__
             error = GrammarError(f"{key.kind} cannot be compiled: {name}: {failure}")
         with self._lock:
@@ -251,8 +251,8 @@ class GrammarCompiler:
         return build_grammar(plan, self._vocabulary.get(), canonical=self.config.jumps != "string")
 
     def _plan(self, key: Constraint, process: PlanProcess) -> CompilePlan:
-        """Compile a constraint in a process. Raises GrammarError where the constraint is at fault,
-        else CompilerBusy or OSError."""
+        """Plan a constraint in a child. Raises GrammarError if the constraint is at fault, else
+        CompilerBusy or OSError."""
         request = PlanRequest(key, self.config.grammar_backend, key.whitespace or "")
         try:
             try:
@@ -261,7 +261,7 @@ class GrammarCompiler:
                 if self._closed or (death.begun and _guilty(death)):
                     raise
                 process.kill()
-                return process.plan(request)  # something else has ended it, or stopped it
+                return process.plan(request)  # once more: the constraint did not end the child
         except TimeoutError:
             with self._lock:
                 self.killed += 1
@@ -275,7 +275,7 @@ class GrammarCompiler:
             raise self._verdict(key, death) from None
 
     def _verdict(self, key: Constraint, death: ProcessDied) -> GrammarError | CompilerBusy:
-        """The error for a child that has ended: the constraint's fault, or the machine's."""
+        """Return the error for a child that has ended: GrammarError if the constraint's fault."""
         if self._closed:
             return CompilerBusy(CLOSED)
         if death.code == -signal.SIGPROF:
@@ -298,12 +298,12 @@ class GrammarCompiler:
 
 
 def _guilty(death: ProcessDied) -> bool:
-    """Whether a child that had begun was ended by its constraint."""
+    """Return True if the constraint is the cause of a child's end during a plan."""
     return death.code >= 0 or -death.code in FAULTS
 
 
 class Once:
-    """A callable's value, made at the first call. A failure is kept, too."""
+    """Cache of the value of a callable, which is called once. A failure is cached, too."""
 
     def __init__(self, make: Callable[[], Vocabulary]) -> None:
         self._make = make
@@ -312,7 +312,7 @@ class Once:
         self._error = ""
 
     def get(self) -> Vocabulary:
-        """The value. Raises GrammarError where it could not be made."""
+        """Return the value. Raises GrammarError if the callable failed."""
         with self._lock:
             if self._value is None and not self._error:
                 try:
@@ -324,13 +324,13 @@ class Once:
             return self._value
 
     def warm(self) -> None:
-        """Make it now, and the tables that grammars share; ``get`` raises the failure, if any."""
+        """Make the vocabulary and its shared tables now. A failure is raised later, by ``get``."""
         with contextlib.suppress(BaseException):
             warm_vocabulary(self.get())
 
 
 def _start_quietly(process: PlanProcess) -> None:
-    """Start a child. Where that fails, the next constraint gets the error."""
+    """Start a child. A failure is ignored, because the next ``plan`` raises it again."""
     with contextlib.suppress(Exception):
         process.start()
 
@@ -338,7 +338,7 @@ def _start_quietly(process: PlanProcess) -> None:
 def _settle(
     waiters: list[Waiter], grammar: CompiledGrammar | None, error: Exception | None
 ) -> None:
-    """Give each waiter the grammar, or an exception of its own: threads raise it separately."""
+    """Give each waiter the grammar, or its own copy of the error, as several threads raise it."""
     for waiter in waiters:
         if not waiter.set_running_or_notify_cancel():
             continue

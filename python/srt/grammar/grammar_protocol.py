@@ -1,8 +1,8 @@
 """CompiledGrammar and Matcher: the interface of every kind of constraint.
 
-A CompiledGrammar is compiled once for a constraint and shared. A Matcher is the state of one
-generation in it. A matcher's mask depends on the grammar and on the tokens it has advanced over
-alone: not on drafts, on forced runs taken at once, or on earlier masks.
+A CompiledGrammar is compiled once per constraint and shared. A Matcher is the state of one
+generation in a grammar. Its mask depends only on the grammar and on the tokens that it has advanced
+over, not on drafts, on the use of forced tokens, or on earlier masks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["CompiledGrammar", "CompilerBusy", "GrammarError", "Matcher"]
 
 
 class CompiledGrammar(Protocol):
-    """Compiled, shared by all generations with the same constraint. ``matcher`` may be called from
-    any thread; the matchers of one grammar are used by one thread at a time."""
+    """A compiled constraint, shared by all generations with the same constraint. Any thread may
+    call ``matcher``; only one thread at a time may use the matchers of a grammar."""
 
     def matcher(self) -> Matcher: ...
 

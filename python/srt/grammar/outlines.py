@@ -1,8 +1,8 @@
-"""OutlinesGrammar: outlines-core behind the interface of grammars, for ``--grammar-backend
-outlines``. Its index is built in full before the first mask: states times tokens.
+"""OutlinesGrammar: a CompiledGrammar by outlines-core, for ``--grammar-backend outlines``. The full
+index, of states times tokens, is built before the first mask.
 
-outlines-core 0.2.14 drops the tokens that lead from a state where the text may end to one where it
-may not. So a pattern some of whose texts begin others is followed by an END that no text has.
+outlines-core 0.2.14 drops tokens that lead from a final state to a state that is not final. So END,
+a character that no text contains, is appended to a pattern if a legal text is a prefix of another.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from sglang.srt.grammar.schema.outlines_subset import plain
 
 MOST_STATES = 1000
 MOST_WORK = 1 << 25  # states times tokens: some 30 s
-MASKS = 256  # kept a grammar
-END = "\U0010ffff"  # a noncharacter; others of its plane, for private use, are not written either
+MASKS = 256  # cached masks per grammar
+END = "\U0010ffff"  # a noncharacter; tokens with any character of its plane are excluded
 LEAD = END.encode()[:1]
 BUDGET = Budget(pattern=256 << 10, dfa=4 * MOST_STATES)
 
 
 def pattern_of(constraint: Constraint, whitespace: str) -> str:
-    """The pattern of a regex or a JSON schema, as outlines-core reads it.
+    """Return the pattern of a regex or JSON schema in the dialect of outlines-core.
 
-    Raises GrammarError for what is not enforced, and where the index would be large.
+    Raises GrammarError for unsupported constraints, and if the index would be too large.
     """
     if constraint.kind == "regex":
         pattern = portable(constraint.text)
@@ -65,8 +65,8 @@ def _schema_pattern(text: str, space: str) -> str:
 
 
 def _automaton(pattern: str, kind: str) -> CharacterDfa:
-    """The pattern's automaton, whose states tell of those of the index. Raises GrammarError where
-    they are many."""
+    """Return our automaton of the pattern, whose number of states predicts that of the index.
+    Raises GrammarError if the automaton has too many states."""
     ours = re.sub(r"\\u\{([0-9a-f]+)\}", lambda found: f"\\U{int(found[1], 16):08x}", pattern)
     try:
         found = compile_regex(ours, BUDGET)
@@ -84,7 +84,7 @@ def _automaton(pattern: str, kind: str) -> CharacterDfa:
 
 
 class OutlinesGrammar:
-    """``pattern`` as ``pattern_of`` gives it. Raises GrammarError."""
+    """Implements CompiledGrammar. ``pattern``: from ``pattern_of``. Raises GrammarError."""
 
     path = "outlines"
 
@@ -113,14 +113,14 @@ class OutlinesGrammar:
         return OutlinesMatcher(self, [self.index.get_initial_state()])
 
     def final(self, state: int) -> bool:
-        """Whether the text may end in a state."""
+        """Return True if the text may end in a state."""
         if self._end is None:
             return bool(self.index.is_final_state(state))
         after = self.index.get_next_state(state, self._end)
         return after is not None and bool(self.index.is_final_state(after))
 
     def allowed(self, state: int) -> tuple[int, ...]:
-        """The tokens that may follow, end tokens not among them."""
+        """Return the tokens allowed in a state, without end tokens."""
         found = self._allowed.get(state)
         if found is None:
             tokens = self.index.get_allowed_tokens(state) or ()
@@ -140,7 +140,7 @@ class OutlinesGrammar:
 
 
 class OutlinesMatcher:
-    """A Matcher: the states passed."""
+    """Implements Matcher. ``_states``: the index's states so far, the current one last."""
 
     __slots__ = ("_grammar", "_states")
 
@@ -184,7 +184,7 @@ class OutlinesMatcher:
         return self.forced(limit)
 
     def rewrite(self) -> tuple[int, list[int]]:
-        return 0, []  # the string-level jump is that of the compressed FSM
+        return 0, []  # only the compressed FSM has string-level jumps
 
     def rollback(self, count: int) -> None:
         if not 0 <= count < len(self._states):
@@ -196,7 +196,7 @@ class OutlinesMatcher:
 
 
 def _outlines_vocabulary(vocabulary: Vocabulary) -> Any:
-    """The plain tokens, and END after their ids; the library's own end token is never used."""
+    """Return the plain tokens and END, with the last id; the library's end token is not used."""
     from outlines_core import Vocabulary as Theirs
 
     out = {*vocabulary.special, *vocabulary.eos}

@@ -1,8 +1,8 @@
-"""Tree of an RE2 pattern: where its atoms, assertions, groups and repeats are.
+"""Syntax tree of an RE2 pattern: its atoms, assertions, groups and repeats.
 
-Only the structure is read here. Which characters an atom takes (a class, an escape, a letter under
-``(?i)``) is never interpreted: ``StopAutomaton`` asks RE2 itself. The pattern must be one that RE2
-has compiled, so that nothing here has to find its mistakes.
+Only the structure is parsed here. The characters that an atom matches (a class, an escape, a letter
+under ``(?i)``) are not interpreted: ``StopAutomaton`` calls RE2 for that. RE2 must have compiled
+the pattern before, so this parser does not look for errors.
 
 The grammar is that of https://github.com/google/re2/wiki/Syntax. One construct is refused: ``\\C``,
 a single byte of a character.
@@ -26,8 +26,8 @@ _ASSERTIONS = {r"\b": "word", r"\B": "not word", r"\A": "begin text", r"\z": "en
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """One character. ``source``: its pattern with the flags it stands under. ``text``: the one
-    character it takes, empty where RE2 decides."""
+    """A pattern of one character. ``source``: the pattern with the flags in effect. ``text``: the
+    only character that it matches, "" if RE2 must decide."""
 
     source: str
     text: str = ""
@@ -52,7 +52,7 @@ class Re2Choice:
 
 @dataclass(frozen=True, slots=True)
 class Re2Repeat:
-    """``least`` to ``most`` times; -1: any number. Greedy or not makes no difference here."""
+    """``node`` repeated ``least`` to ``most`` times; -1: any number. Greediness is ignored."""
 
     node: Node
     least: int
@@ -64,7 +64,7 @@ Node = Atom | Assertion | Re2Sequence | Re2Choice | Re2Repeat
 
 @dataclass(slots=True)
 class _Group:
-    """A group being read, with the flags to restore after it."""
+    """A group whose parsing is not finished, with the flags to restore after it."""
 
     flags: frozenset[str]
     branches: list[list[Node]] = field(default_factory=lambda: [[]])
@@ -75,7 +75,7 @@ class _Group:
 
 
 def parse(pattern: str) -> Node:
-    """The tree of a pattern that RE2 takes. Raises ValueError for ``\\C`` and deep nesting."""
+    """Parse a pattern that RE2 has compiled. Raises ValueError for ``\\C`` and deep nesting."""
     return _Re2Parser(pattern).parse()
 
 
@@ -134,7 +134,7 @@ class _Re2Parser:
             self._at = flags.end()
             self._flags = self._flags.union(flags["on"]).difference(flags["off"] or "")
             if flags["end"] == ")":
-                return  # flags hold to the end of the group around
+                return  # the flags apply up to the end of the enclosing group
         elif name := _NAME.match(self._pattern, self._at):
             self._at = name.end()
         if len(self._groups) > MAX_DEPTH:
@@ -153,7 +153,7 @@ class _Re2Parser:
             most = least if found[2] is None else int(found[3]) if found[3] else -1
         if self._pattern[self._at : self._at + 1] == "?":
             self._at += 1
-        if not _takes(branch[-1]):  # repeating nothing is doing it once
+        if not _takes(branch[-1]):  # a repeat of an empty match equals one empty match
             least, most = min(least, 1), 1
         branch[-1] = Re2Repeat(branch[-1], least, most)
 
@@ -164,7 +164,7 @@ class _Re2Parser:
             end = len(self._pattern) if end < 0 else end
             branch += [self._flagged(re.escape(c), c) for c in self._pattern[self._at + 2 : end]]
             self._at = end + 2
-        elif two == r"\E":  # one without a beginning is nothing
+        elif two == r"\E":  # ignored without a preceding \Q
             self._at += 2
         elif two == r"\C":
             raise ValueError(r"stop_regex has \C, a byte of a character; use . (any character).")
@@ -177,7 +177,7 @@ class _Re2Parser:
             branch.append(self._atom(found.end()))
 
     def _class_end(self) -> int:
-        """Index after the class that begins here."""
+        """Return the index after the end of the class that begins at the current index."""
         at, text = self._at + 1, self._pattern
         at += text[at] == "^"
         first = at
@@ -191,13 +191,13 @@ class _Re2Parser:
         return at + 1
 
     def _member_end(self, at: int) -> int:
-        """Index behind the one character of a class that is written at ``at``."""
+        """Return the index after the class member, one character or escape, at index ``at``."""
         found = _ESCAPE.match(self._pattern, at)
         return found.end() if found else at + 1
 
 
 def _takes(node: Node) -> bool:
-    """Whether there is a character in it."""
+    """Return True if the node contains an atom."""
     if isinstance(node, Re2Sequence):
         return any(map(_takes, node.parts))
     if isinstance(node, Re2Choice):

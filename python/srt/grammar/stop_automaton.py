@@ -6,14 +6,14 @@ Raffinot, *Flexible Pattern Matching in Strings* (2002), section 5.2. Position i
 bit i, and one integer holds the positions that the text has reached. A character costs the same
 number of integer operations whatever the text is (``cost``), so no text is searched again.
 
-A transition crosses one boundary between two characters. The assertions on its way (``^``, ``$``,
-``\\b``, ...) depend only on the two bytes around that boundary. A byte is one of four kinds: none,
-a line feed, a byte of a word, another. ``Moves`` are made for each pair of kinds, so assertions are
-exact.
+A transition crosses one boundary between two characters. Assertions at a boundary (``^``, ``$``,
+``\\b``, ...) depend only on the two bytes around it. There are four kinds of bytes: none (edge of
+the text), a line feed, a byte of a word, any other. ``Moves`` exist for each pair of kinds, so
+assertions are exact.
 
-RE2 decides which atoms match a character, once for each new character (``_taken``). So the
-dialect's classes and case folding are not implemented again here. Text is split into characters as
-RE2's own UTF-8 programs do it, see ``length``.
+RE2 decides which atoms match a character, once for each new character (``taken``). So the dialect's
+classes and case folding are not implemented again here. Text is split into characters as in RE2's
+own UTF-8 programs, see ``length``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import TypeAlias
 
 from sglang.srt.grammar import re2_tree as tree
 
-MAX_POSITIONS = 2048  # characters in the patterns of a request, repeats written out
-MAX_MOVES = 4096  # positions, written out for each kind of boundary that assertions tell apart
-MAX_OPERATIONS = 64  # most of ``StopAutomaton.cost``
+MAX_POSITIONS = 2048  # atoms in the patterns of a request, with repeats expanded
+MAX_MOVES = 4096  # positions times the number of boundary kinds that assertions distinguish
+MAX_OPERATIONS = 64  # integer operations per character
 MAX_ATOMS = 256  # different classes, escapes and letters that ignore case
-KEPT_CHARACTERS = 4096  # whose atoms are remembered
-_FEW = 64  # transitions of an edge that may be written one by one
+KEPT_CHARACTERS = 4096  # cached results of ``taken``
+_FEW = 64  # limit of the transitions of an edge that become single shifts
 
 Matching: TypeAlias = Callable[[bytes], list[int] | None]
 
@@ -42,15 +42,15 @@ KIND = bytes(
 
 
 def length(lead: int) -> int:
-    """Return the number of bytes of the character that begins with byte ``lead``; 1 for a byte that
-    begins none. As in RE2, overlong forms after E0 and F0 count as characters."""
+    """Return the number of bytes of the character that begins with byte ``lead``; 1 for an invalid
+    first byte. As in RE2, overlong forms after E0 and F0 count as characters."""
     if lead < 0xC2 or lead > 0xF4:
         return 1
     return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 
 def holds(assertion: str, before: int, after: int) -> bool:
-    """Return whether an assertion holds between two of EDGE, LINE, WORD, OTHER."""
+    """Return True if an assertion holds between two kinds of bytes (EDGE, LINE, WORD, OTHER)."""
     if assertion == "begin text":
         return before == EDGE
     if assertion == "end text":
@@ -67,11 +67,11 @@ class Moves:
     """Transitions at a boundary of one kind.
 
     Attributes:
-        first: positions where a match may begin after it.
-        last: positions where a match may end before it.
-        empty: a match of no character is here.
-        shifts: (distance, positions that go on so far ahead).
-        jumps: (positions, the positions that any of them leads to).
+        first: bits of the positions that may begin a match after the boundary.
+        last: bits of the positions that may end a match before the boundary.
+        empty: the empty text matches at the boundary.
+        shifts: pairs (distance, positions with a transition to position + distance).
+        jumps: pairs (positions, the positions to which each of them has a transition).
     """
 
     first: int
@@ -81,7 +81,7 @@ class Moves:
     jumps: tuple[tuple[int, int], ...]
 
     def step(self, reached: int) -> int:
-        """Return the positions that the next character may have, after ``reached``."""
+        """Return the positions that may match the next character, after positions ``reached``."""
         out = self.first
         for distance, those in self.shifts:
             some = reached & those
@@ -93,28 +93,28 @@ class Moves:
 
 
 class StopAutomaton:
-    """All patterns of a request. Positions reached so far are the caller's (``Watch``).
+    """Automaton of all patterns of a request. The caller (``Patterns``) holds the state.
 
     Args:
-        patterns: RE2 patterns that were compiled.
-        matching: makes, of the atoms, what says which of them match a character (None: none).
+        patterns: RE2 patterns that RE2 has compiled.
+        matching: returns, for a list of atoms, a function that returns the indices of the atoms
+            that match a character (None for no atom).
 
     Attributes:
-        moves: at ``4 * before + after``, for the kinds around a boundary.
-        cost: most integer operations that a character costs, and the question to RE2 that one
-            which is new costs.
+        moves: index ``4 * before + after``, the kinds of the bytes around a boundary.
+        cost: limit of the integer operations per character, with the call of RE2 for a new one.
 
     Raises ValueError, naming size, limit and fix, for patterns that cost too much.
     """
 
     def __init__(self, patterns: Sequence[str], matching: Callable[[list[str]], Matching]) -> None:
         root = tree.Re2Choice(tuple(tree.parse(pattern) for pattern in patterns))
-        self._letters: dict[bytes, int] = {}  # positions of each literal character
+        self._letters: dict[bytes, int] = {}  # bits of positions of each literal character
         self._known: dict[bytes, int] = {}
         positions = _Positions()
         positions.read(root)
         sources = self._sort(positions.atoms)
-        self._atoms = list(sources.values())  # positions of each
+        self._atoms = list(sources.values())  # bits of positions of each atom
         self._matching = matching(list(sources)) if sources else None
         self.moves = _moves(root, positions)
         operations = 2 + max(len(moves.shifts) + len(moves.jumps) for moves in self.moves)
@@ -173,15 +173,15 @@ def _moves(root: tree.Node, positions: _Positions) -> list[Moves]:
 
 
 class _Positions:
-    """The atoms in order, repeats written out, and the assertions in use."""
+    """The atoms of a tree in order, with repeats expanded, and the names of its assertions."""
 
     def __init__(self) -> None:
         self.atoms: list[tree.Atom] = []
         self.assertions: set[str] = set()
 
     def read(self, node: tree.Node) -> None:
-        """Collect the atoms and assertions of a tree. Raises ValueError where it has too many
-        positions."""
+        """Collect the atoms and assertions of a tree. Raises ValueError for more than
+        MAX_POSITIONS atoms."""
         if isinstance(node, tree.Atom):
             self.atoms.append(node)
         elif isinstance(node, tree.Assertion):
@@ -204,18 +204,18 @@ class _Positions:
         del self.atoms[start:]
         times = copies(node)
         if times * len(one) + start > MAX_POSITIONS:
-            one, times = one[:1] * (times * len(one)), 1  # counted, and refused by ``read``
+            one, times = one[:1] * (times * len(one)), 1  # ``read`` counts and refuses them
         self.atoms += one * times
 
 
 def copies(node: tree.Re2Repeat) -> int:
-    """Return the number of copies that a repeat is written as."""
+    """Return the number of copies of its node to which a repeat is expanded."""
     return max(node.least, 1) if node.most < 0 else node.most
 
 
 @dataclass(slots=True)
 class _Part:
-    """A part of the automaton at boundaries of one kind: may it be empty, and its ends."""
+    """Part of an automaton. ``first``, ``last``: bits of the positions that begin and end it."""
 
     empty: bool
     first: int = 0
@@ -223,12 +223,12 @@ class _Part:
 
 
 class _Builder:
-    """Glushkov's construction, where some assertions hold and others do not."""
+    """Glushkov's construction. ``facts``: True for each assertion that holds at the boundary."""
 
     def __init__(self, facts: dict[str, bool]) -> None:
         self._facts = facts
-        self._count = 0  # positions given so far
-        self._edges: dict[int, int] = {}  # last positions of a part to the first ones of the next
+        self._count = 0  # number of positions assigned so far
+        self._edges: dict[int, int] = {}  # from last positions of a part to first ones of the next
 
     def moves(self, root: tree.Node) -> Moves:
         whole = self._part(root)
@@ -280,7 +280,7 @@ class _Builder:
             self._edge(parts[-1].last, parts[-1].first)
             parts[-1].empty |= not node.least
             return self._sequence(parts)
-        rest = _Part(True)  # the copies that may be left out, from the last to the first
+        rest = _Part(True)  # the optional copies, joined from the last to the first
         for part in reversed(parts[node.least :]):
             rest = self._sequence([part, rest])
             rest.empty = True
@@ -306,7 +306,7 @@ def _transitions(last: int, first: int) -> list[tuple[int, int]]:
 
 
 def _shape(last: int, first: int) -> frozenset[int]:
-    """The distances of an edge of few transitions; none of one with many."""
+    """Return the distances of an edge's transitions; empty for more than _FEW transitions."""
     if last.bit_count() * first.bit_count() > _FEW:
         return frozenset()
     return frozenset(distance for _, distance in _transitions(last, first))

@@ -1,18 +1,17 @@
 """StopWatch: the search for one request's stops in its text, token by token.
 
-This is the home of stops: it alone says which bytes a stop holds back and where it cuts the text.
+Only this module decides which bytes a stream holds back, and where a stop cuts the text.
 
-Stop strings are one Aho-Corasick automaton: its depth after each byte is the length of the longest
-suffix that may still become a stop, exactly what a stream has to hold back.
+Stop strings are one Aho-Corasick automaton. Its depth after each byte is the length of the longest
+suffix that may still become a stop, which a stream must hold back.
 
-Patterns (``stop_regex``) are in RE2's dialect. ``StopAutomaton`` says after each character whether
-a match ends there, at a cost per character that does not depend on the text, so no text is read
-twice. Once it says yes, RE2 searches the text from where the oldest open match can have begun, and
-its answer is the stop: the leftmost match, as it is in all the text up to this token. So RE2 runs
-once a request, and what this one search may cost is bounded (``Patterns._search``).
+Patterns (``stop_regex``) are in RE2's dialect. ``StopAutomaton`` reports after each character
+whether a match ends there, at a cost that does not depend on the text, so no text is read twice.
+After a report, RE2 searches the text from the first byte at which an open match can begin. The stop
+is the leftmost match in the text up to this token. So RE2 runs once per request, and the cost of
+that search is bounded (``Patterns._search``).
 
-Both see raw bytes, so a stop is found across token and UTF-8 boundaries.
-"""
+Both read raw bytes, so a stop may cross token and UTF-8 boundaries."""
 
 from __future__ import annotations
 
@@ -25,17 +24,18 @@ from typing import Any
 from sglang.srt.core.work import TooMuchWork
 from sglang.srt.grammar.stop_automaton import EDGE, KIND, OTHER, Matching, StopAutomaton, length
 
-PATTERN_HOLD = 128  # bytes a stream holds back while a pattern may still match them
-PATTERN_MEMORY = 1 << 19  # bytes RE2 may use for one pattern
-ATOMS_MEMORY = 1 << 24  # and for their classes: more than the longest that are taken need
-PROGRAM_LIMIT = 1 << 14  # RE2 instructions of all patterns of a request
-SEARCH_WORK = 1 << 17  # what the search for a stop may cost in a short text, see ``_search``
-CACHED = 64  # automata kept, and patterns: each may be as large as a request may make it
+PATTERN_HOLD = 128  # bytes that a stream with patterns holds back
+PATTERN_MEMORY = 1 << 19  # limit of RE2's memory for one pattern, in bytes
+ATOMS_MEMORY = 1 << 24  # limit of RE2's memory for the atoms: more than the largest ones need
+PROGRAM_LIMIT = 1 << 14  # limit of the RE2 instructions of all patterns of a request
+SEARCH_WORK = 1 << 17  # limit of the cost of a search in a short text, see ``_search``
+CACHED = 64  # cached automata of stop strings, and of patterns; each has the size limits above
 
 
 @dataclass(frozen=True, slots=True)
 class FoundStop:
-    """A stop was found: the bytes before it, and the stop as text."""
+    """A stop in the text. ``cut``, ``end``: byte offsets of its begin and end; ``matched``: its
+    text."""
 
     cut: int
     end: int
@@ -86,7 +86,7 @@ def stop_strings(stops: tuple[str, ...]) -> StopStrings:
 
 
 def compile_pattern(text: str) -> Any:
-    """An RE2 object. Raises ValueError where RE2 does not take the pattern."""
+    """Compile a pattern by RE2. Raises ValueError if RE2 refuses the pattern."""
     import re2
 
     options = re2.Options()
@@ -103,8 +103,8 @@ def compile_pattern(text: str) -> Any:
 
 
 def compile_atoms(sources: list[str]) -> Matching:
-    """One RE2 automaton of all classes and escapes. Raises ValueError where they are too large: an
-    atom left out would give its number to the next one."""
+    """Compile all atoms into one RE2 set. Return its match function. Raises ValueError if RE2
+    refuses an atom, because the numbers of later atoms would then be wrong."""
     import re2
 
     options = re2.Options()
@@ -126,7 +126,7 @@ def compile_atoms(sources: list[str]) -> Matching:
 
 
 def stop_patterns(texts: tuple[str, ...]) -> tuple[list[Any], StopAutomaton]:
-    """The patterns for RE2, and their automaton. Raises ValueError."""
+    """Return the compiled patterns and their automaton, cached. Raises ValueError."""
     made = _stop_patterns(texts)
     if isinstance(made, str):
         raise ValueError(made)
@@ -135,7 +135,7 @@ def stop_patterns(texts: tuple[str, ...]) -> tuple[list[Any], StopAutomaton]:
 
 @lru_cache(maxsize=CACHED)
 def _stop_patterns(texts: tuple[str, ...]) -> tuple[list[Any], StopAutomaton] | str:
-    """The same; or why they are refused, which costs as much to find out and is kept likewise."""
+    """Return the result of ``stop_patterns``, or its error as text, so that errors are cached."""
     try:
         return _compile(texts), StopAutomaton(texts, compile_atoms)
     except ValueError as error:
@@ -161,33 +161,33 @@ def _compile(texts: tuple[str, ...]) -> list[Any]:
 
 
 class Patterns:
-    """The patterns of one request, and where its text stands in them."""
+    """The patterns of one request, and the state of their automaton after its text."""
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         self._compiled, self._automaton = stop_patterns(texts)
         self._text = bytearray()
-        self._reached = 0  # positions after the last whole character
+        self._reached = 0  # bits of the positions reached after the last whole character
         self._before = EDGE  # kind of the last byte
-        self._pending = b""  # the beginning of a character
-        self._open = 0  # no match that may still come begins before this byte
-        self._live = 0  # positions reached since then, added up over the characters
+        self._pending = b""  # bytes of an incomplete character
+        self._open = 0  # byte offset before which no future match begins
+        self._live = 0  # sum, over the characters since ``_open``, of the positions reached
         self.cost = self._automaton.cost
 
     def feed(self, data: bytes) -> FoundStop | None:
-        """The leftmost match of the pattern that ends first in the text so far. Raises
-        TooMuchWork."""
+        """Append ``data`` to the text. Return the first match to end, if any: the leftmost one of
+        its pattern. Raises TooMuchWork."""
         self._text += data
         return self._search() if self._scan(data) else None
 
     def _scan(self, data: bytes) -> bool:
-        """Whether a match ends in ``data``, or at its end."""
+        """Advance the automaton over ``data``. Return True if a match ends in or after it."""
         moves, taken = self._automaton.moves, self._automaton.taken
         reached, before, pending = self._reached, self._before, self._pending
         at = len(self._text) - len(data)
         for byte in data:
             at += 1
             kind = KIND[byte]
-            if pending and byte & 0xC0 != 0x80:  # the bytes were no character
+            if pending and byte & 0xC0 != 0x80:  # the pending bytes are not a valid character
                 reached, before, pending = 0, OTHER, b""
                 self._open, self._live = at - 1, 0
             move = moves[4 * before + kind]
@@ -214,9 +214,9 @@ class Patterns:
         return not pending and bool(reached & end.last or end.empty)
 
     def _search(self) -> FoundStop:
-        """The match that ``_scan`` says is there. RE2 at its slowest steps once for each byte and
-        each position reached there. Matches that are open two or three times everywhere are always
-        found, however long the text is. Raises TooMuchWork."""
+        """Return the match that ``_scan`` has reported. At worst, RE2 takes one step per byte and
+        reached position. The limit grows with the text, so that two or three open matches at every
+        byte never exceed it. Raises TooMuchWork."""
         size = len(self._text)
         work, limit = size - self._open + self._live, SEARCH_WORK + 4 * size
         if work > limit:
@@ -236,13 +236,13 @@ _BYTES = [bytes((byte,)) for byte in range(256)]
 
 
 class StopWatch:
-    """The stops of one generation, fed with its text as it is generated.
+    """Searches the text of one generation for its stops while it is generated.
 
     Attributes:
-        length: bytes of text so far.
-        cost: most operations that a byte costs; 0 without patterns.
+        length: number of bytes of text so far.
+        cost: limit of the operations per byte; 0 without patterns.
 
-    Raises ValueError for a pattern that is invalid, or costs too much.
+    Raises ValueError for a pattern that is invalid or costs too much.
     """
 
     def __init__(self, stops: Sequence[str] = (), patterns: Sequence[str] = ()) -> None:
@@ -255,17 +255,17 @@ class StopWatch:
 
     @property
     def held(self) -> int:
-        """Number of trailing bytes that may belong to a stop; once it is found, all bytes from its
-        first one on."""
+        """Number of trailing bytes that may belong to a stop; after a stop was found, the number
+        of bytes from its first byte on."""
         if self._hit is not None:
             return self.length - self._hit.cut
         strings = self._strings.depth[self._state] if self._strings else 0
         return max(strings, min(self.length, PATTERN_HOLD) if self._patterns else 0)
 
     def feed(self, data: bytes) -> FoundStop | None:
-        """Take the next bytes. The first stop to end in them wins; of those the longest. Raises
-        TooMuchWork where a pattern matches, finding where costs too much, and no string is there
-        to stop at."""
+        """Append bytes to the text. Return the stop that ends first; among stops that end there,
+        the longest. Raises TooMuchWork if a pattern matches, the search for its begin exceeds the
+        limit, and no stop string ends in ``data``."""
         hit = self._feed_strings(data) if self._strings else None
         if self._patterns:
             try:

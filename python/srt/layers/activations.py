@@ -1,4 +1,4 @@
-"""Activations, by the names that checkpoints give them."""
+"""Activations by their names in checkpoints."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # Activations of text models, which native kernels compute too.
 TEXT = tuple(name for name in ACTIVATIONS if name != "quick_gelu")
 
-# GPT-OSS's gate, whose constants are part of its name here.
+# Name of GPT-OSS's gated activation, and its two constants.
 CLAMPED_SWIGLU = "clamped_swiglu"
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 def gated(x: Tensor, act: str) -> Tensor:
-    """``act(gate) * up``, or ``gate * sigmoid(alpha * gate) * (up + 1)`` of clamped inputs. x: gate
-    and up side by side, [T, 2 F] -> [T, F]."""
+    """Return ``act(gate) * up`` [T, F] of x [T, 2 F], gate and up side by side. For CLAMPED_SWIGLU:
+    ``gate * sigmoid(alpha * gate) * (up + 1)`` of clamped inputs."""
     gate, up = x.chunk(2, dim=-1)
     if act != CLAMPED_SWIGLU:
         return ACTIVATIONS[act](gate).mul_(up)

@@ -7,10 +7,10 @@ from sglang.srt.numeric.torch_later import F, Tensor
 
 
 class TokenEmbedding(Stored):
-    """A table of ``vocab`` rows; each rank of the group holds a range of them, all of one size: the
-    last ones are padded with zeros.
+    """A table of ``vocab`` rows. Each rank of the group holds a range of rows. Ranges have the same
+    size: the last ranks' are padded with zeros.
 
-    The same table serves as the output head where the model ties the two.
+    In a model with tied embedding, the table is also the output head.
     """
 
     def __init__(self, vocab: int, width: int, place: Place) -> None:
@@ -20,18 +20,18 @@ class TokenEmbedding(Stored):
         self.weight[self.count :] = 0
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Indices [T] of this rank's rows -> [T, width]."""
+        """Return the rows [T, width] at ``ids`` [T], indices into this rank's part of the table."""
         if self.packed is not None:
             found: Tensor = self.packed.rows(ids, self.threads)
             return found
         return F.embedding(ids, self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[T, width] -> [T, vocab], gathered from all ranks."""
+        """Return the logits [T, vocab] of hidden states [T, width], gathered from all ranks."""
         return self.gathered(self.product(hidden))
 
     def gathered(self, scores: Tensor) -> Tensor:
-        """Products of this rank's rows [T, rows] -> those of all rows [T, vocab]."""
+        """Gather all ranks' logits [T, vocab]. ``scores``: this rank's logits [T, rows]."""
         if self.group.size == 1:
             return scores
         return self.group.all_gather(scores)[:, : self.shape[0]]

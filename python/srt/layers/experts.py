@@ -1,6 +1,6 @@
-"""Experts: a feed-forward layer of many, of which each token goes through a few (Jiang et al. 2024,
-"Mixtral of Experts", section 2.1), and perhaps one that all go through (Dai et al. 2024,
-"DeepSeekMoE", section 3.2).
+"""Mixture of experts: a layer of many feed-forward networks. A token goes through a few of them
+(Jiang et al. 2024, "Mixtral of Experts", section 2.1), and in some models through one shared expert
+(Dai et al. 2024, "DeepSeekMoE", section 3.2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ExpertNames:
     """Names of the weights in a checkpoint; ``{}`` is an expert's number.
 
     ``fused``: the experts' matrices are two tensors, ``experts.gate_up_proj`` [experts, width,
-    2 inner], gates and what they gate in turn, and ``experts.down_proj`` [experts, inner, width].
+    2 inner], gate and up outputs in turn, and ``experts.down_proj`` [experts, inner, width].
     """
 
     router: str = "gate"
@@ -41,14 +41,14 @@ class ExpertNames:
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """A layer of the whole model (a rank holds a share of each expert's inner width).
+    """Sizes of a mixture layer of the whole model (a rank holds a share of each inner width).
 
     Attributes:
-        inner: width inside an expert.
-        bias: of the experts' matrices; router_bias: of the router's, added to the logits.
-        choice_bias: there is the ``bias`` of ``layers.routing.route``.
-        shared: width inside the expert that every token goes through; 0: there is none.
-        shared_gate: its output is multiplied with a sigmoid.
+        inner: inner width of an expert.
+        bias: the experts' matrices have biases. router_bias: the router has one.
+        choice_bias: the layer has the ``bias`` of ``layers.routing.route``.
+        shared: inner width of the shared expert, which every token goes through; 0: none.
+        shared_gate: the shared expert's output is multiplied by the sigmoid of a gate.
     """
 
     width: int
@@ -64,7 +64,7 @@ class ExpertsShape:
 
 
 class ExpertRouter(Stored):
-    """Logits in float32 [T, experts], and after them the shared expert's gate where it has one."""
+    """Computes float32 logits [T, experts]; with ``shared_gate`` one more column, the gate's."""
 
     exact = True
 
@@ -95,10 +95,10 @@ class ExpertRouter(Stored):
 
 
 class ExpertWriter(Protocol):
-    """The word of ``layers.pass_writer`` that a mixture is."""
+    """The method of ``layers.pass_writer.PassWriter`` for a mixture of experts."""
 
     def experts(self, layer: Experts, x: Any) -> None:
-        """Add the outputs of the layer, summed over the ranks, to the stream."""
+        """Add the layer's outputs, summed over the ranks, to the residual stream."""
 
 
 class Experts:
@@ -111,7 +111,7 @@ class Experts:
         self.grouped = place.device.type == "cuda" and not triton_lacks(place.device)
         stacked = names.fused or self.grouped
         build = place
-        if stacked:  # one tensor, made below, holds the weights of all
+        if stacked:  # ``side_by_side`` makes one tensor with all experts' weights
             build = OutlinePlace(place.device, numpy_dtype(place.dtype), place.group)
         self.gate_up: list[ColumnLinear] = []
         self.down: list[RowLinear] = []
@@ -139,11 +139,11 @@ class Experts:
         w.experts(self, x)
 
     def once(self, bias: Weight | None) -> Weight | None:
-        """A bias after what the ranks have parts of joins at one of them."""
+        """Return ``bias`` on rank 0, else None: a sum over the ranks adds a bias only once."""
         return bias if self.place.group.rank == 0 else None
 
     def native(self) -> NativeExperts:
-        """All of it as one native operation. To be called when everything is packed."""
+        """Return the layer as one native operation. All matrices must be packed."""
         if self._native is None:
             from sgl_kernel import experts
 
@@ -199,7 +199,7 @@ class Experts:
 
 
 def side_by_side(layers: Sequence[Stored], place: Place) -> None:
-    """Gives layers of one shape their weights and biases, as parts of one tensor each."""
+    """Set the weights and biases of layers of one shape to views of one tensor each."""
     weights = place.empty(len(layers), *layers[0].weight.shape)
     for layer, weight in zip(layers, weights):
         layer.weight = weight
@@ -215,13 +215,13 @@ def packed(layer: Stored) -> Packed:
 
 
 def halves(x: Weight) -> Weight:
-    """[experts, 2 n, ...] -> a view [experts, 2, n, ...]."""
+    """Return a view [experts, 2, n, ...] of ``x`` [experts, 2 n, ...]."""
     return x.reshape(len(x), 2, -1, *x.shape[2:])
 
 
 def stack(layers: Sequence[Stored], what: str = "weight") -> Weight:
-    """[layers, ...]: the tensor whose parts ``side_by_side`` gave them. It is not kept, since the
-    weights are freed when they are packed."""
+    """Return the tensor [layers, ...] whose views ``side_by_side`` assigned to the layers. No layer
+    keeps that tensor, because packing frees the weights."""
     first = getattr(layers[0], what)
     if isinstance(first, np.ndarray):
         return stacked(first, len(layers))

@@ -1,10 +1,10 @@
-"""Products in float8 (e4m3; Micikevicius et al. 2022) with weights as they were published.
+"""Products in float8 (e4m3; Micikevicius et al. 2022) with float8 weights of checkpoints.
 
-    torch     torch._scaled_mm, for weights with one scale a row
-    triton    sgl_kernel.triton.scaled, for these and for groups of inputs (blocks of 128 x 128)
+    torch     torch._scaled_mm, for weights with one scale per row
+    triton    sgl_kernel.triton.scaled, also for scales of groups of inputs (blocks of 128 x 128)
 
-Activations are quantised as they come, one scale for each token, or for each token's group of
-inputs. A product is held to ``reference`` before it is used (``check``).
+Activations are quantised at run time, with one scale per token, or per token and group of inputs.
+A product is compared with ``reference`` before it is used (``check``).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from sglang.srt.layers.quantised import Float8
 from sglang.srt.numeric.torch_later import Tensor, torch
 
 MOST = 448.0  # the largest float8 (e4m3)
-# The error's norm, as a share of the output's: both quantise alike and sum in float32, so what is
-# left is the rounding of the result, and of float8 where a value lies between two of them.
+# Allowed norm of the error, relative to the output's norm. Product and reference quantise alike and
+# sum in float32; they differ in the result's rounding and in ties of the rounding to float8.
 TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
 class Float8Matrix:
-    """A weight [outputs, inputs] on its device, and what multiplies with it."""
+    """A weight [outputs, inputs] on its device, and the product that multiplies by it."""
 
     weight: Float8
     multiply: Multiply
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """``x W^T + bias``: [T, inputs] -> [T, outputs], in x's dtype."""
+        """Return ``x W^T + bias`` [T, outputs] of x [T, inputs], in x's dtype."""
         y = self.multiply(x.contiguous(), self.weight)
         return y if bias is None else y + bias
 
@@ -40,7 +40,7 @@ Multiply: TypeAlias = Callable[[Tensor, Float8], Tensor]
 
 
 def quantised(x: Tensor, group: int) -> Float8:
-    """x [T, inputs] in float8; the largest value of each group becomes 448."""
+    """Return x [T, inputs] in float8. Scales map each group's largest magnitude to 448."""
     tokens, inputs = x.shape
     parts = torch.nn.functional.pad(x.float(), (0, -inputs % group)).view(tokens, -1, group)
     scales = parts.abs().amax(2).clamp(min=1e-12) / MOST
@@ -49,26 +49,26 @@ def quantised(x: Tensor, group: int) -> Float8:
 
 
 def dense(weight: Float8) -> Tensor:
-    """A matrix of tensors in float32."""
+    """Return the float32 tensor of a float8 matrix of tensors."""
     scales = _spread(weight.scales, weight.group, weight.values.shape[1])
     found: Tensor = weight.values.float() * scales
     return found
 
 
 def _spread(scales: Tensor, group: int, k: int) -> Tensor:
-    """``quantised.spread`` of tensors."""
+    """Implement ``quantised.spread`` for tensors."""
     return scales if scales.shape[1] == 1 else scales.repeat_interleave(group, dim=1)[:, :k]
 
 
 def reference(x: Tensor, weight: Float8) -> Tensor:
-    """The product in float32, of x quantised."""
+    """Return the product in float32, with x quantised to float8 first."""
     return dense(quantised(x, weight.group)) @ dense(weight).t()
 
 
 def by_torch(x: Tensor, weight: Float8) -> Tensor:
-    """``torch._scaled_mm``, whose result on a GPU is bfloat16."""
+    """Compute the product by ``torch._scaled_mm``. The result on a GPU is bfloat16."""
     transposed = weight.values.t()
-    if not x.is_cuda:  # torch 2.11 has scales of rows on a GPU alone
+    if not x.is_cuda:  # torch 2.11 supports row scales on a GPU only
         q, one = quantised(x, weight.group), torch.ones(())
         y = torch._scaled_mm(
             q.values, transposed, scale_a=one, scale_b=one, out_dtype=torch.float32
@@ -99,10 +99,10 @@ PRODUCTS: Mapping[str, Multiply] = {"torch": by_torch, "triton": by_triton}
 def choose_product(
     asked: str, device: torch.device, dtype: torch.dtype, rowwise: bool
 ) -> tuple[str, str]:
-    """A name of ``PRODUCTS``, or "" where weights become ``dtype``; and the reason.
+    """Return a name of ``PRODUCTS``, or "" if weights become ``dtype``; and the reason in words.
 
-    ``rowwise``: rows have one scale, else groups of their inputs. Raises ValueError where what is
-    ``asked`` by name cannot run.
+    ``asked``: "auto", "none" or a name. ``rowwise``: one scale per row, else per group of inputs.
+    Raises ValueError if the product ``asked`` by name cannot run.
     """
     if asked == "none":
         return "", "asked for"
@@ -122,7 +122,7 @@ def choose_product(
 
 
 def _lacks(name: str, device: torch.device, dtype: torch.dtype, rowwise: bool) -> str:
-    """Cause that keeps a product from running, "" where it can run."""
+    """Return the reason why a product cannot run, "" if it can."""
     if name == "torch" and not rowwise:
         return "scales of groups of inputs need triton"
     missing = [p for p in ("triton", "sgl_kernel") if find_spec(p) is None]
@@ -141,7 +141,7 @@ def _lacks(name: str, device: torch.device, dtype: torch.dtype, rowwise: bool) -
 
 
 def check(multiply: Multiply, rowwise: bool, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise ValueError where a product differs from ``reference`` on one, a few or many tokens."""
+    """Raise ValueError if a product differs from ``reference`` for 1, 17 or 130 tokens."""
     generator = torch.Generator().manual_seed(0)
     inputs, outputs = 256, 48
     group = inputs if rowwise else 128

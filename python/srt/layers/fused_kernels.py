@@ -1,7 +1,7 @@
 """Fused kernels: the operations of ``layers.operations`` as launches of ``sgl_kernel.triton``.
 
-Each computes in float32 and rounds where the separate operations round what they hand on, but for
-the products within a rotation.
+A kernel computes in float32 and rounds its intermediate results like the separate operations,
+except for the products within a rotation.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_norm(
     x: Tensor, more: Tensor, weight: Tensor, eps: float, inner: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """See ``operations.add_norm``; the sum takes the memory of ``more``."""
+    """See ``operations.add_norm``; the sum overwrites ``more``."""
     return more, kernels.add_rms_norm(x, more, weight, eps, inner)
 
 
 def gate(x: Tensor, act: str) -> Tensor:
-    """See ``activations.gated``, which computes the activations that the kernel does not have."""
+    """See ``activations.gated``, which is called for activations that the kernel does not have."""
     if act not in kernels.ACTIVATIONS:
         return gated(x, act)
     out: Tensor = kernels.gate(x, act)
@@ -53,7 +53,7 @@ def rotate_append(
     return out
 
 
-# Fields of ``Operations`` by the name that ``--disable-fused-kernels`` has for them.
+# Fields of ``Operations`` and their kernels, by the names of ``--disable-fused-kernels``.
 KERNELS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "rotate_append": {"rotate_append": rotate_append},
     "add_rms_norm": {"norm": norm, "add_norm": add_norm},

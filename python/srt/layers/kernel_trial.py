@@ -1,5 +1,5 @@
-"""Kernel trial: each fused kernel of a layer is computed once, on its device and at the model's
-widths, and held to torch's operations before a model is built with it."""
+"""Kernel trial: runs each fused kernel of a layer once, on the device and at the model's widths,
+and compares its results with torch's before a model is built with the kernel."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sglang.srt.layers.rotary import AngleRows, Rope, Rotary
 from sglang.srt.numeric.torch_later import F, Tensor, torch
 
 TOKENS = 3
-# Experts are tried up to this width: their weights are random numbers from the host.
+# Largest width of the experts in the trial, because their random weights are made on the host.
 WIDEST = 1024
-# The error's norm, as a share of the output's: two roundings of bfloat16 are 0.4 % each.
+# Allowed norm of the error, relative to the output's. Two bfloat16 roundings are 0.4 % each.
 TOLERANCE = 0.02
 
 
@@ -26,9 +26,9 @@ class TrialSizes:
     Attributes:
         width: width of the hidden states.
         inner: inner width of a feed-forward layer.
-        heads, kv_heads, head_dim: sizes of attention; 0 heads where its layers rotate otherwise.
-        partial: share of a head's dimensions that rotary embeddings turn.
-        expert: inner width of an expert; 0 where there are none.
+        heads, kv_heads, head_dim: sizes of attention; 0 heads if ``rotate_append`` is not used.
+        partial: fraction of a head's dimensions that rotary embedding rotates.
+        expert: inner width of an expert; 0 for a model without experts.
         act: activation of the experts.
     """
 
@@ -43,7 +43,7 @@ class TrialSizes:
 
 
 class KernelTrial:
-    """Trials of the kernels by the names that ``--disable-fused-kernels`` has for them."""
+    """Trials of the kernels, by the names of ``--disable-fused-kernels``."""
 
     def __init__(self, sizes: TrialSizes, device: torch.device, dtype: torch.dtype) -> None:
         self.sizes, self.device, self.dtype = sizes, device, dtype
@@ -51,7 +51,7 @@ class KernelTrial:
 
     @property
     def trials(self) -> Mapping[str, Callable[[], None]]:
-        """Functions that raise where a kernel does not compile, fails or is wrong."""
+        """Functions that raise if a kernel does not compile, fails or has wrong results."""
         sizes = self.sizes
         found = {"add_rms_norm": self.add_rms_norm, "gate": self.gate}
         if sizes.heads:
@@ -61,7 +61,7 @@ class KernelTrial:
         return found
 
     def failures(self, names: Collection[str]) -> Iterator[tuple[str, Exception]]:
-        """Kernels of ``names`` that fail, with their errors."""
+        """Run the trials of ``names``. Yield the names of kernels that fail, with their errors."""
         for name, trial in self.trials.items():
             if name not in names:
                 continue
@@ -88,7 +88,7 @@ class KernelTrial:
         _compare(fused.gate(x, "silu"), gated(x, "silu"))
 
     def rotate_append(self) -> None:
-        """Queries and keys without norms of their heads, which are the other kernel's."""
+        """Try the kernel without norms of heads, which ``add_rms_norm`` covers."""
         from sglang.srt.layers import fused_kernels as fused
 
         sizes, d = self.sizes, self.sizes.head_dim
@@ -124,7 +124,7 @@ class KernelTrial:
 
 
 def _compare(got: Tensor, want: Tensor) -> None:
-    """Raise ValueError where the two differ. Waits for the device, so that its errors show."""
+    """Raise ValueError if the two differ. Waits for the device, so that its errors are raised."""
     error = float((got.float() - want.float()).norm() / want.float().norm())
     if not error <= TOLERANCE:  # NaN fails too
         raise ValueError(

@@ -1,14 +1,14 @@
 """LatentAttention: multi-head latent attention (DeepSeek-V2, 2024, section 2.1).
 
-A token leaves one vector in the cache, from which the keys and values of all heads follow:
+The cache holds one vector per token, which determines the keys and values of all heads:
 
-    key of head h    W_UK[h] latent, and beside it a rotated part that all heads share
+    key of head h    W_UK[h] latent, concatenated with a rotated part that all heads share
     value of head h  W_UV[h] latent
 
-Neither is ever computed. A product with a key is one with the latent, ``q W_UK[h] latent``, so
-queries are brought to the latents' space first; and a weighted sum of values is W_UV[h] times that
-of latents, which is brought back afterwards. For the attention between this is one key head of
-``rank + rotated`` dimensions whose values are its first ``rank``.
+Keys and values are never computed. A query's product with a key is ``(q W_UK[h]) latent``, so W_UK
+is applied to queries before attention. A weighted sum of values is W_UV[h] times the weighted sum
+of latents, so W_UV is applied after attention. Attention itself has one key head of
+``rank + rotated`` dimensions, whose first ``rank`` dimensions are the value.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sglang.srt.parallel.groups import Group
 
 class LatentAttention:
     def __init__(self, shape: LatentShape, index: int, place: Place, rotary: Rotary) -> None:
-        """``index``: the layer's index among the KV pools. ``rotary``: of ``shape.turned``
+        """``index``: the layer's index among the KV pools. ``rotary``: rotates ``shape.turned``
         dimensions."""
         self.shape, self.rotary = shape, rotary
         heads = place.group.share(shape.num_heads, "num_attention_heads")
@@ -42,9 +42,9 @@ class LatentAttention:
             scale=shape.scale,
             value_dim=shape.rank,
         )
-        alone = replace(place, group=Group())  # for weights that every rank holds whole
+        alone = replace(place, group=Group())  # for weights that are not split over the ranks
         unit = shape.still + shape.turned
-        # Queries from the hidden states, or from a latent of their own.
+        # Queries are computed from the hidden states, or from a separate latent.
         self.query_latent: ColumnLinear | None = None
         self.query_norm: RMSNorm | None = None
         name, inputs = "q_proj", shape.width
@@ -74,7 +74,7 @@ class LatentAttention:
         return {name: partial(_order_behind, still=still, turned=self.shape.turned)}
 
     def write(self, w: PassWriter, x: Value) -> Value:
-        """All but the output projection: [T, width] -> [T, heads * value]."""
+        """Compute the layer without its output projection: [T, width] -> [T, heads * value]."""
         y = x
         if self.query_latent is not None and self.query_norm is not None:
             y = w.norm(w.product(x, self.query_latent), self.query_norm)
@@ -96,7 +96,7 @@ class LatentAttention:
 
 
 def _order_behind(rows: Array, still: int, turned: int) -> Array:
-    """``from_pairs`` of the last ``turned`` outputs of each head, which has ``still`` before."""
+    """Apply ``from_pairs`` to the rows of each head's last ``turned`` outputs, after ``still``."""
     heads = rows.reshape(-1, still + turned, *rows.shape[1:])
     behind = heads[:, still:]
     last = from_pairs(behind.reshape(-1, *rows.shape[1:]), turned, turned)

@@ -1,5 +1,5 @@
-"""Expansion: the weights that bring queries to the space of latents, and sums of latents back, in
-multi-head latent attention (``layers.latent``)."""
+"""Expansion: the weights W_UK and W_UV of multi-head latent attention (``layers.latent``), which
+map queries to the space of latents, and sums of latents to sums of values."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LatentShape:
-    """Attention of one layer of the whole model (a rank holds a share of its heads).
+    """Sizes of one layer's attention in the whole model (a rank holds a share of its heads).
 
     Attributes:
-        width: of the hidden states.
-        rank: of the latents of keys and values; query_rank: of those of queries, 0: there are none.
-        still, turned: dimensions of a query that have no position, and after them those that turn.
+        width: width of the hidden states.
+        rank, query_rank: dimensions of the latents of keys and values, and of queries (0: none).
+        still, turned: a query's dimensions that are not rotated, and after them the rotated ones.
         value: dimensions of a head's value.
-        scale: multiplies the scores.
-        eps: of the norms of latents.
-        bias: of the projections from and to hidden states.
-        pairs: dimensions ``2 i`` and ``2 i + 1`` of what turns in the checkpoint turn together.
+        scale: factor of the scores.
+        eps: epsilon of the norms of latents.
+        bias: the projections from and to hidden states have biases.
+        pairs: the checkpoint rotates dimensions ``2 i`` and ``2 i + 1`` together.
     """
 
     width: int
@@ -45,7 +45,7 @@ class LatentShape:
 
 
 class PerHead:
-    """A matrix for each head, its own part of the input's heads."""
+    """One matrix per head, which multiplies that head's part of the input."""
 
     def __init__(self, weights: list[Weight]) -> None:
         self.parts = []
@@ -56,7 +56,7 @@ class PerHead:
 
     @cached_property
     def packed(self) -> Parts | None:
-        """All of them once they are packed; to be called after loading."""
+        """The packed matrices of all heads, None if they are not packed. Read after loading."""
         found = [part.packed for part in self.parts if part.packed is not None]
         if not found:
             return None
@@ -65,17 +65,17 @@ class PerHead:
         return Parts(found)
 
     def product(self, x: Tensor) -> Tensor:
-        """x [T, heads, inputs] -> [T, heads, outputs], of packed matrices."""
+        """Return the products [T, heads, outputs] of packed matrices with x [T, heads, inputs]."""
         assert self.packed is not None
         found: Tensor = self.packed(x, self.parts[0].threads)
         return found
 
 
 class Expansion:
-    """``kv_b_proj``, W_UK and W_UV head by head: [heads, still + value, rank].
+    """``kv_b_proj`` [heads, still + value, rank]: W_UK and W_UV of each head.
 
-    Its parts are matrices of their own, which native products may read in their own layout. None
-    keeps the whole, so that it goes when they are packed.
+    The parts are separate matrices, which may be packed for native products. Only views of the
+    whole tensor are kept, so that packing frees its memory.
     """
 
     def __init__(self, shape: LatentShape, heads: int, place: Place) -> None:
@@ -94,13 +94,13 @@ class Expansion:
         return first.as_strided(size, (size[1] * size[2], size[2], 1), 0)
 
     def queries(self, x: Tensor) -> Tensor:
-        """Queries [T, heads, still] in the space of latents: [T, heads, rank]."""
+        """Map queries [T, heads, still] to the space of latents [T, heads, rank] (W_UK)."""
         if self.keys.packed is not None:
             return self.keys.product(x)
         return torch.bmm(x.transpose(0, 1), self.whole[:, : self.shape.still]).transpose(0, 1)
 
     def values(self, x: Tensor) -> Tensor:
-        """Sums of latents [T, heads, rank] as sums of values: [T, heads, value]."""
+        """Map sums of latents [T, heads, rank] to sums of values [T, heads, value] (W_UV)."""
         if self.of_values.packed is not None:
             return self.of_values.product(x)
         weight = self.whole[:, self.shape.still :].transpose(1, 2)

@@ -1,8 +1,8 @@
 """Linear layers split over a tensor-parallel group (Megatron-LM, section 3).
 
-A column-parallel layer holds a slice of the outputs, a row-parallel one a slice of the inputs and
-sums its partial results over the group; one after the other costs a single all-reduce.
-"""
+A rank holds a slice of the outputs of a column-parallel layer, and a slice of the inputs of a
+row-parallel layer, whose partial results are summed over the group. A column-parallel layer
+followed by a row-parallel one needs a single all-reduce."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Arrange: TypeAlias = Callable[[Array], Array]
 class Fused:
     """The checkpoint tensor ``name`` that holds all parts of a ``ColumnLinear``.
 
-    ``arrange`` makes rows of it, part after part, of its weight [rows, inputs] and of its bias
-    [rows]. ``transposed``: the checkpoint has the weight as [inputs, rows].
+    ``arrange`` reorders the rows of its weight [rows, inputs] and bias [rows], so that the parts
+    follow each other. ``transposed``: the checkpoint has the weight as [inputs, rows].
     """
 
     name: str
@@ -34,12 +34,12 @@ class Fused:
 class ColumnLinear(Stored):
     """``y = x W^T + b`` with the rows of several checkpoint matrices stacked in one ``W``.
 
-    ``parts`` maps each matrix's name to its number of outputs; the result is their outputs side by
-    side, each of this rank's share. ``unit`` is what may not be split inside a part (head_dim);
-    where ranks outnumber the units of a part, several ranks hold the same one.
-    ``paired``: two parts, a gate and what it gates, which native products bring together.
-    ``fused``: one checkpoint tensor has all parts; their names are for messages alone.
-    ``arrange``: by part, what orders the rows of its checkpoint tensors.
+    ``parts``: number of outputs of each matrix by name. The result has this rank's share of each
+    part's outputs, side by side. ``unit``: outputs that stay on one rank (head_dim); if a part has
+    fewer units than there are ranks, several ranks hold the same unit.
+    ``paired``: the parts are gate and up, which native products combine.
+    ``fused``: one checkpoint tensor holds all parts; part names then occur in messages only.
+    ``arrange``: by part, the function that reorders the rows of its checkpoint tensors.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class ColumnLinear(Stored):
         self.bias = place.empty(sum(self.sizes)) if bias else None
 
     def _mine(self, source: Array) -> Array:
-        """This rank's rows of a fused tensor [rows, ...]."""
+        """Return this rank's rows of a fused checkpoint tensor [rows, ...]."""
         assert self.fused is not None
         if self.fused.transposed:
-            source = source.T  # a bias stays as it is
+            source = source.T  # no effect on a bias
         if self.fused.arrange is not None:
             source = self.fused.arrange(source)
         parts = np.split(source, np.cumsum(list(self.parts.values()))[:-1])

@@ -1,9 +1,9 @@
-"""Low-rank adapters (Hu et al. 2021): ``W x + B A x``, for each token the adapter of its row.
+"""Low-rank adapters (Hu et al. 2021): ``W x + B A x`` with the adapter of each token's row.
 
-Every product gets the pass's ``Use`` as an argument. The adapters know a layer's product by a
-number (``Stored.site``). With native kernels the sum is made inside the product, before bias,
-activation and residual, and the bits of a token do not depend on the tokens beside it; elsewhere it
-is made after the product, adapter by adapter.
+Every product gets the pass's ``Use`` as an argument. ``Stored.site`` is the number by which
+adapters identify a layer's product. Native kernels add ``B A x`` inside the product, before bias,
+activation and residual, and a token's bits do not depend on the other tokens of the batch. Without
+native kernels ``B A x`` is added after the product, adapter by adapter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Pair(NamedTuple):
-    """Outputs ``[first, first + b.shape[1])`` of a product gain ``(x a^T) b``; the scale is in b.
+    """Adds ``(x a^T) b`` to outputs ``[first, first + b.shape[1])``; b includes the scale.
 
     a: [rank, inputs of this rank], b: [rank, outputs of the part], contiguous, of one dtype.
     """
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
 
 class Weights:
-    """One adapter's pairs, by the number of the product; ``products``: how many there are."""
+    """One adapter's pairs by product number. ``products``: number of products of the model."""
 
     def __init__(self, pairs: Mapping[int, Sequence[Pair]], products: int) -> None:
         self.pairs, self.products = pairs, products
@@ -48,15 +48,15 @@ class Weights:
         return sum(pair.bytes for pairs in self.pairs.values() for pair in pairs)
 
     def to(self, device: Any) -> Weights:
-        """A copy on another device; copies from pinned memory need not be waited for."""
+        """Return a copy on another device. Copies from pinned memory are asynchronous."""
         return self._with(lambda half: half.to(device, non_blocking=True))
 
     def tensors(self) -> Weights:
-        """The same arrays as tensors."""
+        """Return the same weights as tensors that share memory with the arrays."""
         return self._with(tensor)
 
     def pinned(self) -> Weights:
-        """A copy in memory that a GPU reads by itself."""
+        """Return a copy in pinned memory."""
         return self._with(lambda half: half.pin_memory())
 
     def _with(self, change: Callable[[Weight], Weight]) -> Weights:
@@ -68,7 +68,7 @@ class Weights:
 
     @cached_property
     def native(self) -> Adapter:
-        """The same for native products."""
+        """Weights in the form that native products take."""
         from sgl_kernel import lora
 
         pairs = {
@@ -78,15 +78,15 @@ class Weights:
 
 
 class Use:
-    """The adapters of a pass: token t has ``adapters[groups[t]]``, none where ``groups[t]`` is
-    negative. At least one token has one."""
+    """Adapters of a pass: token t uses ``adapters[groups[t]]``, or none if ``groups[t]`` is
+    negative. At least one token uses an adapter."""
 
     def __init__(self, adapters: Sequence[Weights], groups: Int32Array) -> None:
         self.adapters, self.groups = adapters, groups
         self._tokens: list[Tensor] | None = None
 
     def tokens(self, device: Any) -> list[Tensor]:
-        """Tokens of each adapter: ascending int64 indices."""
+        """Return for each adapter the ascending int64 indices of its tokens, on ``device``."""
         if self._tokens is None:
             order = np.argsort(self.groups, kind="stable").astype(np.int64)
             places = np.arange(len(self.adapters) + 1, dtype=self.groups.dtype)
@@ -96,8 +96,8 @@ class Use:
         return self._tokens
 
     def add(self, number: int, x: Tensor, y: Tensor) -> Tensor:
-        """The outputs y [T, outputs] of product ``number``, changed in place, for its inputs x
-        [T, inputs]."""
+        """Add the adapters' outputs to y [T, outputs] of product ``number``, in place, and return
+        y. ``x``: inputs of the product [T, inputs]."""
         for adapter, tokens in zip(self.adapters, self.tokens(y.device)):
             pairs = adapter.pairs.get(number, ())
             if not pairs:
@@ -111,7 +111,7 @@ class Use:
 
     @cached_property
     def native(self) -> Adapted:
-        """The same for native products."""
+        """Adapters in the form that native products take."""
         from sgl_kernel.lora import Adapted
 
         return Adapted([adapter.native for adapter in self.adapters], self.groups)

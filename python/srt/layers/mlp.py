@@ -1,5 +1,5 @@
-"""Feed-forward layers: the gated one (Shazeer, "GLU variants improve Transformer", 2020) and the
-plain one of the first transformer."""
+"""Feed-forward layers: GatedMLP (Shazeer, "GLU variants improve Transformer", 2020), and PlainMLP
+as in the first transformer."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from sglang.srt.layers.weight import LayerWeights, Place, Slots, Stored
 
 
 class FeedForward(LayerWeights, Protocol):
-    """The part of a block that computes each token by itself."""
+    """The feed-forward part of a block, which computes each token separately."""
 
     def write(self, w: PassWriter, x: Value) -> None:
-        """Add the layer's outputs for x [T, width] to the stream."""
+        """Add the layer's outputs for x [T, width] to the residual stream."""
 
 
 class MLP:
-    """Two products; ``inner`` says the first and what is between them."""
+    """Layer of two products. ``inner`` writes the first product and the activation."""
 
     first: ColumnLinear
     down: RowLinear
 
     @abstractmethod
     def inner(self, w: ValueWriter, x: Value) -> Value:
-        """Inputs of ``down`` for x [T, width]."""
+        """Write the computation of the inputs of ``down`` from x [T, width]; return them."""
 
     def write(self, w: PassWriter, x: Value, norm: RMSNorm | None = None) -> None:
-        """``norm``: of the outputs."""
+        """Add the layer's outputs for x [T, width] to the stream, normed by ``norm`` if given."""
         w.add(self.down, self.inner(w, x), norm)
 
     def stored(self) -> list[Stored]:
@@ -41,7 +41,7 @@ class MLP:
 
 
 class GatedMLP(MLP):
-    """``down(act(gate(x)) * up(x))``; gate and up are one matrix, ``fused`` in some checkpoints."""
+    """``down(act(gate(x)) * up(x))``. ``first`` stacks gate and up; ``fused``: see ColumnLinear."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class GatedMLP(MLP):
 
 
 class PlainMLP(MLP):
-    """``down(act(up(x)))``; ``names`` are the two matrices' in a checkpoint."""
+    """``down(act(up(x)))``. ``names``: names of up and down in a checkpoint."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang and Sennrich, 2019) and LayerNorm (Ba et al., 2016): what they hold."""
+"""Weights of RMSNorm (Zhang and Sennrich, 2019) and LayerNorm (Ba et al., 2016)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sglang.srt.numeric.host_arrays import Array
 class RMSNorm:
     """``x / sqrt(mean(x^2) + eps) * gain`` over the last dimension, computed in float32.
 
-    ``above``: the checkpoint holds ``gain - above`` (Gemma's holds what the gain is more than 1);
-    the gain is float32 then, whatever the other weights are.
+    ``above``: the checkpoint holds ``gain - above`` (Gemma: ``gain - 1``). With ``above`` the gain
+    is float32, whatever the dtype of the other weights.
     """
 
     def __init__(self, width: int, eps: float, place: Place, above: float = 0.0) -> None:
@@ -44,7 +44,7 @@ class LayerNorm:
         self.bias = place.empty(width) if bias else None
 
     def slots(self, name: str) -> Slots:
-        """``name`` is the gain's; the bias stands beside it."""
+        """``name``: name of the gain in the checkpoint; the bias has the same prefix."""
         out = {name: Slot(self.weight, self.shape, kind="gain")}
         if self.bias is not None:
             beside = f"{name.removesuffix('weight')}bias"
@@ -53,10 +53,10 @@ class LayerNorm:
 
 
 class WholeRMSNorm:
-    """RMSNorm over all heads of a token at once, of which a rank holds some."""
+    """RMSNorm over all heads of a token together; a rank holds the gains of its heads."""
 
     def __init__(self, width: int, eps: float, place: Place) -> None:
-        """``width``: of all heads of all ranks."""
+        """``width``: dimensions of all heads of all ranks together."""
         self.width, self.eps, self.group = width, eps, place.group
         self.weight = place.empty(place.group.share(width, "the width of a norm"))
 
@@ -66,11 +66,11 @@ class WholeRMSNorm:
 
 
 class HeadsNorm:
-    """LayerNorm of each head by itself, with gains of its own."""
+    """LayerNorm of each head separately, with gains per head."""
 
     def __init__(self, heads: int, dim: int, eps: float, turned: int, place: Place) -> None:
-        """``turned``: the number of a head's ``dim`` dimensions that turn; loading reorders
-        them."""
+        """``turned``: number of rotated dimensions among a head's ``dim``; loading reorders the
+        gains of these dimensions."""
         self.dim, self.eps, self.turned = dim, eps, turned
         self.whole, self.group = (heads, dim), place.group
         self.weight = place.empty(place.group.share(heads, "the heads of a norm"), dim)
@@ -87,14 +87,14 @@ HeadNorm: TypeAlias = RMSNorm | WholeRMSNorm | HeadsNorm
 
 
 class HeadNorms(NamedTuple):
-    """Norms of the heads of queries and keys [T, heads, head_dim] before they are rotated."""
+    """Norms of the heads of queries and keys [T, heads, head_dim], applied before rotation."""
 
     q: HeadNorm
     k: HeadNorm
 
     @property
     def gains(self) -> HeadGains | None:
-        """Gains and eps where each head has an RMSNorm, as kernels that rotate compute it."""
+        """Gains and eps if both norms are RMSNorms per head, which rotation kernels support."""
         if isinstance(self.q, RMSNorm) and isinstance(self.k, RMSNorm):
             return self.q.weight, self.k.weight, self.q.eps
         return None

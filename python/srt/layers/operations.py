@@ -1,12 +1,12 @@
-"""Operations: what a layer computes between its products, by torch or by fused kernels.
+"""Operations: a layer's computations between its products, by torch or by fused kernels.
 
     norm            RMSNorm
     add_norm        an addition to the residual stream, and the norms before and after it
     gate            ``act(gate) * up``
     rotate_append   norms of heads, rotation, and the write of new keys and values to their pools
 
-A model is built with one set of them (``weight.Place.operations``): ``TORCH`` on a CPU, and what
-``operations_of`` chooses on a GPU.
+A model is built with one set of operations (``weight.Place.operations``): ``TORCH`` on a CPU, the
+choice of ``operations_of`` on a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang.srt.numeric.torch_later import F, Tensor, torch
 log = logging.getLogger("sglang.srt.layers")
 
 
-# RMSNorm of every head of q and of k before the rotation: gains [head_dim], and eps.
+# RMSNorm per head of q and k before the rotation: gains of q and of k [head_dim], and eps.
 HeadGains: TypeAlias = tuple[Tensor, Tensor, float]
 
 
@@ -34,19 +34,19 @@ AddNorm: TypeAlias = Callable[[Tensor, Tensor, Tensor, float, Tensor | None], tu
 
 
 class RotateAppend(Protocol):
-    """One kernel for all that is between a layer's first product and its attention."""
+    """A kernel for all operations between a layer's first product and its attention."""
 
     def __call__(
         self, qkv: Tensor, heads: int, gains: HeadGains | None, angles: AngleRows, target: KVTarget
     ) -> Tensor:
-        """Rotated queries [T, heads, head_dim] of qkv [T, (heads + 2 kv_heads) * head_dim]. Writes
-        the rotated keys, and the values, to ``target``."""
+        """Return the rotated queries [T, heads, head_dim] of qkv [T, (heads + 2 kv_heads) *
+        head_dim]. Write the rotated keys and the values to ``target``."""
         ...
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension. A float32 weight of narrower
-    x keeps its bits: the result alone is rounded."""
+    """Return ``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, in x's dtype. A
+    float32 weight is not rounded to a narrower dtype of x: only the result is."""
     if weight.dtype == torch.float32 and x.dtype != torch.float32:
         return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
@@ -55,7 +55,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_norm(
     x: Tensor, more: Tensor, weight: Tensor, eps: float, inner: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``x + more``, and its RMSNorm. ``inner``: gains of an RMSNorm of ``more`` before the sum."""
+    """Return ``x + more`` and its RMSNorm. ``inner``: gains that norm ``more`` before the sum."""
     total = x + (more if inner is None else rms_norm(more, inner, eps))
     return total, rms_norm(total, weight, eps)
 
@@ -64,8 +64,8 @@ def add_norm(
 class Operations:
     """Functions with the contracts of ``rms_norm``, ``add_norm`` and ``activations.gated``.
 
-    ``add_norm`` may overwrite its second argument. ``rotate_append``: None where norms, rotation
-    and write are operations of their own.
+    ``add_norm`` may overwrite its second argument. ``rotate_append``: None if norms, rotation and
+    write are separate operations.
     """
 
     norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
@@ -78,8 +78,8 @@ TORCH = Operations()
 
 
 def operations_of(device: torch.device, disabled: Collection[str] = ()) -> Operations:
-    """The operations for ``device``: fused kernels where they can run, except for those whose names
-    (``fused_kernels.KERNELS``) are ``disabled``. Logs which."""
+    """Return and log the operations for ``device``: fused kernels if they can run, without those
+    whose names (``fused_kernels.KERNELS``) are ``disabled``."""
     if lacks := triton_lacks(device):
         if device.type == "cuda":
             log.info("no fused kernels: %s", lacks)

@@ -1,13 +1,12 @@
-"""PassWriter: the vocabulary in which layers and models say what a forward pass computes.
+"""PassWriter: the interface by which layers and models describe a forward pass.
 
-A layer says it once (``write``). Two writers read that:
+The ``write`` method of a layer calls the methods of a writer. There are two writers:
 
-    torch_writer.TorchWriter    computes each word at once with torch; its values are tensors
-    tape_writer.TapeWriter      records it on a native tape; its values are buffers
+    torch_writer.TorchWriter    computes each call at once with torch; its values are tensors
+    tape_writer.TapeWriter      records each call in a native op list; its values are buffers
 
-A pass has one residual stream [T, width], which the writer holds. Layers read it (``read``) and add
-to it (``add``, ``experts``). ``embed``, ``add`` and ``experts`` sum over the tensor-parallel ranks.
-"""
+The writer holds the pass's residual stream [T, width]. Layers read the stream (``read``) and add to
+it (``add``, ``experts``). ``embed``, ``add``, ``experts`` sum over the tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -23,71 +22,71 @@ from sglang.srt.layers.rotary import Rotary
 from sglang.srt.layers.weight import Place
 from sglang.srt.numeric.host_arrays import Weight
 
-# A tensor [T, n], or a buffer of a tape.
+# A tensor [T, n], or a buffer of an op list.
 Value: TypeAlias = Any
 
 
 class ValueWriter(Protocol):
-    """Words that do not touch the stream. Vision towers use them too."""
+    """Methods that do not use the residual stream. Vision towers use them too."""
 
     def norm(self, x: Value, norm: RMSNorm | LayerNorm) -> Value:
-        """x, normed."""
+        """Return x [T, width], normed."""
 
     def product(self, x: Value, layer: ColumnLinear) -> Value:
-        """The layer's outputs, this rank's share of them."""
+        """Return this rank's share of the layer's outputs for x [T, inputs]."""
 
     def gate(self, x: Value, layer: ColumnLinear, act: str) -> Value:
-        """``act(gate) * up`` of a paired layer's outputs."""
+        """Return ``act(gate) * up`` of a paired layer's outputs for x [T, inputs]."""
 
     def activate(self, x: Value, act: str) -> Value:
-        """``act(x)``. x is not to be used again."""
+        """Return ``act(x)``. The caller must not use x again."""
 
 
 class PassWriter(ValueWriter, ExpertWriter, Protocol):
-    """All words. ``ExpertWriter`` has the one of a mixture of experts."""
+    """All methods. ``ExpertWriter`` has the method for a mixture of experts."""
 
     def embed(self, table: TokenEmbedding, scale: float) -> None:
-        """Begin the stream: the tokens' rows times ``scale``, summed over the ranks, or what the
-        pass gives in their place."""
+        """Start the stream with the tokens' embeddings times ``scale``, summed over the ranks. For
+        placeholder tokens, the states that the pass's inputs give replace the embeddings."""
 
     def input(self, width: int) -> None:
-        """Begin the stream with the states that the stage before computed."""
+        """Start the stream with the hidden states that the previous stage computed."""
 
     def add_positions(self, table: Weight) -> None:
-        """Add the row of each token's position, of ``table`` [positions, width]."""
+        """Add each token's position embedding, a row of ``table`` [positions, width]."""
 
     def read(self, norm: RMSNorm | LayerNorm | None = None) -> Value:
-        """The stream, normed. A value of it may not be used after an addition to the stream."""
+        """Return the stream, normed. The value is invalid after an addition to the stream."""
 
     def attend(
         self, qkv: Value, heads: Heads, rotary: Rotary | None, norms: HeadNorms | None
     ) -> Value:
-        """Attention of q, k and v side by side [T, (heads + 2 kv_heads) * head_dim]: norm q and k,
-        rotate them, store k and v, attend: [T, heads * head_dim]."""
+        """Norm and rotate q and k, store k and v, and attend. ``qkv``: q, k and v side by side
+        [T, (heads + 2 kv_heads) * head_dim]. Return [T, heads * head_dim]."""
 
     def attend_latent(
         self, q: Value, latent: Value, heads: Heads, rotary: Rotary, norm: RMSNorm,
         expansion: Expansion,
     ) -> Value:  # fmt: skip
-        """Multi-head latent attention (``layers.latent``) of q [T, heads * (still + turned)] and
-        latents [T, rank + turned]: [T, heads * value]."""
+        """Compute multi-head latent attention (``layers.latent``) of q [T, heads * (still +
+        turned)] and latents [T, rank + turned]. Return [T, heads * value]."""
 
     def choose(self, *values: Value) -> list[Value]:
-        """The stream and ``values`` of those tokens alone whose outputs are wanted. To be said
-        after the last attention: tokens no longer need each other."""
+        """Keep in the stream and in ``values`` only the tokens whose outputs are requested. Called
+        after the last attention, when no token needs another's states."""
 
     def add(self, layer: RowLinear, x: Value, norm: RMSNorm | None = None) -> None:
         """Add the layer's outputs to the stream, summed over the ranks, then normed."""
 
     def end(self, norm: RMSNorm | LayerNorm | None) -> Value:
-        """The result of the pass: the stream, normed."""
+        """Return the result of the pass: the stream, normed."""
 
 
 class PassDescription(Protocol):
-    """A model that says a whole pass."""
+    """A model, whose ``write`` describes a whole pass."""
 
     @property
     def place(self) -> Place: ...
 
     def write(self, w: PassWriter) -> Value:
-        """Say the pass, and return its result."""
+        """Write the pass to ``w`` and return its result."""

@@ -13,9 +13,9 @@ from sglang.srt.layers.weight import Slots, Stored
 
 
 class PreNorm:
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``. A family makes the four parts.
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``. Model families set the four parts.
 
-    ``ATTENTION``, ``MLP``, ``ATTENTION_NORM`` and ``MLP_NORM``: what a checkpoint calls them.
+    ``ATTENTION``, ``MLP``, ``ATTENTION_NORM``, ``MLP_NORM``: names of the parts in a checkpoint.
     """
 
     ATTENTION: ClassVar[str] = "self_attn."

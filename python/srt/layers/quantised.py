@@ -1,4 +1,4 @@
-"""Quantised: a matrix as its checkpoint has quantised it, as integers with scales."""
+"""Quantised and Float8: quantised matrices of a checkpoint, as numbers with scales."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Quantised:
     ``g = j // group``.
 
     Attributes:
-        bits: 4 or 8, which hold the values.
+        bits: bits of a value, 4 or 8.
         values: int8 [n, k]; -8..7 for 4 bits.
         scales: float32 [n, ceil(k / group)].
-        zeros: integers of the same shape, None for zeros.
-        lows: float32 of the same shape, None for zeros.
-        group: inputs that share a scale; k where rows have one.
-        order: int64 [k], the input of each column; None: as they come.
-        int8_activations: the checkpoint was made for activations of int8, found as they come.
+        zeros: integers of the shape of ``scales``, None: all are 0.
+        lows: float32 of the shape of ``scales``, None: all are 0.
+        group: number of inputs that share a scale; k for one scale per row.
+        order: int64 [k], the input of each column; None: column j is input j.
+        int8_activations: the checkpoint was made for activations quantised to int8 at run time.
     """
 
     bits: int
@@ -38,7 +38,7 @@ class Quantised:
     int8_activations: bool = False
 
     def dense(self) -> Array:
-        """W in float32. With scales of float16 or bfloat16 and no lows nothing is rounded."""
+        """Return W in float32, exact if the scales were float16 or bfloat16 and lows is None."""
         k = self.values.shape[1]
         out = self.values.astype(np.float32)
         if self.zeros is not None:
@@ -52,7 +52,7 @@ class Quantised:
         return out
 
     def rows(self, arrange: Callable[[Array], Array]) -> Quantised:
-        """The rows that ``arrange`` makes of a tensor [n, ...]."""
+        """Return the matrix with rows selected or reordered by ``arrange``, from [n, ...]."""
         return replace(
             self, values=arrange(self.values), scales=arrange(self.scales),
             zeros=None if self.zeros is None else arrange(self.zeros),
@@ -62,13 +62,13 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Float8:
-    """W [n, k] of a checkpoint that was made for activations in float8 (e4m3) too:
+    """W [n, k] of a checkpoint that was made for float8 (e4m3) weights and activations:
     ``W[i, j] = values[i, j] * scales[i, j // group]``.
 
-    Attributes (arrays of a checkpoint, tensors in a layer):
+    Attributes (NumPy arrays in a checkpoint, tensors in a layer):
         values: float8 [n, k].
         scales: float32 [n, ceil(k / group)].
-        group: inputs that share a scale; k where rows have one.
+        group: number of inputs that share a scale; k for one scale per row.
     """
 
     values: Weight
@@ -76,25 +76,25 @@ class Float8:
     group: int
 
     def dense(self) -> Array:
-        """W in float32. With scales of float16 or bfloat16 nothing is rounded. Not for tensors."""
+        """Return W in float32, exact if the scales were float16 or bfloat16. For arrays only."""
         scales = spread(self.scales, self.group, self.values.shape[1])
         found: Array = np.multiply(self.values.astype(np.float32), scales)
         return found
 
     def rows(self, arrange: Callable[[Array], Array]) -> Float8:
-        """The rows that ``arrange`` makes of a tensor [n, ...]."""
+        """Return the matrix with rows selected or reordered by ``arrange``, from [n, ...]."""
         return replace(self, values=arrange(self.values), scales=arrange(self.scales))
 
 
 def spread(scales: Array, group: int, k: int) -> Array:
-    """[n, groups] for each of k inputs: [n, k], or [n, 1] where there is one group."""
+    """Repeat ``scales`` [n, groups] for each of k inputs: [n, k], or [n, 1] for one group."""
     if scales.shape[1] == 1:
         return scales
     return np.repeat(scales, group, axis=1)[:, :k]
 
 
 def joined(parts: Sequence[Quantised]) -> Quantised | None:
-    """The matrix of all parts' rows; None where they do not share one form."""
+    """Return one matrix with the rows of all parts; None if the parts differ in format."""
     first = parts[0]
     for part in parts[1:]:
         same = (part.bits, part.group, part.int8_activations)
@@ -127,7 +127,7 @@ def _float(x: Array) -> Array:
 
 
 class PackedForm(NamedTuple):
-    """A quantised matrix as native kernels hold it: arguments of ``packed.pack_integers``."""
+    """Format of a quantised matrix for native kernels: arguments of ``packed.pack_integers``."""
 
     format: str
     group: int
@@ -136,7 +136,7 @@ class PackedForm(NamedTuple):
 
 
 def native_form(q: Quantised) -> PackedForm | None:
-    """The smallest that holds exactly the same weights; None where none does."""
+    """Return the smallest format that represents the weights exactly; None if there is none."""
     k = q.values.shape[1]
     if not np.isfinite(q.scales).all():
         return None

@@ -1,7 +1,7 @@
-"""Rotary position embedding (RoFormer, Su et al. 2021) and the scalings that extend it.
+"""Rotary position embedding (RoFormer, Su et al. 2021) and scalings for longer contexts.
 
-Each variant is a function that returns the inverse frequencies, [dim / 2] or, where they
-depend on the position, [length, dim / 2], and a factor on cosine and sine.
+Each variant is a function that returns the inverse frequencies and a factor on cosine and sine.
+Frequencies are [dim / 2], or [length, dim / 2] if they depend on the position.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sglang.srt.numeric.host_arrays import Array
 from sglang.srt.numeric.torch_later import Tensor, torch
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
-ROWS = 1 << 12  # positions whose angles are in memory as float64 at once
+ROWS = 1 << 12  # positions whose float64 angles are in memory at once
 
 
 class AngleRows(NamedTuple):
-    """Cosines and signed sines of T tokens, not gathered: row ``rows[t]``, int32, of ``table``
-    [rows, 2, 1, turned] is token t's."""
+    """Cosines and signed sines of T tokens, not gathered. Token t has row ``rows[t]``, int32, of
+    ``table`` [rows, 2, 1, turned]."""
 
     table: Tensor
     rows: Tensor
@@ -32,8 +32,8 @@ class AngleRows(NamedTuple):
 class Rope:
     """Settings of a rotary embedding, named as in a checkpoint's ``rope_parameters``.
 
-    ``original_length`` is the length the model was pre-trained at, ``max_length`` what its
-    configuration declares. ``partial`` is the part of a head's dimensions that turns.
+    ``original_length``: context length of the pre-training. ``max_length``: context length that the
+    configuration declares. ``partial``: fraction of a head's dimensions that is rotated.
     """
 
     type: str = "default"
@@ -54,12 +54,12 @@ class Rope:
     partial: float = 1.0
 
     def turned(self, head_dim: int) -> int:
-        """The number of a head's dimensions that turn, the first ones."""
+        """Return the number of rotated dimensions, which are a head's first ones."""
         return int(head_dim * self.partial)
 
     @property
     def length(self) -> int:
-        """Longest sequence the scaling is meant for, in tokens."""
+        """Longest sequence that the scaling is meant for, in tokens."""
         if self.type in ("linear", "dynamic"):
             return int(self.max_length * self.factor)
         if self.type == "yarn":
@@ -84,10 +84,10 @@ def linear(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
 def dynamic(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
     """NTK-aware base that grows with the sequence.
 
-    A token at position ``p`` is rotated with the base of a sequence that ends at ``p``: what a
-    model that decodes token by token over a KV cache computes. A whole prompt longer than
-    ``max_length`` would use its last token's base for all of them, which makes a prefix's keys
-    depend on what follows, so that no two requests could share them.
+    A token at position ``p`` is rotated with the base of a sequence that ends at ``p``, as if the
+    prompt were computed token by token. If a prompt longer than ``max_length`` used its last
+    token's base for all tokens, the keys of a prefix would depend on later tokens, and requests
+    could not share them.
     """
     reach = np.maximum(np.arange(1, length + 1, dtype=np.float64), rope.max_length)[:, None]
     stretch = rope.factor * reach / rope.max_length - (rope.factor - 1)
@@ -99,7 +99,7 @@ def yarn(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
     """YaRN (Peng et al. 2023, section 3): slow dimensions are interpolated, fast ones kept."""
 
     def dimension(rotations: float) -> float:
-        # The dimension that turns `rotations` times over the original length.
+        # The dimension that rotates `rotations` times over the original length.
         turns = math.log(rope.original_length / (rotations * 2 * math.pi))
         return dim * turns / (2 * math.log(rope.theta))
 
@@ -132,13 +132,13 @@ def llama3(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
 
 
 def longrope(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
-    """LongRoPE (Ding et al. 2024): each pair is slowed by a factor of its own. There is a list of
-    them for texts of the original length, and one for longer texts.
+    """LongRoPE (Ding et al. 2024): each pair of dimensions has a factor that slows its rotation.
+    One list of factors is for texts up to the original length, another for longer texts.
 
-    The longest text that may be served decides for all of them, so that a prefix's keys do not
-    depend on what follows. Deciding by each token's position, as ``dynamic`` does, would turn
-    queries by one list and the keys that they meet by the other, whose factors are many times
-    larger: their angle would no longer tell the distance.
+    The served context length selects the list for all requests, so that the keys of a prefix do not
+    depend on later tokens. A choice by each token's position, as in ``dynamic``, would rotate a
+    query by one list and its keys by the other, whose factors are many times larger. Their relative
+    angle would then not depend on the distance alone.
     """
     long = length > rope.original_length
     inverse, _ = default(rope, dim, length)
@@ -163,20 +163,20 @@ VARIANTS: dict[str, Callable[[Rope, int, int], tuple[Array, float]]] = {
 class Rotary:
     """Cosines and sines of all positions up to ``length``, and the rotation itself.
 
-    Computed once, in float64, and rounded once, so that they have the same bits everywhere.
-    Dimension ``i`` turns with dimension ``i + turned / 2`` (the layout of most HF checkpoints, see
-    ``from_pairs`` for the other one); dimensions from ``turned`` on stay as they are.
+    Values are computed in float64 and rounded once, so that all backends have the same bits.
+    Dimensions ``i`` and ``i + turned / 2`` are rotated together, as in most HF checkpoints (see
+    ``from_pairs`` for the other layout). Dimensions from ``turned`` on are not rotated.
     """
 
     def __init__(self, rope: Rope, head_dim: int, length: int, dtype: Any, device: Any) -> None:
-        """``dtype``, ``device``: of the tensors of passes by torch."""
+        """``dtype``, ``device``: of ``table``, which passes by torch read."""
         self.rope, self.length = rope, length
         self.turned = rope.turned(head_dim)
         self.half = self.turned // 2
         self.dtype, self.device = dtype, device
 
     def angles(self) -> tuple[Array, Array]:
-        """Cosines and sines [length, turned / 2], float32."""
+        """Return cosines and sines, float32 [length, turned / 2] each."""
         inverse, scale = VARIANTS[self.rope.type](self.rope, self.turned, self.length)
         each = np.broadcast_to(inverse, (self.length, self.half))
         cos, sin = (np.empty((self.length, self.half), np.float32) for _ in range(2))
@@ -189,22 +189,22 @@ class Rotary:
 
     @cached_property
     def table(self) -> Tensor:
-        """[length, 2, 1, turned]: cosines, and sines with the rotation's sign folded in."""
+        """Tensor [length, 2, 1, turned]: cosines, and sines that include the rotation's sign."""
         cos, sin = map(torch.from_numpy, self.angles())
         table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
         return table.unsqueeze(2).to(self.device, self.dtype)
 
     def at(self, positions: Tensor) -> Angles:
-        """Cosines and signed sines of positions [T], each [T, 1, turned]."""
+        """Return the cosines and signed sines of positions [T], each [T, 1, turned]."""
         cos, sin = self.table.index_select(0, positions).unbind(1)
         return cos, sin
 
     def rows(self, positions: Tensor) -> AngleRows:
-        """The angles of positions, int32 [T]."""
+        """Return references to the rows of ``table`` for positions, int32 [T]."""
         return AngleRows(self.table, positions)
 
     def rotate(self, x: Tensor, angles: Angles) -> Tensor:
-        """Rotate every head of x [T, heads, head_dim]; a new tensor."""
+        """Return x [T, heads, head_dim] with every head rotated, as a new tensor."""
         cos, sin = angles
         if self.turned == x.shape[-1]:
             return (x * cos).addcmul_(x.roll(self.half, -1), sin)
@@ -213,9 +213,9 @@ class Rotary:
 
 
 def from_pairs(rows: Array, head_dim: int, turned: int) -> Array:
-    """Rows [heads * head_dim, ...] of a projection whose outputs ``2 i`` and ``2 i + 1`` turn
-    together, in the order in which ``i`` and ``i + turned / 2`` do. Queries and keys that are
-    reordered alike have the same products."""
+    """Reorder the rows [heads * head_dim, ...] of a projection from a layout that rotates outputs
+    ``2 i`` and ``2 i + 1`` together to one that rotates ``i`` and ``i + turned / 2``. Products of
+    queries and keys do not change, because both are reordered alike."""
     order = np.arange(head_dim)
     order[:turned] = order[:turned].reshape(-1, 2).T.reshape(-1)
     heads = rows.reshape(-1, head_dim, *rows.shape[1:])
@@ -226,8 +226,8 @@ def from_pairs(rows: Array, head_dim: int, turned: int) -> Array:
 class SectionedRotary(Rotary):
     """Rotary embedding in sections (M-RoPE; Qwen2-VL, Wang et al. 2024, section 2.1).
 
-    ``sections``: how many of a head's pairs of dimensions turn by a token's time, how many by its
-    height and how many by its width, in this order.
+    ``sections``: numbers of a head's pairs of dimensions that are rotated by a token's time, by its
+    height and by its width, in this order.
     """
 
     def __init__(
@@ -242,14 +242,14 @@ class SectionedRotary(Rotary):
         self.sections = sections
 
     def at(self, positions: Tensor) -> Angles:
-        """Angles of positions [3, T], or [T] where all three are the same. See ``Rotary.at``."""
+        """See ``Rotary.at``. ``positions``: [3, T], or [T] if all three parts are the same."""
         if positions.ndim == 1:
             return super().at(positions)
         cos, sin = self._gathered(positions).unbind(1)
         return cos, sin
 
     def rows(self, positions: Tensor) -> AngleRows:
-        """Angles of positions [3, T], or [T] where all three are the same."""
+        """See ``Rotary.rows``. ``positions``: [3, T], or [T] if all three parts are the same."""
         if positions.ndim == 1:
             return super().rows(positions)
         count, device = positions.shape[1], positions.device
@@ -257,9 +257,9 @@ class SectionedRotary(Rotary):
         return AngleRows(self._gathered(positions), rows)
 
     def _gathered(self, positions: Tensor) -> Tensor:
-        """Rows of a table for positions [3, T], each of three parts: [T, 2, 1, turned]."""
+        """Return [T, 2, 1, turned]: for each token, sections of its three positions' rows."""
         tokens = positions.shape[1]
         rows = self.table.index_select(0, positions.flatten()).unflatten(0, (3, tokens))
-        # A pair's two dimensions lie half a head apart, so the sections come twice.
+        # The two dimensions of a pair are half a head apart, so each half has all sections.
         parts = rows.split_with_sizes(self.sections * 2, dim=-1)
         return torch.cat([part[i % 3] for i, part in enumerate(parts)], dim=-1)

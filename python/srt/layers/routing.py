@@ -1,9 +1,9 @@
-"""Routing: the experts of a token, and the weight of each.
+"""Routing: choice of a token's experts and of their weights.
 
-Softmax over all experts and the best of them is Mixtral's rule (Jiang et al. 2024, "Mixtral of
-Experts", section 2.1). Experts in groups of which only the best count are DeepSeek-V2's (2024,
-section 2.2.2); scores by a sigmoid and a bias that acts on the choice alone DeepSeek-V3's (2024,
-section 2.1.2).
+Mixtral takes a softmax over all experts and chooses the best (Jiang et al. 2024, "Mixtral of
+Experts", section 2.1). DeepSeek-V2 (2024, section 2.2.2) chooses groups of experts first, then
+experts of these groups. DeepSeek-V3 (2024, section 2.1.2) scores by a sigmoid and adds a bias for
+the choice only.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Scores = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True)
 class Routing:
-    """The rule. Of equals the lowest id goes first, for experts and for groups.
+    """Routing rule. Among equal experts or groups, the lowest index is chosen first.
 
     Attributes:
-        scores: what logits become. A softmax over the chosen alone is one over all,
-            renormalised.
-        renormalise: the weights of the chosen add up to 1 before they are scaled.
-        scale: multiplies the weights.
-        groups, kept: experts in ``groups`` runs of equal length; only the ``kept`` best runs count.
-        group_best: a run is as good as its so many best experts together.
+        scores: function of the logits. (A softmax over the chosen experts alone is "softmax"
+            with ``renormalise``.)
+        renormalise: the weights of the chosen experts add up to 1 before they are scaled.
+        scale: factor of the weights.
+        groups, kept: experts form ``groups`` groups of equal size; the ``kept`` best are eligible.
+        group_best: a group's score is the sum of its ``group_best`` best experts' scores.
     """
 
     experts: int
@@ -40,7 +40,7 @@ class Routing:
     group_best: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError where there are fewer than ``top_k`` experts to choose from."""
+        """Raise ValueError if fewer than ``top_k`` experts are eligible, or groups are uneven."""
         each = self.experts // self.groups
         if not 1 <= self.top_k <= self.kept * each or self.experts % self.groups:
             raise ValueError(
@@ -52,14 +52,14 @@ class Routing:
 
 
 def route(logits: Tensor, rule: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Weights float32 and experts int64, both [T, top_k], the best first.
+    """Return the weights, float32, and the experts, int64, of each token [T, top_k], best first.
 
-    logits: float32 [T, experts]. bias: [experts], added to the scores for the choice alone.
+    logits: float32 [T, experts]. bias: [experts], added to the scores for the choice only.
     """
     scores = logits.sigmoid() if rule.scores == "sigmoid" else logits.softmax(-1)
     merit = scores if bias is None else scores + bias
     if rule.scores == "softmax" and bias is None and rule.kept == rule.groups:
-        merit = logits  # the same order, except for what rounding makes equal
+        merit = logits  # the same order as the scores, with fewer ties by rounding
     if rule.kept < rule.groups:
         grouped = merit.unflatten(-1, (rule.groups, -1))
         best = grouped.sort(dim=-1, descending=True).values[..., : rule.group_best].sum(-1)

@@ -1,4 +1,4 @@
-"""SelfAttention: projections, norms of heads, rotation; the attending itself is ``attention``'s."""
+"""SelfAttention: projections and norms of heads. The package ``attention`` computes the rest."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class AttentionNames:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Attention of one layer of the whole model (a rank holds a share of its heads).
+    """Sizes of one layer's attention in the whole model (a rank holds a share of its heads).
 
     Attributes:
-        width: of the hidden states.
-        scale: multiplies the scores; 0: ``head_dim ** -0.5``.
+        width: width of the hidden states.
+        scale: factor of the scores; 0: ``head_dim ** -0.5``.
         window, soft_cap: as in ``attention.attention_protocol.Heads``.
-        qkv_bias, out_bias: which biases there are.
-        qk_eps: of the RMSNorms on the heads of q and k; 0 where they are not normed.
-        qk_above: as ``RMSNorm.above`` of these.
-        qk_whole: they go over all heads of a token at once.
-        pairs: dimensions ``2 i`` and ``2 i + 1`` of the checkpoint's heads turn together.
-        sinks: there are ``attention.attention_protocol.Heads.sinks``.
+        qkv_bias, out_bias: the projections have biases.
+        qk_eps: epsilon of the RMSNorms on the heads of q and k; 0: no such norms.
+        qk_above: ``RMSNorm.above`` of these norms.
+        qk_whole: these norms go over all heads of a token together.
+        pairs: the checkpoint rotates dimensions ``2 i`` and ``2 i + 1`` of a head together.
+        sinks: the layer has ``attention.attention_protocol.Heads.sinks``.
     """
 
     width: int
@@ -59,8 +59,8 @@ class AttentionShape:
 
 
 class SelfAttention:
-    """Grouped-query attention (Ainslie et al. 2023). With norms, queries and keys are normed per
-    head, or all heads at once, before they are rotated; without ``rotary`` they are not rotated."""
+    """Grouped-query attention (Ainslie et al. 2023). Norms of queries and keys, if any, are applied
+    before the rotation. Without ``rotary`` queries and keys are not rotated."""
 
     def __init__(
         self, shape: AttentionShape, index: int, place: Place, rotary: Rotary | None
@@ -99,13 +99,13 @@ class SelfAttention:
             self.norms = HeadNorms(*(self.head_norm(shape, count, place) for count in counts))
 
     def head_norm(self, shape: AttentionShape, heads: int, place: Place) -> HeadNorm:
-        """The norm of ``heads`` heads of q or k."""
+        """Return the norm of q or of k, which has ``heads`` heads in all ranks."""
         if shape.qk_whole:
             return WholeRMSNorm(heads * shape.head_dim, shape.qk_eps, place)
         return RMSNorm(shape.head_dim, shape.qk_eps, place, shape.qk_above)
 
     def write(self, w: PassWriter, x: Value) -> Value:
-        """All but the output projection: [T, width] -> [T, heads * head_dim]."""
+        """Write the layer without its output projection: [T, width] -> [T, heads * head_dim]."""
         return w.attend(w.product(x, self.qkv), self.heads, self.rotary, self.norms)
 
     def stored(self) -> list[Stored]:

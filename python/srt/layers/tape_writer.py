@@ -1,5 +1,5 @@
-"""TapeWriter: records the words of ``layers.pass_writer`` on a native tape, which then computes a
-whole pass in one call. Buffers are numbers; the residual stream is one buffer that products add to.
+"""TapeWriter: records the calls of ``layers.pass_writer`` in a tape, a native op list that computes
+a whole pass in one call. A buffer is an int; the residual stream is a buffer that products add to.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 class MissingWord(Exception):
-    """A model says what a tape does not have."""
+    """A model calls a method, or uses an option, that a tape cannot record."""
 
 
 class TapeValue(NamedTuple):
-    """A buffer, normed by the product that reads it where there is a ``norm``. ``additions``: to
-    the stream before it was read; -1 for other buffers."""
+    """A buffer. ``norm``: applied by the product that reads the buffer. ``additions``: number of
+    additions to the stream before it was read as this value; -1 for other buffers."""
 
     buffer: int
     norm: RMSNorm | None = None
@@ -50,12 +50,12 @@ class TapeWriter:
     """Implements ``pass_writer.PassWriter``, except for norms over the heads of all ranks
     (``missing_word``).
 
-    All layers share their buffers, one for each use and width: outputs are read by what follows at
-    once. Products by name have buffers of their own, since latent attention reads two of them.
+    All layers share their buffers, one for each use and width, because the next operation reads
+    an output at once. Products have a buffer per name, because latent attention reads two products.
     """
 
     def __init__(self, tape: Tape, pools: Sequence[paged.KV]) -> None:
-        """``pools``: of the model's layers, whose matrices are packed."""
+        """``pools``: KV pools of the model's layers. The model's matrices must be packed."""
         self.tape, self.pools = tape, pools
         self.stream, self.additions = -1, 0
         self._angles: dict[int, tuple[Array, Array]] = {}
@@ -75,7 +75,7 @@ class TapeWriter:
         self.tape.place(self.stream, table)
 
     def read(self, norm: RMSNorm | LayerNorm | None = None) -> TapeValue:
-        """LayerNorm's outputs stand until the next one's."""
+        """Return the stream. The next LayerNorm overwrites the output of a LayerNorm."""
         if isinstance(norm, LayerNorm):
             return TapeValue(self._norm(norm))
         return TapeValue(self.stream, norm, self.additions)
@@ -110,7 +110,7 @@ class TapeWriter:
         self, q: TapeValue, latent: TapeValue, heads: Heads, rotary: Rotary, norm: RMSNorm,
         expansion: Expansion,
     ) -> TapeValue:  # fmt: skip
-        """Queries in the space of latents and the latent lie side by side, as heads do."""
+        """See ``PassWriter``. Queries in the space of latents and the latent share a buffer."""
         tape, shape, count = self.tape, expansion.shape, heads.num_heads
         own, unit = shape.still + shape.turned, heads.head_dim
         keys, values = expansion.keys.packed, expansion.of_values.packed
@@ -140,12 +140,12 @@ class TapeWriter:
         return TapeValue(self.tape.attend(qkv, shape, pool, into))
 
     def _turns(self, rotary: Rotary | None, gains: HeadGains | None = None) -> paged.Rotary:
-        """The rotation, none without ``rotary``, and the norms of heads before it."""
+        """Return the rotation, or no rotation without ``rotary``, with the norms of heads."""
         from sgl_kernel import paged
         from sgl_kernel.arrays import floats
 
         q_gain, k_gain, eps = gains or (None, None, 0.0)
-        cos = sin = np.empty((0, 0), np.float32)  # turns nothing
+        cos = sin = np.empty((0, 0), np.float32)  # rotates nothing
         if rotary is not None:
             if id(rotary) not in self._angles:
                 self._angles[id(rotary)] = rotary.angles()
@@ -157,7 +157,7 @@ class TapeWriter:
         )  # fmt: skip
 
     def _norm_heads(self, qkv: int, norm: HeadNorm, first: int, count: int) -> None:
-        """Norm ``count`` heads from column ``first`` on, unless the attention does it."""
+        """Norm ``count`` heads from column ``first`` on. RMSNorm per head is left to attention."""
         if isinstance(norm, WholeRMSNorm):
             self.tape.norm(qkv, norm.weight, norm.eps, into=qkv, first=first)
         elif isinstance(norm, HeadsNorm):
@@ -173,7 +173,7 @@ class TapeWriter:
         ]
 
     def add(self, layer: RowLinear, x: TapeValue, norm: RMSNorm | None = None) -> None:
-        """Ranks' parts, of which the first has the bias, have a buffer that no product reads."""
+        """See ``PassWriter``. Partial sums of ranks have a buffer; rank 0's part has the bias."""
         group, into = layer.group, self.stream
         if group.meeting is not None:
             into = self._buffer("part", layer.shape[0])
@@ -199,11 +199,11 @@ class TapeWriter:
         return self.stream if norm is None else self._norm(norm)
 
     def _reduce(self, part: int, meeting: Meeting, into: int) -> int:
-        """The sum of the ranks' parts: in their buffer, or added to the stream."""
+        """Sum the ranks' parts in their buffer if ``into`` is ``part``, else add the sum to it."""
         return self.tape.reduce(part, meeting, into, into != part)
 
     def _norm(self, norm: RMSNorm | LayerNorm) -> int:
-        """The stream normed, in a buffer that the next norm overwrites."""
+        """Return the normed stream, in a buffer that the next norm overwrites."""
         into = self._buffers.get(key := ("normed", len(norm.weight)))
         bias, centred = (norm.bias, True) if isinstance(norm, LayerNorm) else (None, False)
         self._buffers[key] = self.tape.norm(
@@ -223,7 +223,7 @@ class TapeWriter:
         )  # fmt: skip
 
     def _gain(self, x: TapeValue) -> tuple[Weight | None, float]:
-        """The norm of a product's input."""
+        """Return gain and eps of the norm of a product's input."""
         if x.additions not in (-1, self.additions):
             raise ValueError("the stream was added to after it was read; read it again.")
         return (None, 0.0) if x.norm is None else (x.norm.weight, x.norm.eps)
@@ -239,15 +239,15 @@ class TapeWriter:
 
 
 def check_norms(norms: HeadNorms | None) -> None:
-    """Raise MissingWord for norms of heads that a tape does not have."""
+    """Raise MissingWord for norms of heads that a tape cannot record."""
     for norm in norms or ():
         if isinstance(norm, WholeRMSNorm) and norm.group.size > 1:
             raise MissingWord("norms over the heads of all ranks")
 
 
 class TapeWords:
-    """A writer that records nothing. Raises MissingWord for what ``TapeWriter`` does not have. Its
-    models need no weights."""
+    """A writer that records nothing and raises MissingWord for calls that ``TapeWriter`` does not
+    support. The models that use this writer need no weights."""
 
     def __getattr__(self, word: str) -> Callable[..., Any]:
         if not hasattr(TapeWriter, word):
@@ -264,7 +264,7 @@ class TapeWords:
 
 
 def missing_word(model: PassDescription) -> str:
-    """The first thing the model says that a tape does not have, "" where it has all."""
+    """Return the first call of the model that a tape cannot record, "" if it can record all."""
     try:
         model.write(cast(PassWriter, TapeWords()))
     except MissingWord as missing:
@@ -273,5 +273,5 @@ def missing_word(model: PassDescription) -> str:
 
 
 def record(model: PassDescription, tape: Tape, pools: Sequence[paged.KV]) -> None:
-    """Record the pass of a model without a ``missing_word``, whose matrices are packed."""
+    """Record the pass of a model that has no ``missing_word`` and whose matrices are packed."""
     model.write(cast(PassWriter, TapeWriter(tape, pools)))

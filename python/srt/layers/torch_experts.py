@@ -1,5 +1,5 @@
-"""A mixture of experts (``layers.experts``) computed by torch: by grouped products on a GPU that
-has the kernel, else expert by expert."""
+"""A mixture of experts (``layers.experts``) computed by torch: by grouped products of a Triton
+kernel on a GPU, else expert by expert."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sglang.srt.layers.routing import route
 from sglang.srt.layers.weight import Stored
 from sglang.srt.numeric.torch_later import Tensor, torch
 
-# ``act(gate) * up`` of a paired layer's outputs for x [T, inputs].
+# Function of x [T, inputs], a paired layer and act: ``act(gate) * up`` of the layer's outputs.
 Gate: TypeAlias = Callable[[Tensor, Stored, str], Tensor]
 
 
 def mixture(layer: Experts, x: Tensor, gate: Gate) -> Tensor:
-    """[T, width] -> [T, width], summed over the ranks. Experts have no adapters."""
+    """Return the outputs [T, width] for x [T, width], summed over the ranks, without adapters."""
     shape, group, router = layer.shape, layer.place.group, layer.router
     if router.packed is not None:
         return group.all_reduce(layer.native()(x.contiguous(), threads=router.threads))
@@ -33,7 +33,7 @@ def mixture(layer: Experts, x: Tensor, gate: Gate) -> Tensor:
 
 
 def each(layer: Experts, x: Tensor, weights: Tensor, chosen: Tensor, gate: Gate) -> Tensor:
-    """Expert by expert, float32."""
+    """Compute the experts one after the other. Return float32 [T, width], not summed over ranks."""
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for e in chosen.unique().tolist():
         token, choice = (chosen == e).nonzero(as_tuple=True)
@@ -44,7 +44,7 @@ def each(layer: Experts, x: Tensor, weights: Tensor, chosen: Tensor, gate: Gate)
 
 
 def grouped(layer: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-    """All experts by grouped products on the device, without waiting for it."""
+    """Compute all experts by grouped products; the host does not wait. Return as ``each``."""
     from sgl_kernel.triton import moe
 
     n, biased = layer.shape.routing.experts, layer.shape.bias

@@ -1,5 +1,5 @@
-"""TorchWriter: computes the words of ``layers.pass_writer`` with torch as they are said, eagerly or
-while a CUDA graph is captured. Products of packed weights are native."""
+"""TorchWriter: computes the calls of ``layers.pass_writer`` at once with torch, eagerly or while a
+CUDA graph is captured. Products of packed weights are native."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ForwardStep:
     """The arguments of a pass that all its layers share, besides the hidden states.
 
     Attributes:
-        positions: of the tokens [T], or [3, T] (time, height, width) where a model has rotary
-            sections.
-        attention: planned already.
-        use: the pass's adapters, None where no token has one.
-        given: int64 indices of tokens, and the states [N, width] in place of their embeddings.
+        positions: positions of the tokens [T], or [3, T] (time, height, width) of a model with
+            rotary sections.
+        attention: attention whose ``plan`` has been called.
+        use: the pass's adapters, None if no token has one.
+        given: int64 indices of tokens, and states [N, width] that replace their embeddings.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class ForwardStep:
 
     @cached_property
     def writable(self) -> Writable | None:
-        """The attention, where a kernel before it may write its pools."""
+        """``attention`` if a fused kernel may write its pools before it runs, else None."""
         return self.attention if isinstance(self.attention, Writable) else None
 
     def at_positions(self, look_up: Callable[[Tensor], Found]) -> Found:
-        """``look_up`` (a method of ``Rotary``) of the positions, once for all layers."""
+        """Return ``look_up(positions)``, computed once for all layers. It is a Rotary's method."""
         if look_up not in self._found:
             self._found[look_up] = look_up(self.positions)
         found: Found = self._found[look_up]
@@ -58,7 +58,7 @@ class ForwardStep:
 
 
 class TorchOperations:
-    """Words that touch neither the stream nor the cache: of text models and of vision towers.
+    """Methods that use neither the residual stream nor the KV cache; vision towers use them too.
 
     ``operations``: torch's own or fused kernels. ``use``: the pass's adapters.
     """
@@ -86,20 +86,20 @@ class TorchOperations:
 class TorchWriter(TorchOperations):
     """Implements ``pass_writer.PassWriter``.
 
-    What was added last to the stream ``x`` waits as ``norm(pending)`` for the norm that reads the
-    stream next, which adds it in the same kernel on a GPU. ``pending`` belongs to the stream: the
-    addition may overwrite it, but never ``x``.
+    The last addition to the stream ``x`` is deferred as ``norm(pending)``: the norm that reads the
+    stream next performs it, on a GPU in the same kernel. The addition may overwrite ``pending``,
+    but never ``x``.
     """
 
     def __init__(self, operations: Operations, x: Tensor, step: ForwardStep) -> None:
-        """``x``: token ids [T], or the states [T, width] of the stage before."""
+        """``x``: token ids [T], or hidden states [T, width] of the previous stage."""
         super().__init__(operations, step.use)
         self.x, self.step = x, step
         self.pending: Tensor | None = None
         self.pending_norm: RMSNorm | None = None
 
     def embed(self, table: TokenEmbedding, scale: float) -> None:
-        """Ids of other ranks' rows add zero before the sum."""
+        """See ``PassWriter``. This rank contributes zeros for ids whose rows other ranks hold."""
         ids, given = self.x, self.step.given
         if table.group.size == 1:
             x = table.rows(ids)
@@ -123,21 +123,21 @@ class TorchWriter(TorchOperations):
             return self.x if norm is None else self.norm(self.x, norm)
         inner = None
         if self.pending_norm is not None:
-            assert self.pending_norm.eps == norm.eps, "the kernel has one"
+            assert self.pending_norm.eps == norm.eps, "the kernel takes one eps"
             inner = self.pending_norm.weight
         self.x, y = self.operations.add_norm(self.x, self.pending, norm.weight, norm.eps, inner)
         self.pending = None
         return y
 
     def _join(self) -> None:
-        """Add what is pending."""
+        """Perform the deferred addition to the stream."""
         if self.pending is not None:
             norm = self.pending_norm
             more = self.pending if norm is None else self.norm(self.pending, norm)
             self.x, self.pending = self.x + more, None
 
     def add(self, layer: RowLinear, x: Tensor, norm: RMSNorm | None = None) -> None:
-        """The bias joins once, after the sum over the ranks."""
+        """See ``PassWriter``. The bias is added once, after the sum over the ranks."""
         if layer.group.size == 1:
             y = self.product(x, layer)
         else:
@@ -153,7 +153,7 @@ class TorchWriter(TorchOperations):
         self.pending, self.pending_norm = y, norm
 
     def choose(self, *values: Tensor) -> list[Tensor]:
-        """All tokens: the worker picks of the result."""
+        """Return all tokens: the worker selects tokens from the pass's result."""
         return list(values)
 
     def end(self, norm: RMSNorm | LayerNorm | None) -> Tensor:
@@ -183,7 +183,7 @@ class TorchWriter(TorchOperations):
         return x if rotary is None else rotary.rotate(x, self.step.at_positions(rotary.at))
 
     def _head_norm(self, x: Tensor, norm: HeadNorm) -> Tensor:
-        """[T, heads, head_dim] -> the same."""
+        """Return x [T, heads, head_dim], normed."""
         if isinstance(norm, RMSNorm):
             return self.norm(x, norm)
         if isinstance(norm, HeadsNorm):
@@ -208,7 +208,7 @@ class TorchWriter(TorchOperations):
 
 
 def whole_norm(x: Tensor, norm: WholeRMSNorm) -> Tensor:
-    """RMSNorm over all heads of a token [T, heads, head_dim], those of other ranks too."""
+    """Return RMSNorm of x [T, heads, head_dim] over all heads of a token, in all ranks."""
     flat = x.flatten(1)
     if norm.group.size == 1:
         weight = norm.weight.to(x.dtype)
@@ -221,8 +221,8 @@ def whole_norm(x: Tensor, norm: WholeRMSNorm) -> Tensor:
 
 
 def forward(model: PassDescription, x: Tensor, step: ForwardStep) -> Tensor:
-    """Hidden states [T, width] of token ids [T], or of the states [T, width] of the stage before;
-    normed where the model has the last layer. Writes the planned KV slots."""
+    """Return hidden states [T, width], normed if the model has the last layer. ``x``: token ids
+    [T], or hidden states [T, width] of the previous stage. Writes the planned KV slots."""
     writer: PassWriter = TorchWriter(model.place.operations, x, step)
     hidden: Tensor = model.write(writer)
     return hidden

@@ -1,4 +1,5 @@
-"""``Place``: device, dtype, ranks of a layer's weights. ``Slot``: target of a checkpoint tensor."""
+"""``Place``: device, dtype, ranks of weights. ``Slot``: the destination of a checkpoint tensor.
+``Stored``: a layer with a matrix."""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ Kind: TypeAlias = Literal["matrix", "bias", "gain"]
 
 @dataclass(frozen=True)
 class Place:
-    """Device, dtypes and rank group that a model is built for, whose weights are tensors.
+    """Device, dtypes and rank group that a model is built for. Weights are tensors.
 
     Attributes:
-        device, dtype: of its weights, as torch has them, or NumPy.
-        activations: dtype of the hidden states, the weights' own where None. With native kernels
-            they are float32 whatever the weights are.
-        operations: what its layers compute between their products.
-        matrices: where the matrices of linear layers are made, ``device`` where None. They are
-            moved as they are loaded.
-        disabled: names of fused kernels to do without (``--disable-fused-kernels``).
+        device, dtype: device and dtype of the weights, of torch or NumPy.
+        activations: dtype of the hidden states; None: the weights' dtype. With native kernels
+            hidden states are always float32.
+        operations: operations of the layers between their products.
+        matrices: device on which matrices of linear layers are allocated; None: ``device``.
+            Loading moves the matrices to ``device``.
+        disabled: names of fused kernels that are not used (``--disable-fused-kernels``).
     """
 
     device: Any
@@ -45,28 +46,28 @@ class Place:
 
     @property
     def states(self) -> Any:
-        """The dtype of hidden states."""
+        """Dtype of the hidden states."""
         return self.activations or self.dtype
 
     def empty(self, *shape: int) -> Weight:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def floats(self, *shape: int) -> Weight:
-        """The same in float32."""
+        """Allocate a float32 weight."""
         return torch.empty(shape, device=self.device)
 
     def matrix(self, outputs: int, inputs: int) -> Weight:
-        """The weight of a linear layer."""
+        """Allocate the weight [outputs, inputs] of a linear layer."""
         device = self.device if self.matrices is None else self.matrices
         return torch.empty(outputs, inputs, dtype=self.dtype, device=device)
 
     def rounded(self, value: float) -> float:
-        """The number in the dtype of the states."""
+        """Return ``value`` rounded to the dtype of the hidden states."""
         return float(torch.tensor(value, dtype=self.states))
 
 
 class HostPlace(Place):
-    """Weights that are NumPy's arrays, for native CPU kernels."""
+    """A ``Place`` whose weights are NumPy arrays, for native CPU kernels."""
 
     def empty(self, *shape: int) -> Weight:
         return np.empty(shape, self.dtype)
@@ -82,7 +83,7 @@ class HostPlace(Place):
 
 
 class OutlinePlace(HostPlace):
-    """Weights that have shapes and no memory."""
+    """A ``Place`` whose weights have shapes and no memory."""
 
     def empty(self, *shape: int) -> Weight:
         return outline(shape, self.dtype)
@@ -97,13 +98,12 @@ class Slot:
 
     Attributes:
         target: view of the layer's weight; written by ``load`` and ``randomise``.
-        shape: the whole checkpoint tensor's.
+        shape: shape of the whole checkpoint tensor.
         start: this rank holds ``[start, start + target.shape[dim])`` of dimension ``dim``.
         kind: distribution of dummy values.
-        adapt: makes what the layer holds of the checkpoint's tensor, which has ``shape``: another
-            order of rows, the transpose, a fused tensor's part. Its result is what ``dim`` and
-            ``start`` are about.
-        rowwise: ``adapt`` chooses and orders rows alone, of whatever lies in them.
+        adapt: converts the checkpoint tensor to the layer's layout: reorders rows, transposes, or
+            takes a part of a fused tensor. ``dim`` and ``start`` refer to the converted tensor.
+        rowwise: ``adapt`` only selects and reorders rows, so quantised rows can be adapted too.
     """
 
     target: Weight
@@ -115,7 +115,7 @@ class Slot:
     rowwise: bool = False
 
     def load(self, source: Array) -> None:
-        """Copy this rank's part of ``source``, which has ``shape``, casting the dtype."""
+        """Copy this rank's part of ``source``, of shape ``shape``, into the target; cast dtypes."""
         if self.adapt is not None:
             source = self.adapt(source)
         end = self.start + self.target.shape[self.dim]
@@ -123,15 +123,15 @@ class Slot:
         self.put(part)
 
     def put(self, part: Array) -> None:
-        """Overwrite the target."""
+        """Overwrite the target with ``part``, of the target's shape."""
         if isinstance(self.target, np.ndarray):
             self.target[...] = part
         else:
             self.target.copy_(tensor(part))
 
     def randomise(self, generator: np.random.Generator) -> None:
-        """Normal values: matrices keep the variance of their input (1 / fan-in), gains are near 1,
-        biases small. The whole tensor is sampled, so that the parts of all ranks agree."""
+        """Fill the target with normal values: variance 1 / fan-in for matrices; gains near 1, small
+        biases. Generates the whole tensor, so that ranks hold parts of the same one."""
         values = generator.standard_normal(self.shape, np.float32)
         if self.kind == "matrix":
             values *= np.float32(self.shape[-1] ** -0.5)
@@ -142,12 +142,12 @@ class Slot:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether dummy values are best made on the device: nothing reorders them."""
+        """True if dummy values are generated on the GPU, which requires that none are reordered."""
         gpu = not isinstance(self.target, np.ndarray) and self.target.is_cuda
         return gpu and self.adapt is None
 
     def randomise_there(self, seed: int) -> None:
-        """Normal values as those of ``randomise``, by the device's own generator."""
+        """Fill the target as ``randomise`` does, with values of the device's generator."""
         device = self.target.device
         generator = torch.Generator(device)
         generator.manual_seed(seed)
@@ -164,19 +164,19 @@ Slots: TypeAlias = dict[str, Slot]
 
 
 class Stored:
-    """A layer with a matrix, which native products may read in a layout of their own.
+    """A layer with a matrix, which may be packed for native products.
 
     Attributes:
-        weight: [outputs, inputs]; empty once it is packed.
+        weight: [outputs, inputs]; empty if the layer is packed or float8.
         bias: [outputs], or None.
-        packed: in its place, on a CPU with native kernels.
-        float8: in its place, where products are computed in float8.
-        paired: the rows are a gate's and those of what it gates.
-        exact: never rounded; packed as float32.
-        inside: its products are parts of another operation, which knows no adapters.
-        plain: not quantised on load; packed as it is.
-        site: number by which adapters know the layer's product; -1: it can have none.
-        threads: that compute native products.
+        packed: the packed matrix, on a CPU with native kernels.
+        float8: the float8 matrix, if products are computed in float8.
+        paired: the rows are those of a gate, then those of up.
+        exact: the matrix is never rounded, and packed as float32.
+        inside: the product is part of another operation, which supports no adapters.
+        plain: the matrix is not quantised at loading, and packed in its dtype.
+        site: number of the layer's product in adapters; -1: no adapter changes it.
+        threads: number of threads that compute native products.
     """
 
     weight: Weight
@@ -193,8 +193,8 @@ class Stored:
     def product(
         self, x: Tensor, bias: Tensor | None = None, use: Use | None = None, act: str = "silu"
     ) -> Tensor:
-        """``x W^T + bias`` and what the adapters ``use`` add: [T, inputs] -> [T, outputs]. Of a
-        paired weight that is packed ``act(gate) * up``, half as wide."""
+        """Return ``x W^T + bias`` [T, outputs] of x [T, inputs], with the adapters ``use`` applied.
+        For a packed, paired weight return ``act(gate) * up`` of it [T, outputs / 2]."""
         if self.packed is None:
             if self.float8 is None:
                 y = F.linear(x, self.weight, bias)
@@ -210,14 +210,14 @@ class Stored:
         return found
 
     def pack(self, format: str, threads: int, arena: Arena) -> None:
-        """Move the weight into a native layout, quantising it if ``format`` says so."""
+        """Pack the weight in ``format``, which may quantise it, and free the weight."""
         from sgl_kernel.packed import pack
 
         self.packed = pack(self.weight, format, paired=self.paired, threads=threads, arena=arena)
         self._packed(threads)
 
     def pack_integers(self, form: PackedForm, q: Quantised, threads: int, arena: Arena) -> None:
-        """The same of a weight that is quantised already, and not in ``weight``."""
+        """Pack the quantised matrix ``q`` instead of the weight, and free the weight."""
         from sgl_kernel.packed import pack_integers
 
         self.packed = pack_integers(
@@ -227,17 +227,17 @@ class Stored:
         self._packed(threads)
 
     def _packed(self, threads: int) -> None:
-        """Let go of the weight's memory."""
+        """Replace the weight by an empty one, which frees its memory."""
         self.threads, whole = threads, self.weight
         bare = isinstance(whole, np.ndarray)
         self.weight = np.empty(0, whole.dtype) if bare else whole.new_empty(0)
 
 
 class LayerWeights(Protocol):
-    """A layer, or several, with the weights that a checkpoint fills."""
+    """A layer, or a group of layers, with weights from a checkpoint."""
 
     def stored(self) -> list[Stored]:
-        """Everything in it with a matrix."""
+        """Return all layers in it that have a matrix."""
 
     def slots(self, prefix: str) -> Slots:
-        """Checkpoint tensors of the layer, whose names begin with ``prefix``."""
+        """Return the slots of its checkpoint tensors, whose names begin with ``prefix``."""

@@ -1,1 +1,1 @@
-"""Tokens and log-probabilities of logits: by torch, by kernels for GPUs, by NumPy and C++."""
+"""Sampling and log-probabilities from logits: by torch, by GPU kernels, by NumPy and C++."""

@@ -1,4 +1,4 @@
-"""The results of passes on a device."""
+"""Choice of the ``Results`` implementation for a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sglang.srt.numeric.host_arrays import on_host
 
 
 def results_of(device: Any, threads: int) -> Results:
-    """Arrays for ``HOST``, read by ``threads``; tensors for any other device."""
+    """Return results as arrays for ``HOST``, read by ``threads`` threads, else as tensors."""
     if on_host(device):
         from sglang.srt.logits.host_results import HostResults
 

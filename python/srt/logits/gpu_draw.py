@@ -1,8 +1,8 @@
 """Sampling on a GPU by the kernels of sgl_kernel.triton: as ``logits.sampler``, at most four
 launches for greedy, temperature, top-k, top-p and min-p, and one each for penalties and masks.
 
-Nothing here waits for the device: what the host must know is left in ``Drawing.fetched``. Masks
-travel packed, 1 bit a token.
+No function here waits for the device: values for the host are left in ``Drawing.fetched``. Masks
+are sent to the device with 1 bit per token id.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 def draw(logits: Tensor, samples: Sequence[Sample]) -> Drawing:
-    """Queue the sampling of one token a row. logits: float32 [n, vocab], not changed."""
+    """Queue the sampling of one token per row. logits: float32 [n, vocab], not changed."""
     errors = [""] * len(samples)
     x = logits
     if any(_special(s) for s in samples):
@@ -43,8 +43,8 @@ def draw(logits: Tensor, samples: Sequence[Sample]) -> Drawing:
 
 
 def _outcome(errors: list[str], host: Sequence[Tensor]) -> tuple[list[int], list[str]]:
-    """``errors``: what is known to be wrong already. ``host``: the tokens, the largest logit of
-    each row as it was sampled from, and as the model made it where that is not the same."""
+    """Return tokens and error messages. ``errors``: messages known so far. ``host``: the tokens,
+    each row's largest logit after penalties and masks, and, if these changed logits, before."""
     values = [x.tolist() for x in host]
     tokens, best, raw = values[0], values[1], values[-1]
     messages = list(errors)
@@ -60,13 +60,13 @@ def _special(sample: Sample) -> bool:
 
 
 def _cut(sample: Sample) -> bool:
-    """Whether top-k, top-p or min-p may leave tokens out."""
+    """Return True if top-k, top-p or min-p may exclude tokens."""
     p = sample.params
     return not p.greedy and (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0)
 
 
 def _parameters(samples: Sequence[Sample], x: Tensor) -> list[Tensor]:
-    """Arguments of ``kernels.sample`` after the logits, in order."""
+    """Return the arguments of ``kernels.sample`` after the logits, on the device."""
     params = [s.params for s in samples]
     top_k = [min(max(p.top_k, 0), x.shape[1]) for p in params]  # top_k may exceed an int32
     arrays: dict[str, np.ndarray[Any, Any]] = {
@@ -84,7 +84,7 @@ def _floats(values: list[float]) -> np.ndarray[Any, Any]:
 
 
 def _penalise(x: Tensor, samples: Sequence[Sample]) -> None:
-    """Repetition, frequency and presence penalties, in place."""
+    """Apply repetition, frequency and presence penalties to x [n, vocab], in place."""
     rows, ids, counts = [], [], []
     for i, sample in enumerate(samples):
         if not sample.params.penalised:
@@ -109,7 +109,7 @@ def _penalise(x: Tensor, samples: Sequence[Sample]) -> None:
 
 
 def _shift(x: Tensor, samples: Sequence[Sample]) -> None:
-    """Bias and forbidden ids, in place."""
+    """Add biases to x [n, vocab] and set forbidden ids to -inf, in place."""
     biased = [list(s.params.logit_bias) for s in samples]
     if any(biased):
         values = chain.from_iterable(s.params.logit_bias.values() for s in samples)
@@ -122,7 +122,7 @@ def _shift(x: Tensor, samples: Sequence[Sample]) -> None:
 
 
 def _pairs(ids: Sequence[Sequence[int] | Ints], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column indices of every id."""
+    """Return row and column indices, int64, of all ``ids``, which are listed by row."""
     rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
     columns = np.fromiter(chain.from_iterable(ids), dtype=np.int64)
     both = send(np.stack([rows, columns]), x.device)
@@ -130,7 +130,7 @@ def _pairs(ids: Sequence[Sequence[int] | Ints], x: Tensor) -> tuple[Tensor, Tens
 
 
 def _mask(x: Tensor, samples: Sequence[Sample], errors: list[str]) -> None:
-    """Rows with a mask keep the ids whose bit is set, in place."""
+    """Set ids that masks deny to -inf in x [n, vocab], in place. Bad masks set ``errors``."""
     masked = [i for i, s in enumerate(samples) if s.mask is not None]
     if not masked:
         return

@@ -1,4 +1,4 @@
-"""HostResults: hidden states, logits and tokens as NumPy's arrays."""
+"""HostResults: hidden states, logits and tokens as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang.srt.numeric.host_arrays import Array
 
 
 class HostValues:
-    """Values that are on the host."""
+    """Implements ``Fetching`` for values that are already on the host."""
 
     def __init__(self, values: list[Array]) -> None:
         self._values = values
@@ -26,7 +26,7 @@ class HostValues:
 
 
 class HostResults:
-    """Implements ``logits.results.Results``. ``threads``: those that read log-probabilities."""
+    """Implements ``logits.results.Results``. ``threads``: threads that read log-probabilities."""
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
@@ -85,22 +85,22 @@ class HostResults:
 
 
 class LogSums:
-    """Log-probabilities of rows of logits, float32 [n, vocab]. Only wanted ones are computed."""
+    """Computes log-probabilities of requested ids from rows of logits, float32 [n, vocab]."""
 
     def __init__(self, logits: Array, threads: int = 1) -> None:
         self._logits = logits
         self._largest, self._sums = rows.log_sums(logits, threads)
 
     def logprobs(self, logits: Array, row: int | Array | None = None) -> Array:
-        """Natural logarithms, float32, of logits of one row, of one logit of each, or of logits
-        of the rows of the indices."""
+        """Return the float32 log-probabilities of ``logits``. ``row``: index of their row, or of
+        each logit's row; None: one logit per row, in order."""
         at = slice(None) if row is None else row
         with np.errstate(invalid="ignore"):  # logits that are not finite give NaN
             found: Array = (logits - self._largest[at] - self._sums[at]).astype(np.float32)
         return found
 
     def probe_lists(self, probes: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probabilities of some ids of each row, read at once for all rows."""
+        """Return for each row i the log-probabilities of the ids ``probes[i]``."""
         sizes = [len(ids) for ids in probes]
         at = np.repeat(np.arange(len(probes)), sizes)
         ids = np.fromiter((token for row in probes for token in row), np.intp, len(at))
@@ -108,7 +108,7 @@ class LogSums:
         return [list(islice(values, size)) for size in sizes]
 
     def top_list(self, row: int, count: int) -> TopList:
-        """The most likely (id, log-probability) of a row, most likely first."""
+        """Return the ``count`` most likely (id, log-probability) of a row, most likely first."""
         if count < 1:
             return []
         logits = self._logits[row]
@@ -116,8 +116,8 @@ class LogSums:
         return list(zip(ids.tolist(), self.logprobs(logits[ids], row).tolist()))
 
     def packed(self, row: int, count: int) -> tuple[bytes, bytes]:
-        """Ids, int32, and log-probabilities, float32, of the most likely tokens of a row; where
-        ``count`` is ``WHOLE`` no ids and all log-probabilities."""
+        """Return ids, int32, and log-probabilities, float32, of a row's ``count`` most likely
+        tokens as bytes. If ``count`` is ``WHOLE``, return no ids and all log-probabilities."""
         logits = self._logits[row]
         if count == WHOLE:
             return b"", self.logprobs(logits, row).tobytes()
@@ -126,7 +126,7 @@ class LogSums:
 
 
 def most_likely(row: Array, count: int) -> Array:
-    """Ids of the ``count`` most likely tokens, most likely first; of equals the lowest id first."""
+    """Return the ids of a row's ``count`` largest logits, largest first; ties: lowest id first."""
     count = min(count, len(row))
     if count < 1:
         return np.zeros(0, np.intp)

@@ -1,5 +1,5 @@
-"""Sampling from NumPy's logits by sgl-kernel: the contract of ``logits.sampler``, in one native
-call. Penalties, bias and forbidden ids, which few requests have, are NumPy's."""
+"""Sampling from NumPy logits by one native call of sgl-kernel, with the results of
+``logits.sampler``. NumPy applies penalties, bias and forbidden ids, which few requests have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang.srt.numeric.host_arrays import Array
 
 
 def draw(logits: Array, samples: Sequence[Sample], threads: int) -> Drawing:
-    """One token a row. logits: [n, vocab] float32, not changed."""
+    """Sample one token per row. logits: float32 [n, vocab], not changed."""
     errors = [""] * len(samples)
     adjusted = np.ascontiguousarray(adjust(logits, samples))
     draws, kept = draw_records(samples, logits.shape[1], errors)
@@ -27,8 +27,8 @@ def draw(logits: Array, samples: Sequence[Sample], threads: int) -> Drawing:
 def draw_records(
     samples: Sequence[Sample], vocab: int, errors: list[str]
 ) -> tuple[np.ndarray[Any, Any], list[Array]]:
-    """Records for ``rows.draw``, and the masks that they have addresses of. A mask of another size
-    is an error of its row."""
+    """Return the records for ``rows.draw``, and the masks to which the records point. A mask of
+    the wrong size sets its row's entry of ``errors``."""
     params = [s.params for s in samples]
     if all(p.greedy for p in params):
         draws = np.zeros(len(samples), rows.DRAW)  # temperature 0: nothing else counts
@@ -51,7 +51,7 @@ def draw_records(
 
 
 def note_errors(tokens: Sequence[int], errors: list[str]) -> None:
-    """Write why there is no token to the rows that have none."""
+    """Set ``errors[i]`` for each negative token i, which ``rows.draw`` returned for a failure."""
     if min(tokens, default=0) >= 0:
         return
     for i, token in enumerate(tokens):
@@ -60,7 +60,7 @@ def note_errors(tokens: Sequence[int], errors: list[str]) -> None:
 
 
 def adjust(logits: Array, samples: Sequence[Sample]) -> Array:
-    """Logits after penalties, bias and forbidden ids: ``logits`` itself where there are none."""
+    """Return logits after penalties, bias and forbidden ids: ``logits`` itself if none apply."""
     special = [
         i for i, s in enumerate(samples) if s.forbidden or s.params.logit_bias or s.params.penalised
     ]
@@ -74,7 +74,7 @@ def adjust(logits: Array, samples: Sequence[Sample]) -> Array:
 
 
 def adjust_row(row: Array, sample: Sample) -> None:
-    """Change one row, in the order of ``logits.sampler``."""
+    """Apply a sample's penalties, bias and forbidden ids to a row, in the sampler's order."""
     params = sample.params
     history = np.asarray(sample.history, dtype=np.int64)
     if params.repetition_penalty != 1.0:
@@ -93,6 +93,6 @@ def adjust_row(row: Array, sample: Sample) -> None:
 
 
 def denied(mask: bytes, vocab: int) -> Array:
-    """The zero bits of a mask, bool [vocab]."""
+    """Return bool [vocab], True for each id whose bit in the mask is 0."""
     bits = np.unpackbits(~np.frombuffer(mask, dtype=np.uint8), bitorder="little")
     return bits.view(np.bool_)[:vocab]

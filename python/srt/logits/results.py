@@ -1,7 +1,7 @@
-"""Results: what a runner does with hidden states, logits and tokens, whose kind it does not know.
+"""Results: the runner's operations on hidden states, logits and tokens, for arrays and tensors.
 
-``HostResults`` has NumPy's arrays, of passes by native kernels; ``TorchResults`` torch's tensors on
-any device. What comes back as lists, numbers and bytes is the same.
+``HostResults`` works on NumPy arrays, from passes by native kernels; ``TorchResults`` on torch
+tensors on any device. Both return the same lists, numbers and bytes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from sglang.srt.numeric.host_arrays import Array
 
 
 class Fetching(Protocol):
-    """Values on their way to the host."""
+    """Values that are being copied to the host. ``wait`` returns them."""
 
     def wait(self) -> list[Any]: ...
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Log-probabilities to read, a list entry for each row of logits.
+    """Log-probabilities to read. Each list has an entry per row of logits.
 
     Attributes:
-        tops: how many most likely tokens.
-        probes: ids whose log-probabilities.
-        packed: as ``core.batch.Row.packed``; none where nothing is.
+        tops: number of most likely tokens to report.
+        probes: ids to report.
+        packed: as ``core.batch.Row.packed``; empty if no row requests it.
     """
 
     tops: Sequence[int]
@@ -38,7 +38,7 @@ class Wanted:
 
 
 class Readings(NamedTuple):
-    """Log-probabilities of one id a row, of the most likely tokens, of the probes, and as bytes."""
+    """Log-probabilities by row: of the given id, the most likely tokens, the probes, and packed."""
 
     chosen: list[float]
     tops: list[TopList]
@@ -47,7 +47,7 @@ class Readings(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """Float64 [N, width], and bool [N]: whether all of a row is finite."""
+    """``values``: float64 [N, width]. ``finite``: bool [N], True for rows of finite values."""
 
     values: Array
     finite: Array
@@ -57,36 +57,36 @@ class Results(Protocol):
     """``states``: hidden states [N, width]; ``logits``: [n, vocab]; ``tokens``: int32 [n]."""
 
     def pick(self, states: Any, at: Int32Array) -> Any:
-        """Rows ``at`` (ascending, distinct) of states."""
+        """Return the rows ``at`` (ascending, distinct) of states."""
         ...
 
     def widened(self, logits: Any) -> Any:
-        """The logits in float32."""
+        """Return the logits in float32."""
         ...
 
     def rows(self, x: Any, rows: Sequence[int]) -> Any:
-        """Some rows of logits, or some tokens."""
+        """Return the elements ``rows`` of logits or tokens."""
         ...
 
     def no_tokens(self, count: int) -> Any:
-        """Tokens that are zeros."""
+        """Return ``count`` tokens that are 0."""
         ...
 
     def put(self, tokens: Any, places: Sequence[int], values: Any) -> None:
-        """Overwrite ``tokens`` at ``places``."""
+        """Set ``tokens`` at the indices ``places`` to ``values``, in place."""
         ...
 
     def fetch(self, drawing: Drawing) -> Fetching:
-        """Begin to bring to the host what ``outcome`` of sampled tokens needs."""
+        """Start to copy ``drawing.fetched`` to the host."""
         ...
 
     def narrowed(self, logits: Any, samples: Sequence[Sample | None]) -> Any:
-        """The logits, which may change, with -inf where a mask denies an id and the sample asks
-        for log-probabilities among those that it allows."""
+        """Return the logits with -inf at ids that a mask denies, for samples that request
+        log-probabilities among the allowed ids only (``masked``). ``logits`` may change."""
         ...
 
     def read(self, logits: Any, ids: Any, wanted: Wanted) -> Readings:
-        """Log-probabilities. ``ids``: tokens, or a list of them, one a row."""
+        """Read log-probabilities. ``ids``: one token id per row, as tokens or a list."""
         ...
 
     def pooled(
@@ -95,6 +95,6 @@ class Results(Protocol):
         spans: Sequence[tuple[int, int, bool]],
         score: Callable[[Any], Any] | None,
     ) -> Pooled:
-        """Rows of states, first and end of each span, one by one (True) or summed in float64.
-        ``score``: makes scores of labels of states."""
+        """Pool rows of states. A span is (first, end, every): ``every`` returns each row of it,
+        else the rows' float64 sum. ``score``: converts states to scores of labels."""
         ...

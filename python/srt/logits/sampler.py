@@ -1,9 +1,9 @@
-"""Sampler: from logits to tokens, a pure function of (logits, parameters, uniform).
+"""Sampler: tokens from logits, as a pure function of (logits, parameters, uniform).
 
 Order: repetition penalty, frequency and presence penalties, bias, forbidden ids and mask;
 temperature, top-k, top-p, min-p; then the first token, in vocabulary order, at which the cumulated
-probability exceeds ``uniform``. Every step works on all rows that need it at once, and a row that
-needs nothing takes part in nothing.
+probability exceeds ``uniform``. Every step is computed once for all rows that need it, and skipped
+for the others.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from sglang.srt.core.ints import Ints
 from sglang.srt.logits.drawing import NOT_FINITE, mask_bytes, sized
 from sglang.srt.numeric.torch_later import Tensor, torch
 
-# Most likely tokens that a nucleus is looked for in before the whole vocabulary is sorted.
+# Top-p first looks at this number of most likely tokens, and sorts the vocabulary if too few.
 NUCLEUS = 1024
 
 
 def draw(logits: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, list[str]]:
-    """One token a row.
+    """Sample one token per row.
 
     logits: [n, vocab] float32, not changed. Returns int64 tokens [n] on the same device and one
-    message a row, "" where the token is valid.
+    error message per row, "" for a valid token.
     """
     errors = [""] * len(samples)
     adjusted = adjust(logits, samples)
     masked = [i for i, s in enumerate(samples) if s.mask is not None]
     if masked:
         adjusted = _mask(adjusted, masked, samples, errors, copy=adjusted is logits)
-    # max finds NaN, and the lowest id of a tie.
+    # max returns NaN if there is one, and the lowest id of a tie.
     best, tokens = adjusted.max(dim=-1)
     random = [i for i, s in enumerate(samples) if not s.params.greedy]
     if random:
@@ -48,7 +48,7 @@ def draw(logits: Tensor, samples: Sequence[Sample]) -> tuple[Tensor, list[str]]:
 
 
 def adjust(logits: Tensor, samples: Sequence[Sample]) -> Tensor:
-    """Logits after penalties, bias and forbidden ids: ``logits`` itself where there are none."""
+    """Return logits after penalties, bias and forbidden ids: ``logits`` itself if none apply."""
     special = [
         i for i, s in enumerate(samples) if s.forbidden or s.params.logit_bias or s.params.penalised
     ]
@@ -70,7 +70,7 @@ def _column(values: Sequence[float], x: Tensor) -> Tensor:
 
 
 def _adjust(logits: Tensor, samples: Sequence[Sample], special: list[int]) -> Tensor:
-    """Rows ``special`` changed; a new tensor of all rows."""
+    """Return a new tensor of all rows, with penalties, bias and forbidden ids of ``special``."""
     chosen = [samples[i] for i in special]
     x = _rows(logits, special)
     if len(special) == len(samples):
@@ -94,15 +94,15 @@ def _adjust(logits: Tensor, samples: Sequence[Sample], special: list[int]) -> Te
 
 
 def _pairs(ids: Sequence[Sequence[int] | Ints], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and column indices of every id."""
+    """Return row and column indices, int64, of all ``ids``, which are listed by row."""
     rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
     columns = np.concatenate([np.asarray(row, dtype=np.int64) for row in ids])
     return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
 
 
 def _repetition(x: Tensor, samples: Sequence[Sample]) -> Tensor:
-    """Logits of tokens seen in prompt or output: divided if positive, else multiplied
-    (CTRL, Keskar et al. 2019)."""
+    """Divide logits of tokens in prompt or output by the penalty if positive, else multiply (CTRL,
+    Keskar et al. 2019)."""
     seen = torch.zeros_like(x, dtype=torch.bool)
     true = torch.ones((), dtype=torch.bool, device=x.device)
     for ids in ([s.prompt for s in samples], [s.history for s in samples]):
@@ -114,7 +114,7 @@ def _repetition(x: Tensor, samples: Sequence[Sample]) -> Tensor:
 def _mask(
     x: Tensor, masked: list[int], samples: Sequence[Sample], errors: list[str], copy: bool
 ) -> Tensor:
-    """Rows ``masked`` keep the ids whose bit is set; ``copy``: x itself must not change."""
+    """Set denied ids of the rows ``masked`` to -inf. ``copy``: x itself must not change."""
     size = mask_bytes(x.shape[1])
     masks = []
     for i in masked:
@@ -128,8 +128,8 @@ def _mask(
 
 
 def narrowed(logits: Tensor, samples: Sequence[Sample | None]) -> Tensor:
-    """The logits [n, vocab], which change, with -inf where a mask denies an id and the sample asks
-    for log-probabilities among those that it allows."""
+    """Return the logits [n, vocab] with -inf at ids that a mask denies, for samples that request
+    log-probabilities among the allowed ids only (``masked``). ``logits`` may change."""
     wanted = {i: s for i, s in enumerate(samples) if s and s.masked and s.mask is not None}
     if not wanted:
         return logits
@@ -140,7 +140,7 @@ def narrowed(logits: Tensor, samples: Sequence[Sample | None]) -> Tensor:
 
 
 def _denied(masks: bytes, count: int, x: Tensor) -> Tensor:
-    """The masks' zero bits as a bool tensor [count, vocab]. They go to a GPU packed."""
+    """Return a bool tensor [count, vocab], True for 0 bits of masks, unpacked on x's device."""
     if x.device.type == "cpu":
         bits = np.unpackbits(~np.frombuffer(masks, dtype=np.uint8), bitorder="little")
         return torch.from_numpy(bits.view(np.bool_).reshape(count, -1)[:, : x.shape[1]])
@@ -150,7 +150,7 @@ def _denied(masks: bytes, count: int, x: Tensor) -> Tensor:
 
 
 def _filtered(x: Tensor, samples: Sequence[Sample]) -> Tensor:
-    """Logits divided by the temperature, -inf where top-k, top-p or min-p leave a token out."""
+    """Return logits divided by temperature, -inf for tokens that top-k, top-p, min-p exclude."""
     params = [s.params for s in samples]
     if any(p.temperature != 1.0 for p in params):
         x = x / _column([p.temperature for p in params], x)
@@ -169,10 +169,10 @@ def _filtered(x: Tensor, samples: Sequence[Sample]) -> Tensor:
 
 
 def _least(x: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
-    """The least logit that each row keeps [n, 1]. Equal logits are kept or left out together.
+    """Return the least logit that each row keeps [n, 1]. Equal logits are treated alike.
 
-    top-k: the k-th largest. top-p: the last of the most likely tokens that precede, together, less
-    than p of what top-k keeps. min-p: the largest, less -log(min_p).
+    top-k: the k-th largest logit. top-p: the last logit, in descending order, whose predecessors
+    have together less than p of the mass that top-k keeps. min-p: largest logit + log(min_p).
     """
     vocab = x.shape[1]
     top_k = [min(k, vocab) for k in top_k]
@@ -205,8 +205,8 @@ def _least(x: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) 
 def _invert(x: Tensor, samples: Sequence[Sample]) -> Tensor:
     """Sample by the inverse of the cumulated distribution, in float64 and vocabulary order.
 
-    A token of probability zero gets no interval: its cumulated value is cleared, so it exceeds no
-    ``uniform``, whatever order the device sums in.
+    The cumulated value of a token with probability 0 is set to 0, so that it is never sampled,
+    whatever the order in which the device sums.
     """
     probabilities = x.softmax(-1).double()
     cumulated = probabilities.cumsum(-1).masked_fill_(probabilities == 0, 0.0)

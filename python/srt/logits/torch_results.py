@@ -16,8 +16,8 @@ from sglang.srt.parallel.staging import Fetched, readback_of, send
 
 
 def pick(hidden: Tensor, wanted: Int32Array) -> Tensor:
-    """Rows ``wanted`` (ascending, distinct) of hidden [T, width]."""
-    if len(wanted) == hidden.shape[0]:  # all of them
+    """Return the rows ``wanted`` (ascending, distinct) of hidden [T, width]."""
+    if len(wanted) == hidden.shape[0]:  # all rows
         return hidden
     return hidden.index_select(0, send(wanted, hidden.device))
 
@@ -67,7 +67,7 @@ class TorchResults:
         spans: Sequence[tuple[int, int, bool]],
         score: Callable[[Tensor], Tensor] | None,
     ) -> Pooled:
-        """All rows in one transfer."""
+        """See ``Results.pooled``. All rows are copied to the host in one transfer."""
         parts = []
         for first, end, every in spans:
             part = states[first:end]

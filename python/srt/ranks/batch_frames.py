@@ -1,7 +1,7 @@
-"""Batch frames: a batch in few bytes. Most rows of a decode batch differ in five numbers, which
-travel as columns; a row with anything else travels whole.
+"""Batch frames: a compact encoding of a batch. Most rows of a decode batch differ in five numbers,
+which are sent as columns; a row with any other field set is sent as a whole.
 
-Sampling parameters are sent once for all rows that share them, and of these what a sampler reads:
+Sampling parameters are sent once for all rows that share them, and only those that a sampler reads:
 no stop strings, no seeds.
 """
 
@@ -28,18 +28,18 @@ _NO_FLOATS = array("d")
 
 
 class BatchColumns(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A batch.
+    """A batch as columns, with one entry for each row that is not in ``whole``.
 
     Attributes:
-        contexts, starts, kept: of the rows that have columns.
-        tokens, pages: theirs, one after the other; counts, page_counts: how many of each, one
-            token each where empty.
-        follows: theirs; empty where none follows.
-        samples: index of their parameters, -1 where nothing is sampled; empty where all have 0.
-        uniforms: their random numbers; empty where all are 0.
-        params: values of ``READ`` that are not the defaults.
-        whole: the other rows, by their index; with all that they have.
-        dropped, moves, copies: the batch's.
+        contexts, starts, kept: the fields of ``Row``.
+        tokens, pages: the rows' tokens and pages, concatenated. counts, page_counts: numbers of
+            both per row; empty counts: one token per row.
+        follows: the field of ``Row``; empty: -1 for all rows.
+        samples: index into ``params``, -1 for no sample; empty: 0 for all rows.
+        uniforms: random numbers of the samples; empty: all are 0.
+        params: sampling parameters of ``READ`` that differ from the defaults.
+        whole: rows that do not fit into columns, by row index.
+        dropped, moves, copies: the fields of ``Batch``.
     """
 
     id: int
@@ -61,7 +61,7 @@ class BatchColumns(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def columns_of(batch: Batch) -> BatchColumns:
-    """The batch in columns."""
+    """Encode a batch as columns."""
     table: dict[str, int] = {}
     params: list[dict[str, Any]] = []
     plain: list[Row] = []
@@ -101,7 +101,7 @@ def columns_of(batch: Batch) -> BatchColumns:
 
 
 def batch_of(columns: BatchColumns) -> Batch:
-    """The batch; its parameters have the values that a sampler reads, and defaults."""
+    """Decode a batch. Sampling parameters that a sampler does not read have default values."""
     params = [SamplingParams(**values) for values in columns.params]
     rows: list[Row] = []
     token = page = at = 0
@@ -127,7 +127,7 @@ def batch_of(columns: BatchColumns) -> Batch:
 
 
 def _plain(row: Row) -> bool:
-    """Whether the row is no more than its columns."""
+    """Return True if columns hold all fields of the row that are set."""
     sample = row.sample
     if row.context == LOOSE or row.positions or row.packed:
         return False

@@ -1,7 +1,7 @@
-"""Layout: which layers, and which share of them, each rank has.
+"""Layout: assignment of layers, and of shares of each layer, to ranks.
 
-Rank ``r`` is tensor-parallel rank ``r % tp`` of stage ``r // tp``; node ``n`` has the ranks from
-``n * local`` on, ``local`` of them. The first rank of the last stage samples.
+Rank ``r`` is tensor-parallel rank ``r % tp`` of stage ``r // tp``. Node ``n`` has ``local`` ranks,
+from ``n * local`` on. The first rank of the last stage samples.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sglang.srt.config import ParallelConfig
 
 @dataclass(frozen=True)
 class RankLayout:
-    """All ranks of a model. Sizes are those of ``ParallelConfig``."""
+    """Numbers of tensor-parallel ranks per stage, of stages, and of nodes (``ParallelConfig``)."""
 
     tensor: int
     stages: int
@@ -29,7 +29,7 @@ class RankLayout:
 
     @property
     def local(self) -> int:
-        """Ranks of each node."""
+        """Number of ranks per node."""
         return self.ranks // self.nodes
 
     @property
@@ -39,14 +39,14 @@ class RankLayout:
 
     @property
     def first(self) -> range:
-        """The ranks of the first stage, which need sampled ids."""
+        """The ranks of the first stage, which embed sampled tokens."""
         return range(self.tensor)
 
     def stage(self, rank: int) -> int:
         return rank // self.tensor
 
     def within(self, rank: int) -> int:
-        """The rank's number among those of its stage."""
+        """Return the tensor-parallel rank: the index of ``rank`` among the ranks of its stage."""
         return rank % self.tensor
 
     def stage_ranks(self, stage: int) -> range:
@@ -60,8 +60,8 @@ class RankLayout:
 
 
 def stage_layers(layers: int, stages: int, counts: tuple[int, ...] = ()) -> list[range]:
-    """The layers of each stage: ``counts`` of them, or as even as they can be, with one more for
-    the first stages, since the last one has the output head. Raises ValueError."""
+    """Return the layers of each stage: ``counts`` layers, or an even split. Leftover layers go to
+    the first stages, because the last stage has the output head. Raises ValueError."""
     if stages > layers:
         raise ValueError(
             f"--pp-size is {stages} and the model has {layers} layers; every stage needs one."

@@ -1,8 +1,8 @@
 """Links: one-way sockets between the planner and its ranks.
 
-A receiver binds an ``InLink`` and says its address; each of its senders connects an ``OutLink``. On
-one machine addresses are paths of Unix sockets in a directory that only the user may read; between
-machines they are TCP addresses, on a network that must be trusted.
+A receiver binds an ``InLink`` and publishes its address; each sender connects an ``OutLink``. On
+one machine, addresses are Unix sockets in a directory that only the user can read. Between
+machines, addresses are TCP, and the network must be trusted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 MAX_FRAME = 1 << 30
-# Apart from the engine's, which is ended while ranks are connected.
+# Separate from the engine's context, which is terminated while ranks are connected.
 _CONTEXT: Any = zmq.Context()
 
 
@@ -31,7 +31,7 @@ def _configured(kind: int) -> Any:
 
 
 class InLink:
-    """Frames from all that connect to an address. Raises OSError where the address is taken."""
+    """Receives messages sent to ``address``. Raises OSError if the address is in use."""
 
     def __init__(self, address: str) -> None:
         self._socket = _configured(zmq.PULL)
@@ -44,13 +44,13 @@ class InLink:
 
     @classmethod
     def of(cls, directory: Path | None, name: str, host: str = "") -> InLink:
-        """An inbox in a directory, or at a free port of ``host``."""
+        """Bind a socket ``name`` in a directory, or without one a free port of ``host``."""
         if directory is not None:
             return cls(f"ipc://{directory / name}")
         return cls(f"tcp://{bracketed(host)}:*")
 
     def take(self, seconds: float | None = None) -> list[bytes] | None:
-        """The parts of the next message; None where there is none in so long (None: waits)."""
+        """Return the next message's parts; None without one in ``seconds`` (None: no limit)."""
         if not self._socket.poll(None if seconds is None else seconds * 1000):
             return None
         parts: list[bytes] = self._socket.recv_multipart()
@@ -61,14 +61,14 @@ class InLink:
 
 
 class OutLink:
-    """Sends to one address. No send waits for its receiver."""
+    """Sends messages to one address, without waiting for the receiver."""
 
     def __init__(self, address: str) -> None:
         self._socket = _configured(zmq.PUSH)
         self._socket.connect(address)
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """Send a message; without effect where its receiver is gone."""
+        """Send a message of one or more parts. The message is dropped if the receiver is gone."""
         with contextlib.suppress(zmq.Again):
             self._socket.send_multipart(parts, zmq.NOBLOCK, copy=len(parts) == 1)
 
@@ -77,23 +77,23 @@ class OutLink:
 
 
 def finish_sending() -> None:
-    """Close all sockets of the process, once what was sent is out or 0.2 s are over."""
+    """Close all sockets of the process, after at most 0.2 s for messages not sent yet."""
     _CONTEXT.destroy(linger=200)
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands in an address with a port."""
+    """Return a host in the form for an address with a port: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def numeric(host: str, port: int) -> str:
-    """The number of an address of this machine. Raises OSError where the host is unknown."""
+    """Return the numeric IP address of ``host``. Raises OSError if the host is unknown."""
     return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
 
 
 def reached_as(host: str, port: int) -> str:
-    """The address of this machine on the network through which ``host`` is reached. Raises OSError
-    where it has no address."""
+    """Return this machine's IP address on the network through which it reaches ``host``. Raises
+    OSError if ``host`` has no address."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -1,8 +1,8 @@
-"""RankNode: a machine that computes some of the ranks of a planner on another one.
+"""RankNode: a machine whose ranks belong to a planner on another machine.
 
-It waits for the planner as long as it takes, starts its ranks when the planner wants them, and ends
-them when the planner, or one of them, is gone. Then it waits again: the planner's server may start
-its engine anew.
+The node waits for the planner without limit and starts its ranks when the planner requests them. It
+ends the ranks when the planner or a rank is lost. Then the node waits again, because the planner's
+server may restart its engine.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from sglang.srt.ranks.rank_messages import (
 from sglang.srt.system.processes import socket_directory
 
 log = logging.getLogger("sglang.srt.ranks")
-JOIN_SECONDS = 0.5  # between two attempts to find the planner
-END_SECONDS = 1.0  # for ranks that were stopped to end by themselves
+JOIN_SECONDS = 0.5  # between two attempts to join the planner
+END_SECONDS = 1.0  # grace period of stopped ranks before they are killed
 
 
 class RankNode:
-    """One machine of several, other than node 0.
+    """One of several machines, other than node 0.
 
     Attributes:
-        stopping: set to end it.
+        stopping: set by a signal handler to end the node.
     """
 
     def __init__(self, config: Config) -> None:
-        """Find the planner's address. Raises OSError where its host name has none."""
+        """Resolve the planner's address. Raises OSError if the host name has no address."""
         self.config, self.number = config, config.parallel.node_rank
         host, port = config.parallel.address
         self.planner = f"tcp://{bracketed(host)}:{port}"
@@ -60,8 +60,8 @@ class RankNode:
         self.stopping = threading.Event()
 
     def serve(self) -> str:
-        """Serve one start of the planner after another until it is to end. Return why the planner
-        cannot use this machine, "" where it ends for another reason."""
+        """Serve one start of the planner after another until ``stopping`` is set. Return the reason
+        why the planner refuses this machine, "" if the node ends for another reason."""
         log.info("node %d waits for node 0 at %s", self.number, self.planner)
         answer: RankMessage | None = None
         while not self.stopping.is_set():
@@ -72,7 +72,7 @@ class RankNode:
         return ""
 
     def _join(self) -> RankMessage | None:
-        """Offer this machine; the planner's answer, if there is one."""
+        """Offer this machine's ranks. Return the planner's answer, None without an answer."""
         join = NodeJoins(0, self.number, self.inbox.address, node_facts(self.config))
         link = OutLink(self.planner)
         link.send(encode_message(join))
@@ -81,8 +81,8 @@ class RankNode:
         return answer if isinstance(answer, NodeStarts | NodeRefused) else None
 
     def _run(self, epoch: int) -> NodeStarts | None:
-        """Compute for one start of the planner until it is over; the next start, where it is known
-        already."""
+        """Run the ranks for one start of the planner until that start ends. Return the message of
+        the planner's next start if it has arrived, else None."""
         directory = socket_directory(LONGEST_NAME)
         link, children = OutLink(self.planner), list[RankChild]()
         try:
@@ -104,7 +104,7 @@ class RankNode:
             link.send(beat)
             message = self._take(min(WATCH_SECONDS, BEAT_SECONDS))
             now = time.monotonic()
-            if now - looked > SILENT_SECONDS:  # this process was stopped
+            if now - looked > SILENT_SECONDS:  # this process itself was suspended
                 heard = now
             looked = now
             if isinstance(message, NodeStarts) and message.epoch != epoch:
@@ -136,7 +136,7 @@ class RankNode:
 
 
 def _end(children: list[RankChild]) -> None:
-    """End ranks that the planner may have stopped already."""
+    """Wait for ranks that the planner has stopped, then kill the others."""
     deadline = time.monotonic() + END_SECONDS
     for child in children:
         while child.process.poll() is None and time.monotonic() < deadline:
@@ -146,8 +146,8 @@ def _end(children: list[RankChild]) -> None:
 
 
 def run_node(config: Config) -> str:
-    """Serve as a machine other than node 0 until a signal; return why it cannot, "" where it can.
-    Raises OSError."""
+    """Serve as a machine other than node 0 until a signal. Return the planner's reason for a
+    refusal, "" for none. Raises OSError."""
     node = RankNode(config)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: node.stopping.set())

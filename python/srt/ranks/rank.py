@@ -1,7 +1,7 @@
 """A rank: the process that computes one shard of a model.
 
-It reads its part of the weights, agrees with the others on the size of the KV cache and computes
-batches in the order in which the planner sends them. It ends with its parent, whatever happens.
+The rank loads its part of the weights, agrees with the other ranks on the size of the KV cache, and
+computes batches in the order in which the planner sends them. The rank ends when its parent ends.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class RankStart(msgspec.Struct, frozen=True):
     """Arguments of a rank's process.
 
     Attributes:
-        planner: address at which the planner takes messages.
-        directory: of the node's sockets and of ``config``.
-        parent: process that the rank ends with.
-        host, port: of node 0; "" where all ranks are on one machine.
-        memory: descriptor of the memory that the ranks of the stage share; -1: there is none.
+        planner: address at which the planner receives messages.
+        directory: directory of the node's sockets and of the file ``config``.
+        parent: id of the parent process; the rank ends when it ends.
+        host, port: address of node 0; "" if all ranks are on one machine.
+        memory: descriptor of the shared memory of the stage's ranks; -1: none.
     """
 
     rank: int
@@ -87,17 +87,17 @@ class RankStart(msgspec.Struct, frozen=True):
 
 
 class RankError(RuntimeError):
-    """The rank cannot go on."""
+    """The rank cannot continue."""
 
 
 class PlannerLink:
-    """Messages from the planner in their order, and to it."""
+    """Sends messages to the planner and receives the planner's messages in order."""
 
     def __init__(self, start: RankStart, inbox: InLink) -> None:
         self.start, self.inbox = start, inbox
         self._out = OutLink(start.planner)
-        self._kept: deque[RankMessage] = deque()  # came while another one was waited for
-        self.dropped = 0  # frames of other epochs
+        self._kept: deque[RankMessage] = deque()  # received by ``wait_for``, for ``next``
+        self.dropped = 0  # number of frames of other epochs
 
     def send(self, message: RankMessage) -> None:
         self._out.send(encode_message(message))
@@ -107,8 +107,8 @@ class PlannerLink:
         return self._kept.popleft() if self._kept else self._take()
 
     def wait_for(self, kind: type[M]) -> M:
-        """Wait for the next message of a kind; those before it come later. Raises RankError where
-        the rank is stopped meanwhile."""
+        """Wait for the next message of a kind. Messages that arrive before it are kept for
+        ``next``. Raises RankError for a Stop."""
         while not isinstance(message := self._take(), kind):
             if isinstance(message, Stop):
                 raise RankError("the planner has stopped the rank")
@@ -130,7 +130,7 @@ class PlannerLink:
 
 
 class Rank:
-    """One shard and its links."""
+    """One shard of the model, with its links to the planner and to other ranks."""
 
     def __init__(self, start: RankStart, config: Config) -> None:
         self.start, self.layout = start, RankLayout.of(config.parallel)
@@ -143,12 +143,12 @@ class Rank:
         self.link = PlannerLink(start, InLink.of(directory, f"{rank}i", host))
         self.ids = InLink.of(directory, f"{rank}d", host)
         self.states = InLink.of(directory, f"{rank}a", host)
-        self._previous = -1  # id of the batch before
+        self._previous = -1  # id of the previous batch with rows
 
     # -- start -----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Load and serve until the planner stops the rank."""
+        """Load the shard and compute batches until the planner stops the rank."""
         plan = plan_rank(self.config, self.start.rank)
         store = self._store()
         self.link.send(
@@ -214,7 +214,7 @@ class Rank:
         self.forward.batch = batch.id
         try:
             finish = self.worker.launch(batch, masks)
-        except ValueError as error:  # the batch is bad, for every rank of the stage
+        except ValueError as error:  # the batch is invalid, on every rank of the stage
             failed = str(error)
             self.runner.drawn = None
             self.states_link.fail(batch.id, failed)
@@ -235,7 +235,7 @@ class Rank:
             self.link.send(Outcome(epoch, result))
 
     def _take_ids(self, batch: Batch) -> None:
-        """Let the runner have the tokens that the batch before sampled."""
+        """Give the runner the tokens that the previous batch sampled. Later stages get zeros."""
         import torch
 
         if self.samples:
@@ -253,7 +253,7 @@ class Rank:
         epoch, rank, number = self.start.epoch, self.start.rank, message.number
         try:
             facts = self.worker.load_adapter(number, message.path, message.pinned)
-        except Exception as error:  # as of any file: the rank goes on without the adapter
+        except Exception as error:  # any file may be bad; the rank continues without the adapter
             known, memory = (ValueError, MemoryError, OSError), isinstance(error, MemoryError)
             told = str(error) if isinstance(error, known) else repr(error)
             return LoadedOnRank(epoch, rank, number, {}, told, memory)
@@ -261,9 +261,9 @@ class Rank:
 
 
 class _RankMasks:
-    """The masks of a batch, which come after it; none on ranks that do not sample.
+    """Masks of a batch, which arrive after it; ranks that do not sample get none.
 
-    ``waited``: seconds until they had come.
+    ``waited``: seconds that ``make`` waited for the masks.
     """
 
     def __init__(self, link: PlannerLink, batch: Batch, samples: bool) -> None:
@@ -284,7 +284,7 @@ class _RankMasks:
 
 
 def has_masks(batch: Batch) -> bool:
-    """Whether a sample of the batch names a mask by its index."""
+    """Return True if a sample of the batch refers to a mask by its index."""
     return any(
         isinstance(sample.mask, int)
         for row in batch.rows
@@ -294,7 +294,7 @@ def has_masks(batch: Batch) -> bool:
 
 
 class Rendezvous:
-    """The meeting of the ranks' process groups: a file, or a port of the first rank."""
+    """Forms the ranks' process groups, through a file or a TCP store of rank 0."""
 
     def __init__(self, start: RankStart, layout: RankLayout, host: str) -> None:
         self._layout, self._rank, self._held = layout, start.rank, None
@@ -307,7 +307,7 @@ class Rendezvous:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
     def join(self, address: str, plan: ModelPlan) -> Group:
-        """Meet all ranks, and return the group of those that share this rank's layers."""
+        """Wait for all ranks. Return the group of the ranks that share this rank's layers."""
         group = plan.shard.group
         if not self._needed:
             return group
@@ -323,7 +323,7 @@ class Rendezvous:
             store = self._held or _tcp_store(host, int(port), count, first=False)
             dist.init_process_group(backend, store=store, rank=self._rank, world_size=count)
         handle = None
-        for stage in range(self._layout.stages):  # every rank makes every group
+        for stage in range(self._layout.stages):  # torch requires every rank to make every group
             made = dist.new_group(list(self._layout.stage_ranks(stage)))
             if stage == self._layout.stage(self._rank):
                 handle = made
@@ -331,7 +331,7 @@ class Rendezvous:
         return SharedGroup(group.rank, group.size, handle, memory)
 
     def _meeting(self, group: Group) -> Meeting | None:
-        """The memory that the ranks of the stage share, where they do."""
+        """Return the shared memory of the stage's ranks, None if they have none."""
         if self._memory < 0:
             return None
         from sgl_kernel.meeting import Meeting, meeting_bytes
@@ -342,14 +342,14 @@ class Rendezvous:
 
 
 def _tcp_store(host: str, port: int, ranks: int, first: bool) -> Any:
-    """The store of ranks on several machines: the ``first`` rank's, or a connection to it."""
+    """Open the store for ranks on several machines. ``first``: host it, else connect to it."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(host, port, ranks, first, wait_for_workers=False)
 
 
 def plan_rank(config: Config, rank: int) -> ModelPlan:
-    """The plan of one rank's part. Raises ValueError for a model that cannot be shared so."""
+    """Return the plan of one rank's shard. Raises ValueError if the model cannot be split so."""
     from sglang.srt.parallel.groups import Group, Shard
     from sglang.srt.worker.model_loading import plan_of
 
@@ -365,7 +365,7 @@ def plan_rank(config: Config, rank: int) -> ModelPlan:
 
 
 def refuse(plan: ModelPlan, config: Config) -> None:
-    """Raise ValueError for what several ranks do not do."""
+    """Raise ValueError for settings and models that several ranks do not support."""
     stages = config.parallel.pp_size
     if config.memory.hicache_storage_dir:
         raise ValueError(
@@ -382,7 +382,7 @@ def refuse(plan: ModelPlan, config: Config) -> None:
 
 
 def facts_of(plan: ModelPlan, config: Config) -> dict[str, str]:
-    """All that must be equal on every rank. Raises OSError where a file cannot be read."""
+    """Return the facts that must be equal on all ranks. Raises OSError for an unreadable file."""
     from sglang.srt.files.file_digests import model_files, sampled_bytes
 
     parallel, memory = config.parallel, config.memory
@@ -409,7 +409,7 @@ def facts_of(plan: ModelPlan, config: Config) -> dict[str, str]:
 
 
 def rank_config(config: Config, rank: int) -> Config:
-    """The configuration of one rank: its GPU, and its share of the machine's cores."""
+    """Return the configuration of one rank, with its GPU and its share of the CPU cores."""
     parallel, model = config.parallel, config.model
     local = rank % parallel.local_ranks
     cores = len(os.sched_getaffinity(0))
@@ -431,7 +431,7 @@ def rank_config(config: Config, rank: int) -> Config:
 
 
 def die_with(parent: int, action: Any) -> None:
-    """End with the parent: on Linux by the kernel, also where this process is stopped."""
+    """End with the parent. On Linux the kernel sends SIGKILL, which also ends a stopped process."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -444,14 +444,14 @@ def _leave(directory: Path) -> None:
 
 
 def kind_of(error: BaseException) -> str:
-    """The kind of error that the planner raises for what ended a rank."""
+    """Return ``RankFailed.kind`` for an error that ends a rank."""
     if isinstance(error, MemoryError):
         return "memory"
     return "value" if isinstance(error, (ValueError, OSError)) else "lost"
 
 
 def main(argument: str) -> int:
-    """The process. Exits with 0 when it is stopped, with 1 where it cannot go on."""
+    """Run a rank. ``argument``: a RankStart as JSON. Return 0 after a Stop, 1 after an error."""
     start = msgspec.json.decode(argument, type=RankStart)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""RankGroup: the planner's side of its ranks: their processes, their messages and their end.
+"""RankGroup: the planner's handle on its ranks: starts, messages and end of their processes.
 
-One thread starts the ranks, receives from them and looks at their processes; any thread may send.
-A rank that ends, is stopped or reports a failure ends the group: every later result is DeviceLost.
+One thread starts the ranks, receives their messages and watches their processes. Any thread may
+send. A rank that ends, is stopped or reports a failure ends the group; results are DeviceLost then.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from sglang.srt.system.import_root import IMPORT_ROOT
 from sglang.srt.system.processes import socket_directory, stopped_twice
 
 log = logging.getLogger("sglang.srt.ranks")
-WATCH_SECONDS = 0.25  # between two looks at the processes
-BEAT_SECONDS = 0.5  # between two signs of life of a machine
-SILENT_SECONDS = 3.0  # a machine without one is lost
-CAUSE_SECONDS = 0.1  # between a rank's end and what the others see of it
-STOP_SECONDS = 1.0  # for ranks to end by themselves
-LONGEST_NAME = "999d"  # of a socket
+WATCH_SECONDS = 0.25  # between two checks of the processes
+BEAT_SECONDS = 0.5  # between two heartbeats of a machine
+SILENT_SECONDS = 3.0  # without a heartbeat, after which a machine is lost
+CAUSE_SECONDS = 0.1  # wait for a killed rank's exit status after another rank reports a failure
+STOP_SECONDS = 1.0  # grace period of stopped ranks before they are killed
+LONGEST_NAME = "999d"  # longest name of a socket file
 
 
 class RankChild:
@@ -58,7 +58,7 @@ class RankChild:
         self._stopped = stopped_twice(process.pid)
 
     def fault(self) -> str:
-        """Return why it computes nothing any more, "" while it may."""
+        """Return the reason why the process has ended or is stopped, "" while it runs."""
         code = self.process.poll()
         if code is not None:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
@@ -73,7 +73,7 @@ class RankChild:
 
 
 def write_config(config: Config, directory: Path) -> None:
-    """Let the ranks of this machine read the configuration, without keys."""
+    """Write the configuration, without keys, to a file for the ranks of this machine."""
     server = ServerConfig(
         skip_server_warmup=config.server.skip_server_warmup, log_level=config.server.log_level
     )
@@ -82,8 +82,8 @@ def write_config(config: Config, directory: Path) -> None:
 
 
 def shared_memory(layout: RankLayout, node: int) -> dict[int, int]:
-    """Descriptors of the memory that ranks of one stage share, by stage; none for stages of several
-    ranks that are not all on the machine ``node``."""
+    """Create the memory that the ranks of a stage share. Return descriptors by stage, for stages
+    whose ranks are all on the machine ``node``; none for stages of one rank."""
     if layout.tensor == 1 or not hasattr(os, "memfd_create"):
         return {}
     local = layout.node_ranks(node)
@@ -139,24 +139,24 @@ def _start_rank(
 
 
 class RemoteNode:
-    """Another machine, once it has joined."""
+    """Another machine that has joined. ``heard``: time of its last heartbeat."""
 
     def __init__(self, number: int, outbox: OutLink, now: float) -> None:
         self.number, self.outbox, self.heard = number, outbox, now
 
 
 class RankGroup:
-    """All ranks of one start.
+    """All ranks of one start of the planner.
 
     Args:
-        directory: of the sockets of this machine, one that its owner removes; None: a new one.
+        directory: for the sockets of this machine, removed by the caller; None: a new directory.
 
     Attributes:
-        lost: why the ranks compute nothing any more; "" while they may.
+        lost: the reason why the ranks have ended; "" while they run.
     """
 
     def __init__(self, config: Config, directory: Path | None = None) -> None:
-        """Start the ranks. Raises OSError where the address is taken, or no process can be
+        """Start the ranks. Raises OSError if the address is in use or a process cannot be
         started."""
         self.config, self.layout = config, RankLayout.of(config.parallel)
         self.epoch = secrets.randbits(48)
@@ -204,8 +204,8 @@ class RankGroup:
     def take(
         self, kinds: tuple[type[RankMessage], ...], deadline: float, absent: str
     ) -> RankMessage:
-        """Wait for a message of some kinds, during the start. ``absent``: what did not happen.
-        Raises ValueError or MemoryError where a rank refuses, TimeoutError, DeviceLost."""
+        """Wait during the start for a message of ``kinds``. ``absent``: text of the TimeoutError.
+        Raises the ValueError or MemoryError of a rank that fails, TimeoutError, DeviceLost."""
         while True:
             try:
                 left = max(0.0, deadline - time.monotonic())
@@ -241,7 +241,7 @@ class RankGroup:
             if now - looked >= WATCH_SECONDS and not self.lost:
                 late, looked = now - looked > SILENT_SECONDS, now
                 if fault := self._fault(now, late):
-                    while (parts := inbox.take(0)) is not None:  # a rank may have said why
+                    while (parts := inbox.take(0)) is not None:  # may hold a rank's own report
                         self._receive(parts[0])
                     self.lose(fault)
             if now - beaten >= BEAT_SECONDS:
@@ -286,7 +286,7 @@ class RankGroup:
             self.messages.put(message)
 
     def _cause(self, failure: RankFailed) -> str:
-        """Return why a rank failed: the end of another one, where a signal ended one just now."""
+        """Return the cause of a failure. A rank that a signal has just killed is the cause."""
         time.sleep(CAUSE_SECONDS if failure.kind == "lost" else 0.0)
         killed = [child for child in self._children if (child.process.poll() or 0) < 0]
         if killed:
@@ -294,7 +294,7 @@ class RankGroup:
         return f"rank {failure.rank} cannot go on: {failure.error}"
 
     def _join(self, message: NodeJoins) -> None:
-        """Take the ranks of a machine, or say why not."""
+        """Accept the ranks of a machine, or send NodeRefused with the reason."""
         if message.node in self._nodes:
             return
         outbox = OutLink(message.inbox)
@@ -312,8 +312,8 @@ class RankGroup:
             outbox.send(encode_message(NodeStarts(self.epoch)))
 
     def _fault(self, now: float, late: bool) -> str:
-        """Return why a process or another machine computes nothing any more; "" where all may.
-        ``late``: this process was stopped."""
+        """Return the reason why a process or a machine is lost, "" if none is. ``late``: this
+        process was suspended, so old heartbeats prove nothing."""
         for child in self._children:
             if fault := child.fault():
                 return fault
@@ -325,7 +325,7 @@ class RankGroup:
         return ""
 
     def lose(self, why: str) -> None:
-        """End all ranks, for what ``why`` says."""
+        """End all ranks because of ``why``."""
         if self.lost:
             return
         self.lost = why
@@ -338,7 +338,7 @@ class RankGroup:
     # -- end -------------------------------------------------------------------------------------
 
     def forget_directory(self) -> None:
-        """Remove the files of the sockets, once all are connected."""
+        """Remove the socket files, if this group made their directory. Call when all connected."""
         if self._own:
             self._remove()
 
@@ -350,7 +350,7 @@ class RankGroup:
             self.lost = "the ranks were stopped"
             self.send_all(Stop(self.epoch))
             self._tell_nodes(Stop(self.epoch))
-            self.takes(Stop(self.epoch))  # ends what waits for an answer of the ranks
+            self.takes(Stop(self.epoch))  # ends calls that wait for an answer of the ranks
         deadline = time.monotonic() + STOP_SECONDS
         for child in self._children:
             with suppress(subprocess.TimeoutExpired):
@@ -365,8 +365,8 @@ class RankGroup:
             self._remove()
 
     def _tell_nodes(self, message: RankMessage) -> None:
-        """Send a message to the other machines: by the thread, and by the one that closes. A socket
-        is used by one thread at a time."""
+        """Send a message to the other machines. The lock is needed because both the group's thread
+        and the closing thread send, and a socket supports one thread at a time."""
         frame = encode_message(message)
         with self._sending:
             for node in self._nodes.values():
@@ -378,12 +378,12 @@ class RankGroup:
 
     @property
     def missing(self) -> list[int]:
-        """Machines that have not joined."""
+        """Numbers of the machines that have not joined."""
         return [n for n in range(1, self.layout.nodes) if n not in self._nodes]
 
 
 def node_facts(config: Config) -> dict[str, str]:
-    """Settings that must be equal on all machines for their ranks to be started."""
+    """Return the settings that must be equal on all machines before ranks are started."""
     from sglang.srt.core.version import __version__
 
     parallel = config.parallel
@@ -394,7 +394,7 @@ def node_facts(config: Config) -> dict[str, str]:
 
 
 def differing(one: dict[str, str], other: dict[str, str], name: str, another: str) -> str:
-    """The facts that differ, as one line; "" where none does."""
+    """Return an error message that lists the facts that differ; "" if none does."""
     names = [key for key in one if one[key] != other.get(key)]
     if not names:
         return ""
@@ -413,7 +413,7 @@ def _nothing(message: RankMessage) -> bool:
 
 
 def check_equal(hellos: Sequence[Hello]) -> None:
-    """Raise ValueError where a rank differs from the first one."""
+    """Raise ValueError if the facts of a rank differ from those of the first rank."""
     first = hellos[0]
     for hello in hellos[1:]:
         text = differing(first.facts, hello.facts, f"rank {first.rank}", f"rank {hello.rank}")

@@ -1,5 +1,5 @@
-"""Ranks: an executor whose worker is several processes. One frame brings a batch to all of them;
-the outputs come from the one that samples."""
+"""Ranks: an executor whose worker is several processes. One frame sends a batch to all ranks; the
+rank that samples returns the outputs."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Ranks:
     """Implements ``engine.executor.Executor``.
 
     Attributes:
-        facts: of the rank that samples (``ModelWorker.info``).
+        facts: ``ModelWorker.info`` of the rank that samples.
     """
 
     disk: Disk | None = None
 
     def __init__(self, config: Config, directory: Path | None = None) -> None:
-        """Start the ranks and wait until each has its part of the model. ``directory``: see
+        """Start the ranks and wait until each has loaded its part of the model. ``directory``: see
         ``RankGroup``. Raises ValueError, MemoryError, OSError, RuntimeError."""
         stages, number = config.parallel.pp_size, config.parallel.node_rank
         if number:
@@ -106,7 +106,7 @@ class Ranks:
         log.info("%d ranks are ready: %d stages of %d", layout.ranks, layout.stages, layout.tensor)
 
     def _absent(self, hellos: dict[int, Hello]) -> str:
-        """Return what the start waits for."""
+        """Return the message for a start that times out before all ranks have reported."""
         group, layout = self.group, self.group.layout
         if not group.missing:
             return f"rank {min(set(range(layout.ranks)) - hellos.keys())} did not report"
@@ -117,12 +117,12 @@ class Ranks:
         )
 
     def _take(self, message: RankMessage) -> bool:
-        """Sort a message, in the thread of the group."""
+        """Put a message into its queue; False for other kinds. Called by the group's thread."""
         if isinstance(message, (Outcome, PassFailed)):
             self._results.put(message)
         elif isinstance(message, LoadedOnRank):
             self._adapters.put(message)
-        elif isinstance(message, Stop):  # the group's own: it is lost
+        elif isinstance(message, Stop):  # from the group itself, which is lost
             self._results.put(DeviceLost(self.group.lost))
             self._adapters.put(DeviceLost(self.group.lost))
         else:
@@ -154,7 +154,7 @@ class Ranks:
     # -- adapters --------------------------------------------------------------------------------
 
     def load_adapter(self, number: int, path: str, pinned: bool = False) -> dict[str, Any]:
-        """Load an adapter on every rank, or on none."""
+        """Load an adapter on all ranks. If a rank fails, unload it on all, and raise the error."""
         group = self.group
         with self._loading:
             group.send_all(LoadOnRank(group.epoch, number, path, pinned))

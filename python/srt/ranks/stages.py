@@ -1,7 +1,7 @@
-"""Stages: how a rank computes its part of a pass.
+"""Stages: a rank's part of a pass in pipeline parallelism.
 
-RankForward    the forward of a rank: hidden states come from the stage before, and one rank samples
-StageRunner    the passes of a stage that is not the last: it sends its hidden states on
+RankForward    the forward of a rank: receives the previous stage's hidden states; one rank samples
+StageRunner    the runner of a stage that is not the last: sends hidden states to the next stage
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from sglang.srt.worker.runner import ModelRunner
 
 
 class StatesLink:
-    """Hidden states from one rank of a stage to its counterpart of the next, through host memory.
+    """Sends hidden states from a rank to the same rank of the next stage, through host memory.
 
-    ``before``: the stage before; None of the first stage. ``after``: the next stage; None of the
-    last.
+    ``before``: link from the previous stage; None in the first stage. ``after``: link to the next
+    stage; None in the last stage.
     """
 
     def __init__(self, epoch: int, before: InLink | None, after: OutLink | None) -> None:
         self.epoch, self._before, self._after = epoch, before, after
-        self.waited = 0.0  # seconds, for the last states
-        self.seconds: list[float] = []  # of the stages before, for the last states
+        self.waited = 0.0  # seconds that ``receive`` waited for the last states
+        self.seconds: list[float] = []  # computing time of each earlier stage, for the last states
 
     @property
     def receives(self) -> bool:
@@ -52,8 +52,8 @@ class StatesLink:
         return self._after is not None
 
     def send(self, batch: int, states: Tensor, seconds: float) -> None:
-        """Send the states [T, width] of a batch; they do not change any more. ``seconds``: what
-        this stage took."""
+        """Send the states [T, width] of a batch, which must not change later. ``seconds``: time
+        that this stage has computed."""
         assert self._after is not None
         host = states.detach().cpu().contiguous()
         dtype = str(host.dtype).removeprefix("torch.")
@@ -64,14 +64,14 @@ class StatesLink:
         self._after.send(encode_message(head), data)
 
     def fail(self, batch: int, error: str) -> None:
-        """Report that a batch has no states."""
+        """Report to the next stage that a batch failed and has no states."""
         if self._after is not None:
             head = StatesHead(self.epoch, batch, (0, 0), "", [], error or "the stage before failed")
             self._after.send(encode_message(head), b"")
 
     def receive(self, batch: int, device: torch.device) -> Tensor:
-        """Wait for the states of a batch [T, width]. Raises ValueError where the stage before could
-        not compute them."""
+        """Wait for the states of a batch [T, width]. Raises ValueError if the previous stage could
+        not compute the batch."""
         assert self._before is not None
         began = time.perf_counter()
         while True:
@@ -88,15 +88,15 @@ class StatesLink:
 
 
 class IdsLink:
-    """Sampled ids, from the rank that samples to those of the first stage."""
+    """Sends sampled token ids from the rank that samples to the ranks of the first stage."""
 
     def __init__(self, epoch: int, inbox: InLink | None, receivers: Sequence[OutLink]) -> None:
         self.epoch, self._inbox, self._receivers = epoch, inbox, receivers
         self._last = SampledIds(epoch, -1, ints())
 
     def send(self, batch: int, tokens: Tensor | None) -> None:
-        """Send a batch's sampled tokens [rows] to the ranks of the first stage; None: it sampled
-        none."""
+        """Send a batch's sampled tokens [rows] to the ranks of the first stage; None: no
+        samples."""
         if not self._receivers:
             return
         values = ints() if tokens is None else array("i", tokens.cpu().numpy().tobytes())
@@ -105,7 +105,7 @@ class IdsLink:
             receiver.send(frame)
 
     def of(self, batch: int, wait: bool) -> Ints:
-        """The tokens of a batch. Without ``wait``, take those that are there and return none."""
+        """Return the tokens of a batch. Without ``wait``: none if they have not arrived yet."""
         assert self._inbox is not None
         while self._last.id != batch:
             parts = self._inbox.take(None if wait else 0)
@@ -118,14 +118,14 @@ class IdsLink:
 
 
 class RankForward:
-    """Implements ``worker.forward.Forward`` around a rank's own.
+    """Implements ``worker.forward.Forward`` around the forward of a rank.
 
-    ``samples``: this rank samples; the others return zeros that count nowhere.
+    ``samples``: this rank samples. Other ranks return zeros, which are never used.
     """
 
     def __init__(self, inner: Forward, link: StatesLink, samples: bool) -> None:
         self.inner, self.link, self.samples = inner, link, samples
-        self.batch = 0  # the one that is computed
+        self.batch = 0  # id of the current batch
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Tensor:
         if self.link.receives:
@@ -152,7 +152,7 @@ class RankForward:
 
 
 class StageRunner:
-    """Passes of a stage that is not the last, by the parts of ``runner``."""
+    """Runner of a stage that is not the last. Uses the pool, reader and adapters of ``runner``."""
 
     def __init__(self, runner: ModelRunner, forward: RankForward, link: StatesLink) -> None:
         self.runner, self.forward, self.link = runner, forward, link
@@ -160,7 +160,7 @@ class StageRunner:
 
     @without_gradients
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
-        """Compute the stage's layers and send what comes out. The outputs are empty."""
+        """Compute the stage's layers and send the hidden states. The returned outputs are empty."""
         began, outputs = time.perf_counter(), [RowOutput() for _ in batch.rows]
         if batch.copies is not None:
             self.runner.pool.copy(batch.copies)

@@ -1,13 +1,13 @@
-"""Page tables on the device, kept from pass to pass: a decode step sends the entries that are new.
+"""Page tables on the device, kept from pass to pass: a decode step sends only the new entries.
 
-Each context has a segment of one array, with room to grow. Where the array is full, all segments
-are forgotten and those of the pass are sent again.
+Each context has a segment of one array, with room to grow. When the array is full, all segments
+are dropped and the tables of the current pass are sent again.
 
-    page_tables     says which entries of a context stand (``keep``, ``drop``), for every batch
-    graphs          sends the tables of a pass before it is replayed
+    page_tables     reports which entries of a context are unchanged (``keep``, ``drop``)
+    graphs          sends the tables of a pass before its graph is replayed
 
-Kernels of earlier passes read the array before what is sent here is written: both are queued on one
-stream.
+Sending and kernels use one stream, so kernels of earlier passes have read the array before new
+entries are written.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sglang.srt.attention.attention_protocol import Int32Array
 from sglang.srt.numeric.torch_later import Tensor
 from sglang.srt.parallel.staging import send_all
 
-# Entries that a segment may grow by, at least; else an eighth of its size.
+# Free entries of a new segment: at least this number, or an eighth of the table's size.
 ROOM = 64
 
 
 @dataclass
 class TableSegment:
-    """``room`` entries from ``first`` on, of which the leading ``valid`` are the context's."""
+    """``room`` entries from index ``first`` on; the first ``valid`` of them are up to date."""
 
     first: int
     room: int
@@ -39,10 +39,10 @@ class DeviceTables:
     def __init__(self, entries: Tensor, padding: int) -> None:
         self.entries, self.padding = entries, padding
         self._segments: dict[int, TableSegment] = {}
-        self._next = 1  # the first entry of no segment
+        self._next = 1  # index of the first entry that belongs to no segment
 
     def keep(self, context: int, kept: int) -> None:
-        """The leading ``kept`` entries of a context's table stand, others may have changed."""
+        """Note that the first ``kept`` entries of a context's table are unchanged, and no more."""
         segment = self._segments.get(context)
         if segment is not None and segment.valid > kept:
             segment.valid = kept
@@ -52,16 +52,16 @@ class DeviceTables:
         self._segments.pop(context, None)
 
     def clear(self) -> None:
-        """Forget all tables; the array may hold anything."""
+        """Forget all tables. The contents of the array are undefined afterwards."""
         self._segments.clear()
         self._next = 1
 
     def place(
         self, contexts: list[int], tables: Int32Array, pages: Int32Array
     ) -> Int32Array | None:
-        """Send what is new of the tables of a pass. Row ``r`` is of ``contexts[r]``, all different,
-        and reads ``pages[tables[r] : tables[r + 1]]``, the beginning of its table. Return where
-        each begins in the array [R]; None where they do not fit, and the array then has none."""
+        """Send new entries of a pass's tables. Row ``r``, of ``contexts[r]``, reads the beginning
+        of its table, ``pages[tables[r] : tables[r + 1]]``; contexts differ. Return the indices of
+        the tables' first entries [R]; None, with all tables dropped, if they do not fit."""
         counts = np.diff(tables).tolist()
         if not self._allot(contexts, counts):
             self.clear()
@@ -73,7 +73,7 @@ class DeviceTables:
         return np.array(firsts, dtype=np.int32)
 
     def _allot(self, contexts: list[int], counts: list[int]) -> bool:
-        """Give every context a segment of its size. False where the array is full."""
+        """Give every context a segment of ``counts`` entries. Return False if the array is full."""
         for context, count in zip(contexts, counts):
             segment = self._segments.get(context)
             if segment is not None and segment.room >= count:

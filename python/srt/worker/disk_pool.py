@@ -1,7 +1,7 @@
 """DiskPool: the threads that copy KV between host memory and a file, one for each direction.
 
-A job's slots are copied in runs of neighbours, through a buffer of ``RUN_BYTES``. A job ends at its
-first fault, with the slots before it copied.
+Adjacent slots of a job are copied together, through a buffer of ``RUN_BYTES``. A job stops at its
+first error; the slots before the error have been copied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sglang.srt.files.slot_file import RUN_BYTES, SlotFile, runs
 from sglang.srt.worker.host_pool import HostPool
 
 log = logging.getLogger("sglang.srt.worker")
-SLOT_TOKENS = 16  # at least, in whole pages
+SLOT_TOKENS = 16  # minimum tokens of a slot, which is a whole number of pages
 CLOSE_SECONDS = 2.0
 Job = TypeVar("Job", DiskRead, DiskWrite)
 
@@ -38,7 +38,7 @@ class DiskPool:
         self._reads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[DiskResult] = queue.SimpleQueue()
-        self._unclear = threading.Event()  # the file is still to be cleared
+        self._unclear = threading.Event()  # set: a request to clear the file is waiting
         self._threads = [
             threading.Thread(target=_work, args=(jobs,), name=f"srt-disk-{name}", daemon=True)
             for name, jobs in (("read", self._reads), ("write", self._writes))
@@ -47,7 +47,7 @@ class DiskPool:
             thread.start()
 
     def records(self) -> Sequence[SlotRecord]:
-        """See ``Disk.records``. The records are not kept."""
+        """See ``Disk.records``. A second call returns nothing, because the records are not kept."""
         found, self._records = self._records, []
         return found
 
@@ -69,7 +69,7 @@ class DiskPool:
         return found
 
     def close(self) -> None:
-        """See ``Disk.close``. A file that does not answer is left open."""
+        """See ``Disk.close``. The file stays open if a copy takes longer than CLOSE_SECONDS."""
         for jobs in (self._reads, self._writes):
             with suppress(queue.Empty):
                 while True:
@@ -83,8 +83,8 @@ class DiskPool:
             self._file.close()
 
     def _run(self, job: Job, copy: Callable[[Job, int, int], int]) -> None:
-        """Copy the runs of a job with ``copy``, which returns how many slots of a run were copied;
-        put the result where the engine finds it."""
+        """Copy a job with ``copy(job, first, end)``, which copies the slots of a run and returns
+        how many were copied. Put a DiskResult into the queue that ``results`` empties."""
         started, done, error, damaged = time.perf_counter(), 0, "", False
         try:
             for first, end in runs(job.slots, max(RUN_BYTES // self._file.slot_bytes, 1)):
@@ -124,7 +124,7 @@ class DiskPool:
 
 
 def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    """Do jobs until there is None."""
+    """Call the jobs of the queue in order. Return at the first None."""
     while (job := jobs.get()) is not None:
         job()
 
@@ -132,10 +132,10 @@ def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 def disk_pool(
     memory: MemoryConfig, host: HostPool, fingerprint: Callable[[], bytes]
 ) -> DiskPool | None:
-    """The disk that a configuration wants below host memory, None where it wants none.
+    """Return the disk tier below host memory, None without ``hicache_storage_dir``.
 
-    ``fingerprint``: of all that KV depends on, 32 bytes. Raises ValueError where the directory or
-    the size cannot be.
+    ``fingerprint``: returns 32 bytes that stand for everything that the KV bytes depend on. Raises
+    ValueError if the directory or the size cannot be used.
     """
     if not memory.hicache_storage_dir:
         return None

@@ -1,4 +1,4 @@
-"""Fallbacks: what failed at the start, and what runs in its place."""
+"""Fallbacks: the parts that failed at the start, and their replacements."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ADVICE = "start with --disable-cuda-graph, --disable-fused-kernels or --attentio
 
 @dataclass
 class Fallbacks:
-    """Failures of this start, so far."""
+    """Failures of this start. ``lines``: one a failure, with the replacement that is used."""
 
     lines: list[str] = field(default_factory=list)
 
     def note(self, what: str, error: Exception, instead: str) -> None:
-        """Log the failure. Raises DeviceLost where nothing else can be tried."""
+        """Log a failure and its replacement. Raises DeviceLost if the error lost the GPU."""
         if lost_device(error):
             raise DeviceLost(f"{what} failed, and the GPU with it: {short_text(error)}; {ADVICE}.")
         self.lines.append(f"{what} failed ({short_text(error)}); {instead}")
@@ -27,6 +27,6 @@ class Fallbacks:
 
 
 def short_text(error: Exception) -> str:
-    """The error in one short line."""
+    """Return the type of an error and the first 200 characters of its first line."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]:.200}"

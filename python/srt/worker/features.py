@@ -1,5 +1,5 @@
-"""Features: hidden states of images and videos, which stand in place of their placeholders'
-embeddings; encoded once and kept while there is room."""
+"""Features: hidden states of images and videos, which replace the embeddings of placeholder tokens.
+They are computed once and cached up to a number of bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Encode: TypeAlias = Callable[[MediaSpan], Tensor]
 
 
 class Features:
-    """Kept by their media's key, those used last; one at least, however large.
+    """LRU cache of hidden states by media key. The newest entry stays, whatever its size.
 
-    ``bytes``: of what is kept.
+    ``bytes``: size of all entries. ``most_bytes``: limit of that size.
     """
 
     def __init__(self, encode: Encode, most_bytes: int) -> None:
@@ -33,9 +33,9 @@ class Features:
     def embed(
         self, batch: Batch, inputs: Inputs, outputs: Sequence[RowOutput]
     ) -> tuple[Inputs, tuple[int, int]]:
-        """The inputs with what stands in place of the placeholders' embeddings, and how many media
-        were encoded and how many were here. A medium is encoded at most once for a batch; where it
-        cannot be, the row's output says so."""
+        """Return the inputs with hidden states for the placeholders, and two counts: media that
+        were encoded, and media that were cached. A batch encodes each medium at most once. If that
+        fails, the outputs of its rows get an error."""
         found: dict[bytes, Tensor | str] = {}
         encoded = 0
         places, states = [], []
@@ -59,7 +59,7 @@ class Features:
         return replace(inputs, embedded=embedded), counts
 
     def _of(self, media: MediaSpan) -> Tensor | str:
-        """Hidden states [count, width], or why there are none."""
+        """Return the hidden states of ``media`` [count, width], or the error that prevents them."""
         kept = self._kept.get(media.key)
         if kept is not None:
             self._kept.move_to_end(media.key)
@@ -70,7 +70,7 @@ class Features:
                 raise ValueError(f"{states.shape[0]} hidden states for {media.count} tokens")
             if not bool(states.isfinite().all()):
                 raise ValueError("its hidden states are not finite")
-        except Exception as error:  # the requests that need this one fail
+        except Exception as error:  # only the requests with this medium fail
             log.exception("an %s could not be encoded", media.kind)
             return f"the {media.kind} could not be encoded: {type(error).__name__}: {error}"
         self._keep(media.key, states)

@@ -1,4 +1,4 @@
-"""Float8Weights: a checkpoint's float8 matrices, taken into a model as they were published."""
+"""Float8Weights: loads a checkpoint's float8 matrices without a conversion to floats."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sglang.srt.numeric.torch_later import Tensor, torch
 
 
 class Float8Weights:
-    """Fills the linear layers of a model whose matrices are made on the CPU (``Place.matrices``)
-    and moves each to the device when all of it is loaded: as float8 where all its parts are, else
-    as floats. Experts stay floats, since their products are parts of another kernel.
+    """Fills the linear layers of a model whose matrices are on the CPU (``Place.matrices``). A
+    complete matrix moves to the device: as float8 if all its parts are float8, else as floats.
+    Experts become floats, because the kernel that computes them reads no float8.
 
-    ``products``: by whether rows have one scale, what multiplies; those left out become floats.
-    """
+    ``products``: product for matrices with one scale a row (True) and with several (False).
+    A matrix without a product becomes floats."""
 
     def __init__(
         self, model: DecoderModel, device: torch.device, products: Mapping[bool, Multiply]
@@ -33,12 +33,12 @@ class Float8Weights:
         self._held: defaultdict[int, list[tuple[Slot, Float8]]] = defaultdict(list)
 
     def covers(self, slots: Mapping[str, Slot]) -> bool:
-        """Whether every matrix that is not on the device would be moved there."""
+        """Return True if ``filled`` moves every matrix that is not on the device."""
         elsewhere = [s.target for s in slots.values() if s.target.device != self.device]
         return all(_key(target) in self._layers for target in elsewhere)
 
     def keep(self, slot: Slot, q: Quantised | Float8) -> bool:
-        """Take a part of a layer's weight; False: only its dense form will do."""
+        """Keep a part of a layer's weight in float8. Return False if it must be loaded dense."""
         layer = self._layers.get(_key(slot.target))
         if not isinstance(q, Float8) or layer is None or (slot.adapt and not slot.rowwise):
             return False
@@ -57,7 +57,7 @@ class Float8Weights:
         return True
 
     def filled(self, weight: Tensor) -> None:
-        """All of the tensor that ``weight`` is a view of has been loaded."""
+        """Move a layer to the device. The tensor that ``weight`` is a view of has been loaded."""
         layer = self._layers.pop(_key(weight), None)
         if layer is None:
             return

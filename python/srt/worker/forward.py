@@ -1,9 +1,9 @@
-"""Forward: how a pass computes hidden states. The seam behind which eager torch, captured graphs
-and native code are the same to the runner.
+"""Forward: protocol for computing the hidden states of a pass. Its implementations (eager torch,
+captured graphs, native code) look the same to the runner.
 
     Eager                   the model's own code, operation by operation, on any device
     worker.graphs           the same operations replayed as a CUDA graph
-    worker.host_forward     a tape of sgl-kernel operations, one native call a pass, on a CPU
+    worker.host_forward     an op list of sgl-kernel, one native call a pass, on a CPU
     worker.native_forward   native products and attention among torch's operations
 """
 
@@ -26,32 +26,32 @@ from sglang.srt.worker.inputs import Inputs
 
 
 class Forward(Protocol):
-    """Mutates the KV pools at the planned slots, nothing else. Its states, logits and tokens are
-    arrays or tensors, as ``logits.results.Results`` of the device takes them."""
+    """Computes states, logits and samples: NumPy arrays or tensors, as ``logits.results.Results``
+    of the device takes them. Calls change only the planned slots of the KV pools."""
 
     def hidden(self, inputs: Inputs, wanted: Int32Array) -> Any:
-        """Normed hidden states [len(wanted), width] of the tokens ``wanted``, ascending indices
-        into the pass. They may lie in a buffer that the next call overwrites."""
+        """Return normed hidden states [len(wanted), width] of the tokens ``wanted``, ascending
+        indices into the pass. The next call may overwrite the result."""
         ...
 
     def logits(self, hidden: Any) -> Any:
-        """[N, width] -> [N, vocab], any float dtype."""
+        """Return the logits [N, vocab], any float dtype, of hidden states [N, width]."""
         ...
 
     def draw(self, logits: Any, samples: Sequence[Sample]) -> Drawing:
-        """See ``logits.sampler.draw``; need not wait for the device."""
+        """Sample as ``logits.sampler.draw`` does, without necessarily waiting for the device."""
         ...
 
 
 @dataclass(frozen=True)
 class ForwardChoice:
-    """The kernels, the attention and the graphs that a forward uses.
+    """A forward and its kernels, attention implementation and graphs.
 
     Attributes:
         kernels: the instruction set of native kernels, or "torch".
         attention: name of the attention implementation, "" with native kernels.
         graph_rows: rows of the largest CUDA graph; 0 where there are no graphs.
-        fallbacks: a line for each part that failed, with what is used instead.
+        fallbacks: a line for each part that failed, with the replacement that is used.
     """
 
     forward: Forward
@@ -62,7 +62,7 @@ class ForwardChoice:
 
 
 class Eager:
-    """``fused_sampling``: by the kernels of sgl_kernel.triton, on a GPU that has them."""
+    """Passes by the model's own code. ``fused_sampling``: a GPU samples by sgl_kernel.triton."""
 
     def __init__(
         self, model: DecoderModel, attention: Attention, fused_sampling: bool = True
@@ -89,8 +89,8 @@ class Eager:
 
 
 def compute(model: DecoderModel, inputs: Inputs, attention: Attention) -> Tensor:
-    """Hidden states [T, width]; ``attention`` is planned. A model that does not own the first layer
-    gets those of the layer before as ``embedded``, of all tokens."""
+    """Return hidden states [T, width]; ``attention`` has planned the pass. A model without the
+    first layer gets the previous layer's states of all tokens as ``inputs.embedded``."""
     x, embedded, given = inputs.tokens, inputs.embedded, None
     if embedded is not None and model.first:
         given = send(embedded.at, x.device).long(), embedded.states

@@ -1,13 +1,13 @@
-"""Forward choice: how passes are computed, found out at the start by computing some: a prompt, a
-decode step and samples, then all passes of the warm-up.
+"""Forward choice: selects the computation of passes at the start by computing some: a prompt, a
+decode step and samples, then all passes of the warm-up. The first choice that works is used:
 
-    graphs of an attention implementation    of half as many rows where memory is short
-    the same implementation, eagerly         where it cannot be captured, or its graphs fail
-    the next implementation                  where that fails too, with --attention-backend auto
+    graphs of an attention implementation    with half as many rows if memory is short
+    the same implementation, eagerly         if it cannot be captured, or its graphs fail
+    the next implementation                  if eager passes fail, with --attention-backend auto
 
-What fails (a compiler that is missing, a kernel that does not compile, a capture that is refused)
-is passed over with one line in the log, which ``EngineInfo.fallbacks`` keeps. An error that takes
-the device away ends the start: nothing else could run in this process.
+A choice that fails (no compiler, a kernel that does not compile, a refused capture) is skipped with
+one line in the log, which ``EngineInfo.fallbacks`` keeps. If the GPU itself is lost, the start
+ends, because nothing else can run in this process.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ PROMPT = 5  # tokens of the prompt that is tried
 
 
 def no_warm_up(forward: Forward) -> None:
-    """Compute nothing."""
+    """Do nothing: the default of ``ForwardSettings.warm_up``."""
 
 
 @dataclass(frozen=True)
 class ForwardSettings:
-    """Requirements that a forward is chosen by.
+    """Settings of ``choose_forward``.
 
     Attributes:
         length: tokens of the longest sequence.
         rows: rows of the largest CUDA graph; 0 for no graphs.
-        recorder: records the graphs.
+        recorder: returns a recorder for the graphs.
         fused_sampling: see ``forward.Eager``.
-        trial: whether to compute passes before the first request, to see that they work.
-        warm_up: computes the passes of the warm-up, if any; an error in it makes the forward fail.
+        trial: compute passes before the first request, as a test of the implementation.
+        warm_up: computes the passes of the warm-up, if any. If it fails, so does the forward.
     """
 
     length: int
@@ -70,10 +70,10 @@ def choose_forward(
     pool: KVPool,
     settings: ForwardSettings,
 ) -> ForwardChoice:
-    """The first of ``choices`` that runs, as graphs where that works too.
+    """Return the first of ``choices`` that works, with CUDA graphs if these work.
 
-    ``make`` builds the implementation called a name over ``pool``, whose contents change. Raises
-    RuntimeError, MemoryError or DeviceLost where none runs.
+    ``make`` builds the attention implementation of a name over ``pool``; trial passes overwrite the
+    pool. Raises RuntimeError, MemoryError or DeviceLost if no choice works.
     """
     failed = Fallbacks()
     for choice, following in zip_longest(choices, choices[1:]):
@@ -97,7 +97,7 @@ def _forward(
     choice: BackendChoice, make: Callable[[str], Attention], model: DecoderModel, pool: KVPool,
     settings: ForwardSettings, failed: Fallbacks,
 ) -> Forward:  # fmt: skip
-    """Passes by the chosen implementation, warmed up: as graphs, or eagerly."""
+    """Return a forward by the chosen implementation, warmed up: with graphs, else eager."""
     eager = _eager(make(choice.name), model, pool, settings, failed)
     log.info("attention: %s (%s)", choice.name, choice.reason)
     graphs = _graphs(choice.name, make, eager, pool, settings, failed)
@@ -111,9 +111,9 @@ def _graphs(
     name: str, make: Callable[[str], Attention], eager: Eager, pool: KVPool,
     settings: ForwardSettings, failed: Fallbacks,
 ) -> Graphs | None:  # fmt: skip
-    """Graphs of ``settings.rows`` rows, or of the half of them, and so on, where memory is short,
-    warmed up; None where there can be none. Each attempt has an attention of its own: a failed one
-    leaves buffers half made."""
+    """Return warmed-up graphs of ``settings.rows`` rows, halved while memory is short; None if no
+    graphs work. Each attempt makes its own attention, because a failed attempt leaves incomplete
+    buffers."""
     rows = settings.rows
     if rows and not isinstance(eager.attention, Capturable):
         log.info("no CUDA graphs: attention by %s uses new tensors in every pass", name)
@@ -126,7 +126,7 @@ def _graphs(
             settings.warm_up(graphs)
             return graphs
         except Exception as error:
-            graphs = None  # frees them before the next are captured
+            graphs = None  # frees the graphs before the next attempt
             rows = rows // 2 if out_of_memory(error) else 0
             failed.note(what, error, f"{rows} rows are tried" if rows else "passes run eagerly")
         _release()
@@ -146,8 +146,8 @@ def _eager(
     attention: Attention, model: DecoderModel, pool: KVPool, settings: ForwardSettings,
     failed: Fallbacks,
 ) -> Eager:  # fmt: skip
-    """Eager passes, one of which has been computed: a prompt and a decode step in the pool's first
-    pages, and samples."""
+    """Return an eager forward. With ``settings.trial``, first compute a prompt and a decode step
+    in the pool's first pages, and samples of every kind."""
     eager = Eager(model, attention, settings.fused_sampling)
     if not settings.trial:
         return eager
@@ -161,7 +161,7 @@ def _eager(
             reader = InputReader(tables, device, vocab, settings.length, model.sections)
             inputs = reader.read(Batch(0, [row]))
             hidden = eager.hidden(inputs, np.array([new - 1], dtype=np.int32))
-            hidden.sum().item()  # waits: errors of the device show here
+            hidden.sum().item()  # waits for the device, whose errors are raised here
         if eager.model.spec.purpose != "generate":
             return eager
         logits = eager.model.logits(hidden).float()
@@ -177,7 +177,7 @@ def _eager(
 
 
 def _release() -> None:
-    """Free what a failed attempt held."""
+    """Free the memory of a failed attempt."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,5 +1,5 @@
-"""Choice of a model's forward: without torch, by native kernels among torch's operations, or by
-torch. Modules that need torch are imported here, when they are chosen."""
+"""Choice of a model's forward: native kernels without torch, native kernels among torch's
+operations, or torch. A module that needs torch is imported only when it is chosen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def forward_of(
     plan: ModelPlan, config: Config, model: DecoderModel, pool: KVPool, threads: int,
     runner_of: Callable[[Forward], ModelRunner],
 ) -> tuple[Any, ForwardChoice]:  # fmt: skip
-    """The forward, and what counts compiled kernels, None where none are."""
+    """Return the count of compiled kernels, None without Triton, and the forward."""
     if plan.torch_because:
         from sglang.srt.worker.torch_passes import warmed_up
 
@@ -33,7 +33,7 @@ def forward_of(
 
 
 def native_forward(plan: ModelPlan, model: DecoderModel, pool: KVPool, threads: int) -> Any:
-    """Passes by native kernels, of as much as can be recorded."""
+    """Return a forward by native kernels: a recorded op list if the model has one, else layered."""
     if plan.on_host:
         from sglang.srt.worker.host_forward import HostForward
 

@@ -1,14 +1,14 @@
 """Graphs: decode passes replayed as CUDA graphs, one launch in place of hundreds.
 
-A graph has a fixed number of rows, so there is one for each of a few *buckets* and a pass takes the
-smallest that holds it. Rows that are added decode token 0 of a sequence in the padding page: they
-write the pool's last slot, and no row of the pass reads it, nor anything else of theirs.
+A graph has a fixed number of rows. There is one graph for each of a few sizes (*buckets*), and a
+pass uses the smallest bucket that holds it. Padding rows decode token 0 of a sequence in the
+padding page: they write the pool's last slot, which no row of the pass reads.
 
     inputs (any addresses) -> static buffers -> graph -> static outputs
 
-Everything else (prompts, mixed passes, more rows or pages than the buffers hold) runs eagerly. A
-replayed pass gives what the model's own code gives on as many rows: padding changes no bit of a
-row, though a matrix product may choose another order of summation for another number of rows.
+Other passes (prompts, mixed passes, more rows or pages than the buffers hold) run eagerly. A
+replayed pass gives the same bits as an eager pass of as many rows as the bucket. With another
+number of rows, a matrix product may choose another order of summation.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from sglang.srt.worker.kv import KVPool
 from torch import Tensor
 
 log = logging.getLogger("sglang.srt.worker")
-# Entries of the page tables of one pass that buffers are kept for, 4 bytes each.
+# Page table entries, of 4 bytes each, that the static buffers hold for one pass.
 TABLE = 1 << 22
-# Logits kept for the largest bucket that has them in its graph, as many as ``runner`` computes at
-# once.
+# Limit of the logits that a graph computes, rows times vocabulary: as many as ``runner`` computes
+# at once. Larger buckets compute their logits outside the graph.
 LOGITS = 1 << 24
 
 
 class GraphRecorder(Protocol):
-    """Records work on static buffers, to be done again."""
+    """Records work on static buffers, so that it can be repeated."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Function that repeats ``work``, which is also done once or more now."""
+        """Run ``work`` at least once and return a function that repeats it."""
         ...
 
 
@@ -67,7 +67,7 @@ class CudaRecorder:
         self.stream = torch.cuda.Stream(device)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        # First outside of a graph: kernels are compiled and libraries make their workspaces.
+        # The first runs are not captured: they compile kernels and allocate library workspaces.
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -79,14 +79,14 @@ class CudaRecorder:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 work()
         except BaseException:
-            torch.cuda.set_stream(current)  # a capture that ends badly may leave its own current
+            torch.cuda.set_stream(current)  # a failed capture may leave its own stream current
             raise
         return graph.replay
 
 
 class Again:
-    """A recorder without graphs: the work itself, on the static buffers. For devices and tests
-    where there are none."""
+    """Recorder without graphs: replay calls the work itself on the static buffers. Used in tests
+    and on devices that have no graphs."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         work()
@@ -94,13 +94,13 @@ class Again:
 
 
 def buckets(most: int) -> list[int]:
-    """1, 2, 4, 8, 16, 24, 32 and so on up to ``most``, which is one of them."""
+    """Return the sizes of graphs in rows: 1, 2, 4, 8, 16, 24, 32, ... and ``most``, the largest."""
     sizes = [1, 2, 4, 8, *range(16, most + 1, 8)]
     return sorted({size for size in sizes if size <= most} | {most})
 
 
 class StaticBuffers:
-    """Tensors that the graphs read and write, at addresses that stay. A graph has their first rows.
+    """Tensors at fixed addresses that the graphs read and write. A graph uses their first rows.
 
     Attributes:
         tokens: int32 [most].
@@ -118,13 +118,13 @@ class StaticBuffers:
         self.scores: Tensor | None = None
 
     def fill(self, inputs: Inputs) -> None:
-        """Put the tokens of a pass in. Values after them are older, and as good as any."""
+        """Copy tokens and positions of a pass. Rows after them keep older, valid values."""
         rows = len(inputs.layout.counts)
         self.tokens[:rows].copy_(inputs.tokens)
         self.positions[..., :rows].copy_(inputs.positions)
 
     def compute(self, size: int, attention: Attention) -> None:
-        """The pass over the first ``size`` rows, with their logits where these are few."""
+        """Compute the first ``size`` rows into ``states``, and their logits if ``scored(size)``."""
         step = ForwardStep(self.positions[..., :size], attention)
         hidden = forward(self.model, self.tokens[:size], step)
         if self.states is None:
@@ -138,20 +138,20 @@ class StaticBuffers:
         self.scores[:size].copy_(logits)
 
     def scored(self, size: int) -> bool:
-        """Whether the graph of so many rows computes logits."""
+        """Return True if the graph of ``size`` rows computes logits."""
         return size * self.model.spec.vocab_size <= LOGITS
 
 
 class CapturedGraph(NamedTuple):
-    """A graph of one number of rows: its attention, and what computes the pass once more."""
+    """Graph of one bucket. ``frame``: its attention; ``replay``: function that runs the graph."""
 
     frame: Attention
     replay: Callable[[], None]
 
 
 class Graphs:
-    """Implements ``forward.Forward``. Captures every bucket when it is made, largest first, so
-    that the smaller ones fit into the memory of the larger."""
+    """Implements ``forward.Forward``. The constructor captures every bucket, largest first, so
+    that smaller graphs reuse the memory of larger ones."""
 
     def __init__(
         self,
@@ -162,16 +162,16 @@ class Graphs:
         most: int,
         context_length: int,
     ) -> None:
-        """``most``: rows of the largest bucket. The page behind those of the pool is the padding
-        slot's."""
+        """``most``: rows of the largest bucket. The pool's padding slot is its page number
+        ``pool.pages``."""
         self.model, self.eager = model, Eager(model, attention)
         self.sizes, self.padding = buckets(most), pool.pages
-        # A page may stand in many tables, so the pool does not bound their sum; rows do.
+        # Tables may share pages, so their total size is bounded by the rows, not by the pool.
         self.table = min(most * -(-context_length // pool.page_size), max(TABLE, pool.pages + most))
         self.buffers = StaticBuffers(model, most, pool.keys[0].device)
         self.captured: dict[int, CapturedGraph] = {}
-        # Result of ``hidden``, if a graph computed it, and the number of rows whose logits it
-        # computed.
+        # Last result of ``hidden`` if a graph computed it, and the number of rows whose logits
+        # the graph computed.
         self._last: Tensor | None = None
         self._scored = 0
         began = time.perf_counter()
@@ -193,7 +193,7 @@ class Graphs:
         )  # fmt: skip
 
     def bucket(self, layout: Layout) -> int:
-        """Rows of the graph that computes a pass of this layout, 0 where none does."""
+        """Return the rows of the graph for a pass of this layout, 0 if the pass runs eagerly."""
         rows, most = len(layout.counts), self.sizes[-1]
         if rows > most or len(layout.positions) != rows:
             return 0
@@ -216,11 +216,11 @@ class Graphs:
         return self._last
 
     def _plan(self, frame: Attention, size: int, inputs: Inputs) -> None:
-        """Plan a pass over the tables that stand on the device, or send them whole."""
+        """Plan a pass with the page tables on the device; if they do not fit, send all entries."""
         layout, tables, resident = inputs.layout, inputs.tables, self.resident
         if resident is not None:
             if inputs.contexts and tables is not None:
-                if tables.on_device is not resident:  # earlier changes did not reach it
+                if tables.on_device is not resident:  # ``resident`` missed earlier changes
                     resident.clear()
                     tables.on_device = resident
                 firsts = resident.place(inputs.contexts, layout.tables, layout.pages)

@@ -1,4 +1,4 @@
-"""HeldWeights: the bytes that a model's weights take once they are loaded."""
+"""HeldWeights: counts the bytes of a model's weights after loading."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang.srt.numeric.host_arrays import Weight, storage_key
 
 
 class HeldWeights:
-    """The memory of a model before its weights are loaded, which packs some of them."""
+    """Sizes of a model's weights, recorded before loading. Loading packs some of the weights."""
 
     def __init__(self, model: DecoderModel) -> None:
         targets = [slot.target for slot in model.slots().values()]
@@ -19,8 +19,8 @@ class HeldWeights:
         self._layers = [(layer, storage_key(layer.weight)) for layer in model.stored()]
 
     def nbytes(self, parameters: int) -> int:
-        """Return the bytes of the loaded model, which has ``parameters`` in all ranks. Those of
-        another rank are taken to be like this one's."""
+        """Return the bytes of the loaded model over all ranks, scaled from this rank's bytes.
+        ``parameters``: number of parameters of the model in all ranks."""
         sizes, packed = dict(self._sizes), 0
         for layer, key in self._layers:
             if layer.packed is not None:

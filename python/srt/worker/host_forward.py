@@ -1,5 +1,5 @@
-"""Host forward: passes of a recorded model by sgl-kernel, from NumPy's arrays to NumPy's arrays. A
-process that computes them has no torch."""
+"""Host forward: passes of a recorded model by sgl-kernel, with NumPy arrays as inputs and outputs.
+The process does not import torch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sglang.srt.numeric.host_arrays import Array
 from sglang.srt.worker.inputs import Inputs
 from sglang.srt.worker.kv import KVPool
 
-# Multiply-adds that one thread does in about the time it takes to wake another.
+# Multiply-adds that one thread computes in about the time that waking another thread takes.
 LIGHT = 1 << 20
 
 
 class HostForward:
-    """Implements ``worker.forward.Forward`` for models that a tape can hold."""
+    """Implements ``worker.forward.Forward`` for models that can be recorded as an op list."""
 
     def __init__(self, model: DecoderModel, pool: KVPool, threads: int) -> None:
-        """``model``: packed. Its matrices and the pool stay where they are."""
+        """``model``: packed. The op list keeps pointers to its matrices and to the pool."""
         self.model, self.threads, self.isa = model, threads, native.isa()
         self.parameters = packed_parameters(model)
         self.page_size, self.pools = pool.page_size, kernel_pools(pool)
@@ -63,7 +63,7 @@ class HostForward:
 
 
 def kernel_pools(pool: KVPool) -> list[paged.KV]:
-    """The pool's layers, as kernels take them."""
+    """Return the pool's layers in the form that kernels take."""
     for memory in (*pool.keys, *pool.values):
         packed.ask_huge_pages(memory)
     return [
@@ -73,10 +73,10 @@ def kernel_pools(pool: KVPool) -> list[paged.KV]:
 
 
 def packed_parameters(model: DecoderModel) -> int:
-    """Numbers of all packed matrices."""
+    """Return the number of parameters in packed matrices."""
     return sum(s.packed.n * s.packed.k for s in model.stored() if s.packed)
 
 
 def threads_of(tokens: int, parameters: int, threads: int) -> int:
-    """One for a pass that is over before others have woken."""
+    """Return 1 for a pass that ends before other threads wake up, else ``threads``."""
     return 1 if tokens * parameters < LIGHT else threads

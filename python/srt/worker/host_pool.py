@@ -1,4 +1,4 @@
-"""HostPool: host memory for the KV pages that a device has no room for.
+"""HostPool: host memory for KV pages that do not fit on the device.
 
 Page ``h`` of the pool holds the content of one page of the device's ``KVPool``: keys, values and
 scales of all layers. On a GPU, pages are copied through pinned staging memory, in the order of the
@@ -27,8 +27,8 @@ from sglang.srt.worker.kv import KVPool, available_memory
 
 @dataclass(frozen=True)
 class Arriving:
-    """Copies from a GPU that may be incomplete. ``staged[i]`` belongs to the pages ``into`` of the
-    pool's part ``i``, after ``event`` has occurred."""
+    """Copies from a GPU that may be incomplete. After ``event``, ``staged[i]`` holds the contents
+    of the pages ``into`` of the pool's part ``i``."""
 
     event: torch.cuda.Event
     staged: list[Tensor]
@@ -82,8 +82,8 @@ class HostPool:
 
     @without_gradients
     def write_pages(self, pages: Ints, rows: Array) -> None:
-        """Copy ``rows``, uint8 [pages, page_bytes], to pages. Copies in progress from the device
-        are put in first, because an earlier pass may have sent them to the same pages."""
+        """Copy ``rows``, uint8 [pages, page_bytes], to pages. Device copies in flight are stored
+        first, because an earlier pass may have copied to the same pages."""
         self._settle()
         index, first = _index(pages), 0
         for host in self._host:
@@ -122,7 +122,7 @@ class HostPool:
             device.index_copy_(0, at, part.to(device.device, non_blocking=True))
 
     def _settle(self) -> None:
-        """Put the copies from the device into the pool, and wait for them if necessary."""
+        """Wait for the copies from the device, if any, and store them in the pool."""
         with self._settling:
             arriving, self._arriving = self._arriving, None
             if arriving is not None:

@@ -1,4 +1,4 @@
-"""Inputs: a Batch as arrays and tensors, built once a pass without a loop over tokens."""
+"""Inputs: a Batch as arrays and tensors, built once per pass without a loop over tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sglang.srt.worker.page_tables import PageTables, joined, outside
 
 
 class Embedded(NamedTuple):
-    """Hidden states [N, width] that stand in place of the embeddings of tokens ``at`` [N],
-    ascending indices into the pass."""
+    """Hidden states [N, width] that replace the embeddings of the tokens ``at``, int32 [N], which
+    are ascending indices into the pass."""
 
     at: Int32Array
     states: Any
@@ -28,13 +28,13 @@ class Inputs:
     Attributes:
         tokens: int32 [T] on the device, row after row.
         positions: int32 [T], or [3, T] of a model whose positions have three parts.
-        firsts: flat index of each row's first token [R].
-        layout: where the rows' keys and values lie.
-        tables: page tables that the layout's are views of. contexts: of the rows, empty where
-            two are the same or a row sees its table with a gap.
-        embedded: of the placeholders among the tokens.
-        use: which tokens have which adapter; None where none has one.
-        followed: by row, the token that it follows, where a penalty counts that token.
+        firsts: index of each row's first token among the pass's tokens, int32 [R].
+        layout: pages and positions of the rows' keys and values.
+        tables: page tables whose entries the layout contains. contexts: the rows' contexts, empty
+            if two rows have the same one or a row skips a gap in its table.
+        embedded: hidden states of the placeholders among the tokens.
+        use: adapter of each token; None if no token has one.
+        followed: by row index, the previous pass's sampled token, if a penalty counts that token.
     """
 
     tokens: Any
@@ -57,11 +57,11 @@ class InputReader:
     """Makes the inputs of one model's passes.
 
     Attributes:
-        tables: page tables, which the batches' changes are applied to.
-        device: of the tensors; ``HOST`` for arrays.
+        tables: page tables, to which each batch applies its changes.
+        device: device of the tensors; ``HOST`` for NumPy arrays.
         vocab: number of token ids.
         context_length: positions of the longest context.
-        sections: positions have three parts.
+        sections: each position has three parts (time, height, width).
     """
 
     tables: PageTables
@@ -71,11 +71,11 @@ class InputReader:
     sections: bool = False
 
     def read(self, batch: Batch, drawn: Any = None) -> Inputs:
-        """Arrays and tensors of a batch. ``drawn``: int32 tokens that the previous batch sampled,
-        one a row, for rows that follow it.
+        """Return the inputs of a batch. ``drawn``: int32 tokens that the previous batch sampled,
+        one per row, for rows that continue its rows (``Row.follows``).
 
-        Raises ValueError where the batch would read or write outside the model or the pool: on a
-        GPU that would take the whole process down, so it is never tried.
+        Raises ValueError if the batch would read or write outside the model or the pool: on a GPU
+        such an access would end the whole process.
         """
         rows = batch.rows
         if not rows:
@@ -93,7 +93,7 @@ class InputReader:
         if outside(tokens, self.vocab):
             raise ValueError(f"batch {batch.id} has a token id outside [0, {self.vocab}).")
         offsets, pages = self.tables.views(batch, ends)
-        if len(tokens) == len(rows):  # a token each
+        if len(tokens) == len(rows):  # one token per row
             positions = starts
         else:
             positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - firsts, counts)
@@ -134,7 +134,7 @@ class InputReader:
 def _rotated(
     batch: Batch, parts: Int32Array, firsts: Int32Array, own: list[int], context_length: int
 ) -> Int32Array:
-    """The positions [T] or [3, T], with the rows' ``own`` in their places."""
+    """Return ``parts`` [T] or [3, T] with the explicit positions of the rows numbered ``own``."""
     parts = parts.copy()
     for i in own:
         row, first = batch.rows[i], firsts[i]
@@ -153,7 +153,7 @@ def _rotated(
 def _places(
     batch: Batch, positions: Int32Array, firsts: Int32Array, context_length: int
 ) -> Int32Array:
-    """Times, heights and widths of all tokens [3, T]."""
+    """Return times, heights and widths of all tokens, int32 [3, T]."""
     parts = np.tile(positions, (3, 1))
     for row, first in zip(batch.rows, firsts.tolist()):
         if row.places:

@@ -1,7 +1,7 @@
-"""KV pools: the keys and values of all layers, by slot, and how many fit in memory.
+"""KV pools: the keys and values of all layers, by slot, and the number of pages that fit in memory.
 
 Page ``p`` is the slots ``[p * page_size, (p + 1) * page_size)``. One more slot, which belongs to no
-page, holds zeros: attention reads it where a row is padded.
+page, holds zeros: attention reads this slot for padding.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from sglang.srt.numeric.host_arrays import (
 from sglang.srt.numeric.torch_later import torch
 
 log = logging.getLogger("sglang.srt.worker")
-# On a CPU memory is shared with other programs: no more than this many longest sequences by
-# default.
+# Default limit of the KV cache on a CPU, in longest sequences: other programs share the memory.
 CPU_CONTEXTS = 32
 
 
 class KVPool:
-    """``keys[layer]`` and ``values[layer]`` are [pages * page_size + 1, heads, dimensions] as the
-    shape says, values that are a part of the keys a view of them; ``scales[layer]`` is empty, or of
-    int8 keys and values, float32 [slots, heads] each."""
+    """``keys[layer]``, ``values[layer]``: [pages * page_size + 1, heads, dimensions]. With shared
+    KV, values are a view of the keys. ``scales[layer]``: float32 [slots, heads] for int8 keys and
+    values each, else empty."""
 
     def __init__(
         self,
@@ -49,8 +48,8 @@ class KVPool:
         dtype: Any,
         device: Any,
     ) -> None:
-        """``device``: of tensors, or ``HOST`` for arrays. Raises MemoryError where it cannot hold
-        them."""
+        """Allocate the pool. ``device``: device of the tensors, or ``HOST`` for NumPy arrays.
+        Raises MemoryError if the device has too little memory."""
         self.pages, self.page_size, self.shared = pages, page_size, kv.shared
         dtype = numpy_dtype(dtype)
         slots = pages * page_size + 1
@@ -83,11 +82,11 @@ class KVPool:
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit."""
+        """Number of tokens that the pool can hold."""
         return self.pages * self.page_size
 
     def copy(self, copies: TokenCopies) -> None:
-        """Copy tokens within the pool. Raises ValueError for a slot that no page has."""
+        """Copy tokens within the pool. Raises ValueError for a slot outside ``[0, capacity)``."""
         both = np.array([copies.sources, copies.targets], dtype=np.int64)
         if both.size and (both.min() < 0 or both.max() >= self.capacity):
             raise ValueError(f"a token is copied from or to a slot outside [0, {self.capacity}).")
@@ -103,35 +102,35 @@ class KVPool:
 
 
 def empty(shape: tuple[int, ...], dtype: Any, device: Any) -> Weight:
-    """An array for ``HOST``, a tensor for any other device."""
+    """Return a new array for ``HOST``, a tensor for any other device; contents are undefined."""
     if on_host(device):
         return np.empty(shape, dtype)
     return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
 
 
 def token_bytes(kv: KVShape, dtype: Any) -> int:
-    """Bytes that one layer keeps of a token."""
+    """Return the bytes of keys, values and scales of one token in one layer."""
     dtype = numpy_dtype(dtype)
-    scale = 4 if dtype == INT8 else 0  # bytes of each head
+    scale = 4 if dtype == INT8 else 0  # bytes per head
     sizes = [kv.key_dim] if kv.shared else [kv.key_dim, kv.value_dim]
     found: int = kv.heads * sum(size * dtype.itemsize + scale for size in sizes)
     return found
 
 
 def bytes_per_token(spec: ModelSpec, dtype: Any) -> int:
-    """Bytes of keys and values of one token in all layers."""
+    """Return the bytes of keys and values of one token in all layers."""
     return spec.num_layers * token_bytes(spec.kv, dtype)
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of a device's memory, from which the room for the KV cache follows.
+    """Bytes of a device's memory by use. The room for the KV cache follows from them.
 
     Attributes:
-        available: free before the weights were read.
-        weights: estimated before they are read, measured on a GPU afterwards (``measured``).
-        adapters: the most that may be loaded later.
-        scratch: of passes, workspaces and graphs (``worker.scratch``).
+        available: free memory before the weights are loaded.
+        weights: an estimate before loading; on a GPU, measured after loading (``measured``).
+        adapters: limit of the adapters that may be loaded later.
+        scratch: estimate for passes, workspaces and graphs (``worker.scratch``).
     """
 
     available: int
@@ -140,7 +139,7 @@ class MemoryUse:
     scratch: int = 0
 
     def room(self, share: float) -> int:
-        """Bytes left for KV where weights, adapters and KV may take ``share`` of the memory."""
+        """Return the bytes for KV if weights, adapters and KV may use ``share`` of the memory."""
         most = min(int(self.available * share), self.available - self.scratch)
         return most - self.weights - self.adapters
 
@@ -151,8 +150,8 @@ class MemoryUse:
 
 
 def measured(use: MemoryUse, device: Any) -> MemoryUse:
-    """The same with the weights as a GPU holds them, once nothing is cached that is unused. On a
-    CPU, whose memory others share, the estimate stays."""
+    """Return ``use`` with the measured size of the loaded weights, after unused cached memory is
+    freed. On a CPU return ``use``, since other programs disturb a measurement."""
     if device.type != "cuda":
         return use
     gc.collect()
@@ -169,9 +168,9 @@ def pool_pages(
     context_length: int,
     device: Any,
 ) -> int:
-    """Pages of the pool: ``max_total_tokens`` if set, else what is left of the memory's share.
+    """Return the pages of the pool: of ``max_total_tokens`` if set, else of the free memory share.
 
-    Raises MemoryError where not even one page fits, or the requested number does not.
+    Raises MemoryError if not even one page fits, or if ``max_total_tokens`` does not fit.
     """
     size, free = memory.page_size, f"{use.available / 1e9:.2f} GB"
     if use.weights > use.available:
@@ -208,7 +207,7 @@ def pool_pages(
 
 
 def available_memory(device: Any) -> int:
-    """Bytes free on the device; on a CPU no more than the control group allows."""
+    """Return the free bytes of a device; on a CPU, at most the limit of the control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)

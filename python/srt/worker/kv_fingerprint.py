@@ -1,7 +1,7 @@
-"""The fingerprint of a KV cache: all that its bytes depend on besides the tokens.
+"""The fingerprint of a KV cache: a digest of everything that its bytes depend on except the tokens.
 
-Two servers with one fingerprint compute the same keys and values for the same tokens, in the same
-layout. Weights are known by samples of their files (``files/file_digests``).
+Two servers with the same fingerprint compute the same keys and values for the same tokens, in the
+same layout. Weights are compared by samples of their files (``files/file_digests``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sglang.srt.worker.model_loading import ModelPlan
 
 
 def fingerprint(plan: ModelPlan, config: Config, kernels: str, page_bytes: int) -> bytes:
-    """Return the fingerprint, 32 bytes. ``kernels``: those that compute; ``page_bytes``: of a page
-    in all layers. Raises OSError where a file of the model cannot be read."""
+    """Return the fingerprint, 32 bytes. ``kernels``: names of kernels and attention.
+    ``page_bytes``: of a page in all layers. Raises OSError if a model file cannot be read."""
     storage, settings = plan.storage, config.model
     facts: dict[str, object] = {
         "version": __version__,

@@ -1,8 +1,8 @@
-"""LoRA weights: those that are loaded, and which of them a pass needs where.
+"""LoRA weights: the loaded adapters, and their copies on the device.
 
-Weights lie in host memory; on a CPU products read them there, on a GPU those of a pass are copied
-to the device when it is launched, and the least recently used make room. So memory is bounded by
-how many may be loaded, and by how many the device may hold.
+All loaded adapters are in host memory, where products on a CPU read them. On a GPU, the launch of a
+pass copies its adapters to the device and drops the least recently used ones. Memory is bounded by
+the number of loaded adapters and the number of adapters on the device.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from sglang.srt.worker.inputs import Inputs
 class LoraWeights:
     """LoRA weights of one rank's adapters, by number.
 
-    Loading and unloading may happen beside a pass, in another thread: a pass uses what was there
-    when it was launched.
+    Another thread may load and unload adapters during a pass: a pass uses the adapters that were
+    loaded when it was launched.
     """
 
     def __init__(
         self, sites: dict[str, Site], settings: LoraConfig, device: Any, dtype: DType
     ) -> None:
-        """``sites``: of the model's modules that may be adapted; their layers get their number
-        here. ``dtype``: of the weights. ``device``: of tensors, or ``HOST`` for arrays."""
+        """``sites``: modules of the model that may be adapted; sets ``site`` of their layers.
+        ``dtype``: dtype of the weights. ``device``: device of passes, ``HOST`` for arrays."""
         self._sites, self._settings = sites, settings
         self._device, self._dtype = device, dtype
         self._products = len({site.number for site in sites.values()})
@@ -45,17 +45,17 @@ class LoraWeights:
             site.layer.site = site.number
         self._loaded: dict[int, Weights] = {}
         self._pinned: set[int] = set()
-        self._resident: OrderedDict[int, Weights] = OrderedDict()  # used longest ago first
+        self._resident: OrderedDict[int, Weights] = OrderedDict()  # on the GPU, oldest use first
         self._lock = threading.Lock()
 
     @staticmethod
     def none() -> LoraWeights:
-        """Adapters of a model that has none."""
+        """Return the weights of a model without adapters."""
         return LoraWeights({}, LoraConfig(), HOST, FLOAT32)
 
     def load(self, number: int, path: str, pinned: bool = False) -> dict[str, Any]:
-        """Read the adapter in directory ``path``; facts about it. ``pinned``: it stays on the
-        device. Raises ValueError where it cannot be used, MemoryError where it does not fit."""
+        """Read the adapter in directory ``path``; return its rank, bytes, modules. ``pinned``: keep
+        it on the device. Raises ValueError, or MemoryError if the adapter does not fit."""
         most = self._settings.max_loras_per_batch
         if pinned and len(self._pinned) + 1 >= most:
             raise ValueError(
@@ -81,8 +81,8 @@ class LoraWeights:
         return {"rank": found.rank, "bytes": weights.bytes, "modules": found.kinds}
 
     def unload(self, number: int) -> None:
-        """Forget an adapter. Its memory is free when no pass uses it any more. No effect where it
-        is not loaded."""
+        """Forget an adapter. Its memory is freed when no pass uses it any more. An adapter that is
+        not loaded is ignored."""
         with self._lock:
             self._loaded.pop(number, None)
             self._resident.pop(number, None)
@@ -94,8 +94,8 @@ class LoraWeights:
         return sum(weights.bytes for weights in list(self._loaded.values()))
 
     def applied(self, batch: Batch, inputs: Inputs, outputs: Sequence[RowOutput]) -> Inputs:
-        """The inputs with the adapters of the batch's rows, on the device. A row whose adapter is
-        not loaded gets an error."""
+        """Return the inputs with the adapters of the batch's rows, copied to the device. The output
+        of a row whose adapter is not loaded gets an error."""
         numbers = [row.adapter for row in batch.rows]
         if not any(numbers):
             return inputs
@@ -112,7 +112,7 @@ class LoraWeights:
         return replace(inputs, use=Use(list(there.values()), np.repeat(rows, inputs.layout.counts)))
 
     def _here(self, number: int) -> Weights | None:
-        """The adapter on the device, None where it is not loaded."""
+        """Return the adapter's weights on the device, None if the adapter is not loaded."""
         with self._lock:
             weights = self._loaded.get(number)
             if weights is None or self._device.type != "cuda":
@@ -122,8 +122,8 @@ class LoraWeights:
             return resident
 
     def _make_room(self, needed: dict[int, Weights]) -> None:
-        """Forget the adapters on the device that were used longest ago. A pass that is still
-        computed keeps its own: the device gives memory out again in the order of its stream."""
+        """Drop the least recently used adapters from the device. A pass in flight can still read
+        its adapters, because the device reuses freed memory in the order of its stream."""
         with self._lock:
             over = len(self._resident) - self._settings.max_loras_per_batch
             spare = [n for n in self._resident if n not in needed and n not in self._pinned]
@@ -135,7 +135,7 @@ def resident_bytes(
     family: type[DecoderModel], spec: ModelSpec, settings: LoraConfig, device: Any,
     dtype: DType,
 ) -> int:  # fmt: skip
-    """The most that a GPU may hold of adapters."""
+    """Return the bytes of the most adapters that may be on a GPU at once; 0 on a CPU."""
     if device.type != "cuda" or not settings.enabled:
         return 0
     outline = family(spec, OutlinePlace(HOST, dtype), 1)
@@ -152,8 +152,8 @@ def resident_bytes(
 def adapters_of(
     model: DecoderModel, settings: LoraConfig, device: Any, dtype: DType
 ) -> LoraWeights | None:
-    """Adapters of a model whose weights have not been packed, None where they are off. Raises
-    ValueError where the model has nothing to adapt."""
+    """Return the LoRA weights of a model that is not packed yet; None without --enable-lora.
+    Raises ValueError if no layer of the model can be adapted."""
     if not settings.enabled:
         return None
     sites = sites_of(model.adaptable())

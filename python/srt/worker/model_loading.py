@@ -1,4 +1,4 @@
-"""Loading of a model: what describes it, what it takes, its weights."""
+"""Loading of a model: its description (ModelPlan), its memory use, its weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from sglang.srt.worker.scratch import scratch_bytes
 from sglang.srt.worker.storage import Storage, storage_of
 
 log = logging.getLogger("sglang.srt.worker")
-LONGEST = 1 << 21  # tokens of context that a configuration alone may ask for
+LONGEST = 1 << 21  # limit of the context length in tokens if --context-length is not given
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ModelPlan:
     storage: Storage
     checkpoint: Checkpoint | None  # None: dummy weights
     shard: Shard = WHOLE
-    unrecorded: str = ""  # the word that keeps a pass from being one native call
+    unrecorded: str = ""  # part of the model that cannot be recorded as an op list, "" for none
 
     @property
     def dtype(self) -> DType:
@@ -65,12 +65,12 @@ class ModelPlan:
 
     @property
     def on_host(self) -> bool:
-        """Whether weights, KV and passes are NumPy's and native: without torch."""
+        """True if weights and KV are NumPy arrays and passes are native, without torch."""
         return not (self.torch_because or self.unrecorded) and self.shard.whole
 
     @property
     def place(self) -> Any:
-        """The device of arrays or tensors."""
+        """Device of the weights: ``HOST`` for NumPy arrays, a torch device for tensors."""
         return HOST if self.on_host else torch.device(self.device)
 
     @property
@@ -79,14 +79,14 @@ class ModelPlan:
 
     @property
     def local(self) -> ModelSpec:
-        """The spec of the part that this rank computes: its heads and its layers. The model is
-        made from ``spec``."""
+        """The spec of this rank's part, with its heads and layers alone. The model itself is
+        constructed from ``spec``."""
         return self.spec if self.shard.whole else narrowed(self.spec, self.shard)
 
 
 def narrowed(spec: ModelSpec, shard: Shard) -> ModelSpec:
-    """The spec with the heads and the layers of a shard alone. Raises ValueError for heads that
-    cannot be shared."""
+    """Return the spec with the heads and layers of a shard alone. Raises ValueError if the ranks
+    cannot divide the heads."""
     layers = range(spec.num_layers) if shard.layers is None else shard.layers
     inner: dict[str, Any] = {}
     if isinstance(spec, VisionLanguageSpec):
@@ -99,8 +99,8 @@ def narrowed(spec: ModelSpec, shard: Shard) -> ModelSpec:
 
 
 class LoadedModel(NamedTuple):
-    """``adapters``: none of which is loaded yet. ``fallbacks``, ``weight_bytes``: see
-    ``EngineInfo``."""
+    """A model with its weights. ``adapters``: no adapter is loaded yet; None without LoRA.
+    ``fallbacks``, ``weight_bytes``: see ``EngineInfo``."""
 
     model: DecoderModel
     adapters: LoraWeights | None
@@ -109,8 +109,8 @@ class LoadedModel(NamedTuple):
 
 
 def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
-    """Reads what describes the model. Raises ValueError where it cannot be served, or not by
-    ranks of this number."""
+    """Read a model's configuration and tensor names. Raises ValueError if the model cannot be
+    served, or not by this number of ranks."""
     settings = config.model
     directory = locate(settings.model_path, settings.revision)
     fields, architecture = read_config(directory)
@@ -118,8 +118,8 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
     spec = family.read(fields, architecture)
     length = context_length_of(settings, spec)
     device = device_of(settings.device, config.parallel.base_gpu_id)
-    choose(settings.attention_backend, device)  # refused before anything is loaded
-    # A model without storage tells which tensors it needs before anything is allocated.
+    choose(settings.attention_backend, device)  # raises before anything is loaded
+    # An outline, a model without storage, names the tensors that the model needs.
     meta = OutlinePlace(HOST, FLOAT32)
     checkpoint = None
     if settings.load_format != "dummy":
@@ -146,7 +146,7 @@ def plan_of(config: Config, shard: Shard = WHOLE) -> ModelPlan:
 
 
 def with_embedding(family: type[DecoderModel], checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint of a model whose head is its embedding, where it has that as a head alone."""
+    """Return the checkpoint. A tied embedding stored only under the head's name is renamed."""
     shapes = checkpoint.shapes
     if not issubclass(family, CausalLM) or family.EMBEDDING in shapes or family.HEAD not in shapes:
         return checkpoint
@@ -155,8 +155,8 @@ def with_embedding(family: type[DecoderModel], checkpoint: Checkpoint) -> Checkp
 
 
 def has_own_head(family: type[DecoderModel], spec: ModelSpec, checkpoint: Checkpoint) -> bool:
-    """Whether a head stands in the checkpoint that is not the embedding, though ``config.json``
-    ties the two. The head counts then, as for transformers since 5."""
+    """Return True if the checkpoint's head differs from its embedding although ``config.json`` ties
+    the two. The head is used then, as in transformers since version 5."""
     if not issubclass(family, CausalLM) or spec.purpose != "generate":
         return False
     head, embedding = family.HEAD, family.EMBEDDING
@@ -172,7 +172,7 @@ def has_own_head(family: type[DecoderModel], spec: ModelSpec, checkpoint: Checkp
 
 
 def need_torch(plan: ModelPlan) -> None:
-    """Import torch. Raises ValueError with the reason for it where it is not installed."""
+    """Import torch. If torch is not installed, raise ValueError with the reason for the need."""
     why = "several ranks compute the model"
     if plan.torch_because:
         why = f"native CPU kernels do not run: {plan.torch_because}"
@@ -185,7 +185,7 @@ def need_torch(plan: ModelPlan) -> None:
 
 
 def memory_use(plan: ModelPlan, config: Config) -> MemoryUse:
-    """An estimate of what the model takes, before it is loaded."""
+    """Return an estimate of the memory of a model that is not loaded yet."""
     spec, storage, device = plan.local, plan.storage, plan.device
     others = config.parallel.dp_size  # engines that load beside this one
     shared_by = plan.shard.neighbours * others if device.type == "cpu" else 1
@@ -197,8 +197,8 @@ def memory_use(plan: ModelPlan, config: Config) -> MemoryUse:
 
 
 def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
-    """Load a model with its weights, packed where native kernels will read them, in float8 where
-    products can be computed in it."""
+    """Load a model with its weights: packed for native kernels; in float8 if the checkpoint is
+    float8 and the device has a product for it; else as floats."""
     settings = config.model
     failed = Fallbacks()
     products = checked_products(plan, settings, failed)
@@ -238,7 +238,7 @@ def load_model(plan: ModelPlan, config: Config, threads: int) -> LoadedModel:
 
 
 def place_of(plan: ModelPlan, settings: ModelConfig, failed: Fallbacks) -> Place:
-    """Device, dtypes and ranks of the model's weights, and the fused kernels of a GPU."""
+    """Return device, dtypes, rank group and fused kernels for the construction of the model."""
     if plan.on_host:
         return HostPlace(HOST, plan.dtype, plan.shard.group, activations=FLOAT32)
     states, operations = torch.float32, TORCH
@@ -257,8 +257,8 @@ def place_of(plan: ModelPlan, settings: ModelConfig, failed: Fallbacks) -> Place
 def checked_products(
     plan: ModelPlan, settings: ModelConfig, failed: Fallbacks
 ) -> dict[bool, Multiply]:
-    """The products of ``Storage.float8`` that agree with the reference. Raises ValueError where one
-    that was requested by name does not."""
+    """Return the products of ``Storage.float8`` that agree with the reference. Raises ValueError if
+    a product does not agree that ``--fp8-gemm-backend`` names."""
     found = {}
     for rowwise, name in plan.storage.float8.items():
         try:
@@ -274,7 +274,7 @@ def checked_products(
 
 
 def tried_kernels(plan: ModelPlan, disabled: tuple[str, ...], failed: Fallbacks) -> tuple[str, ...]:
-    """``disabled``, and the fused kernels of layers that fail on the device. Raises DeviceLost."""
+    """Return ``disabled`` and the fused kernels that fail on the device. Raises DeviceLost."""
     if triton_lacks(plan.device):
         return disabled
     spec, expert, act = plan.local, 0, ""
@@ -295,7 +295,7 @@ def tried_kernels(plan: ModelPlan, disabled: tuple[str, ...], failed: Fallbacks)
 
 
 def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
-    """Return the tokens of context to serve. Raises ValueError for more than the model has."""
+    """Return the context length to serve, in tokens. Raises ValueError above the model's own."""
     requested = settings.context_length
     if requested > spec.context_length:
         raise ValueError(
@@ -311,9 +311,9 @@ def context_length_of(settings: ModelConfig, spec: ModelSpec) -> int:
 
 
 def device_of(name: str, first: int = 0) -> Device:
-    """The device called ``name``, a GPU with its number: ``first`` where the name has none, or the
-    current one where that is 0. Torch is imported for a GPU's name, or where the machine has one.
-    Raises ValueError."""
+    """Return the device ``name``. "cuda" without a number is GPU ``first``, or the current GPU if
+    ``first`` is 0. Imports torch for the name of a GPU, and for "auto" if the machine has a GPU.
+    Raises ValueError if the device cannot be used."""
     if name == "auto":
         name = "cuda" if gpu_driver() and torch.cuda.is_available() else "cpu"
     if name == "cpu":
@@ -332,7 +332,7 @@ def device_of(name: str, first: int = 0) -> Device:
 
 
 def gpu_driver() -> bool:
-    """Whether the driver of NVIDIA's GPUs is here, and torch, which computes on them."""
+    """Return True if NVIDIA's GPU driver and torch are installed."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

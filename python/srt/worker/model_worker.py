@@ -37,9 +37,9 @@ class ModelWorker:
     """
 
     def __init__(self, config: Config, plan: ModelPlan | None = None) -> None:
-        """Loads everything, and on a GPU compiles the kernels. ``plan``: of one rank's shard.
-        Raises ValueError for a model that cannot be served, MemoryError for one that does not
-        fit."""
+        """Load the model and, on a GPU, compile the kernels. ``plan``: description of one rank's
+        shard, default the whole model. Raises ValueError for a model that cannot be served,
+        MemoryError for a model that does not fit."""
         settings, memory = config.model, config.memory
         plan = plan or plan_of(config)
         self.device = plan.device
@@ -47,7 +47,7 @@ class ModelWorker:
         shard, storage, kv_dtype = plan.shard, plan.storage, plan.storage.kv_dtype
         spec = plan.local
         token_bytes = bytes_per_token(spec, kv_dtype)
-        use = memory_use(plan, config)  # an estimate: what cannot fit is refused before it is read
+        use = memory_use(plan, config)  # an estimate: pool_pages raises before weights are read
         pool_pages(memory, token_bytes, use, plan.length, plan.device)
         threads = settings.threads or max(1, default_threads() // config.parallel.dp_size)
         with nullcontext() if plan.on_host else torch.inference_mode():
@@ -79,7 +79,7 @@ class ModelWorker:
             )
 
         self.compilations, chosen = forward_of(plan, config, self.model, pool, threads, runner_of)
-        # Beside native kernels, which have threads of their own, torch has little to do.
+        # With native kernels, which have their own threads, torch computes little: one thread.
         self.threads = Threads(
             settings.threads if plan.torch_because else 1, storage.parameters, plan.place
         )
@@ -134,7 +134,7 @@ class ModelWorker:
         return self.launch(batch, masks)()
 
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
-        """See ``core.workers.Worker.launch``. On a CPU a batch is computed when this returns."""
+        """See ``core.workers.Worker.launch``. On a CPU it returns after the computation."""
         make_current(self.device)
         self.threads.prepare(batch.num_tokens)
         compiled = self.compilations
@@ -151,7 +151,7 @@ class ModelWorker:
         return partial(_compiled, finish, compiled.count - before)
 
     def _timed(self, batch: Batch, masks: Masks) -> Finish:
-        """Launch a batch, its copies first; with host memory, measure what they take."""
+        """Launch a batch; with a host pool, first its copies, and measure the seconds of both."""
         if self.host is None:
             return self.runner.launch(batch, masks)
         timer = PassTimer(self.device)
@@ -162,7 +162,7 @@ class ModelWorker:
 
 
 def _compiled(finish: Finish, count: int) -> StepResult:
-    """The outputs of a pass that compiled ``count`` kernels."""
+    """Wait for a pass. Return its result with ``compiled`` set to ``count``."""
     result = finish()
     result.compiled = count
     return result
@@ -171,7 +171,7 @@ def _compiled(finish: Finish, count: int) -> StepResult:
 def disk_of(
     plan: ModelPlan, config: Config, chosen: ForwardChoice, host: HostPool | None
 ) -> DiskPool | None:
-    """The disk below host memory; None where there is none. Raises ValueError, OSError."""
+    """Return the disk tier below host memory, None without one. Raises ValueError, OSError."""
     if host is None:
         return None
     kernels, width = f"{chosen.kernels} {chosen.attention}", host.page_bytes

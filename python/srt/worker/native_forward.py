@@ -1,7 +1,7 @@
-"""Passes on a CPU by sgl-kernel that torch takes part in, the weights packed as they are loaded.
+"""Passes on a CPU by sgl-kernel together with torch. Weights are packed while they are loaded.
 
-Native     the model is recorded on a tape once; a pass is one native call
-Layered    the model's own code, its products and attention native: for what no tape holds
+Native     the model is recorded as an op list once; a pass is one native call
+Layered    the model's own code with native products and attention, for models without an op list
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Layered:
     """Implements ``worker.forward.Forward`` for any model whose matrices are packed."""
 
     def __init__(self, model: DecoderModel, pool: KVPool, threads: int) -> None:
-        """``model``: packed. Its matrices and the pool stay where they are."""
+        """``model``: packed. Kernels keep pointers to its matrices and to the pool."""
         self.threads, self.page_size, self.isa = threads, pool.page_size, native.isa()
         self.parameters = packed_parameters(model)
         self.model, self.pools = model, kernel_pools(pool)
@@ -55,12 +55,12 @@ class Layered:
         return drawn(tokens, errors)
 
     def _threads(self, tokens: int) -> int:
-        """One for a pass that is over before others have woken."""
+        """Return 1 for a pass that ends before other threads wake up, else all threads."""
         return threads_of(tokens, self.parameters, self.threads)
 
 
 class Native(Layered):
-    """The same for models that a tape can hold."""
+    """Implements ``worker.forward.Forward`` for models that can be recorded as an op list."""
 
     def __init__(self, model: DecoderModel, pool: KVPool, threads: int) -> None:
         super().__init__(model, pool, threads)
@@ -82,10 +82,9 @@ class Native(Layered):
 
 
 def draw_rows(logits: Tensor, samples: Sequence[Sample], threads: int) -> tuple[Tensor, list[str]]:
-    """Sample as ``logits.sampler.draw`` in one pass over float32 logits on the CPU.
-
-    Penalties, bias and forbidden ids, which few requests have, stay with torch.
-    """
+    """Sample as ``logits.sampler.draw`` does, by one kernel over float32 logits [N, vocab] on the
+    CPU. Torch applies penalties, bias and forbidden ids first, which few requests have. Return
+    token ids [N] and an error per row, "" for none."""
     errors = [""] * len(samples)
     adjusted = adjust(logits, samples).contiguous()
     draws, kept = draw_records(samples, logits.shape[1], errors)

@@ -1,4 +1,4 @@
-"""Packer: a model's matrices into the layouts of native products, while they are loaded."""
+"""Packer: converts a model's matrices to the layouts of native products during loading."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sglang.srt.layers.weight import Slot, Stored
 from sglang.srt.models.decoder_model import DecoderModel
 from sglang.srt.numeric.host_arrays import Weight, address, storage_key
 
-# Formats in which each --quantization stores matrices, and the output head.
+# Packed formats by --quantization: of the matrices, and of the output head.
 FORMATS = {"int8": ("w8a8", "w8a8"), "int8wo": ("w8", "w8"), "int4": ("w4", "w8")}
 PLAIN = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def unfit(device: Any) -> str:
-    """Reason that native kernels cannot run a model, "" where they can."""
+    """Return the reason why native kernels cannot run a model, "" if they can."""
     if device.type != "cpu":
         return f"they are for CPUs, not for {device}"
     if not native.AVAILABLE:
@@ -30,10 +30,10 @@ def unfit(device: Any) -> str:
 
 
 class Packer:
-    """Packs a model's matrices while they are loaded, so that each is held twice only for a moment.
+    """Packs each matrix as soon as it is loaded, so that few matrices are in memory twice.
 
-    ``quantization``: a name of ``FORMATS``, or "" for matrices as they are. ``bits``: of the
-    checkpoint's weights, 0 where they are floats.
+    ``quantization``: a name of ``FORMATS``; any other name packs matrices in the model's dtype.
+    ``bits``: bits of the checkpoint's quantised weights, 0 for floats.
     """
 
     def __init__(self, model: DecoderModel, quantization: str, threads: int, bits: int = 0) -> None:
@@ -50,7 +50,7 @@ class Packer:
                 format = plain
             key = storage_key(layer.weight)
             self._layers[key].append((layer, format))
-        # Quantised matrices take less; the head and the embedding seldom do.
+        # Quantised matrices need less memory; the head and the embedding are seldom quantised.
         sizes = [
             packed.packed_bytes(
                 x.weight.shape[0], x.weight.shape[1],
@@ -62,8 +62,8 @@ class Packer:
         self.arena = packed.Arena(sum(sizes))
 
     def keep(self, slot: Slot, q: Quantised | Float8) -> bool:
-        """Hold a part of a layer's weight until all of it is there; False: only its dense form will
-        do."""
+        """Keep a quantised part of a layer's weight until all parts are loaded. Return False if the
+        part must be loaded dense."""
         if isinstance(q, Float8):
             return False
         key = storage_key(slot.target)
@@ -77,8 +77,8 @@ class Packer:
         return True
 
     def _pack_integers(self, layer: Stored, held: list[tuple[Slot, Quantised]]) -> bool:
-        """Whether all of the layer is quantised in one way that the kernels know; else what was
-        held is in its weight. An order of inputs is not known inside experts and to adapters."""
+        """Pack a layer's quantised parts. Return False, with the parts dense in its weight, if the
+        kernels do not support them. Experts and adapters support no order of inputs."""
         held.sort(key=lambda part: address(part[0].target))
         rows = sum(len(q.values) for _, q in held)
         whole = joined([q for _, q in held]) if rows == len(layer.weight) else None
@@ -95,7 +95,7 @@ class Packer:
         return True
 
     def filled(self, weight: Weight) -> None:
-        """All of the tensor that ``weight`` is a view of has been loaded."""
+        """Pack a layer's weight. The tensor that ``weight`` is a view of has been loaded."""
         key = storage_key(weight)
         held = self._held.pop(key, None)
         if held is not None and self._pack_integers(self._layers[key][0][0], held):

@@ -1,8 +1,8 @@
 """Page tables of the contexts that a worker computes, kept from pass to pass.
 
-A batch brings changes only: the entries of a table from some index on, and which tables to forget.
-A row's *view* is what attention reads: its table without the gap that a segment does not see, as
-long as the row's tokens need.
+A batch contains only changes: a table's entries from an index on, and the tables to forget. A row's
+*view* is the part of its table that attention reads: without the gap that a segment does not see,
+and no longer than the row's tokens need.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _NO_PAGES = ints()
 
 
 class PageTables:
-    """Tables by context.
+    """Page tables by context.
 
     Attributes:
-        pages, page_size: of the pool that the entries are pages of.
-        on_device: their copies on a device, which hear of every change; None without any.
+        pages, page_size: number and size of the pages of the KV pool.
+        on_device: copies of the tables on a device, updated with every change; None without any.
     """
 
     def __init__(self, pages: int, page_size: int) -> None:
@@ -36,11 +36,11 @@ class PageTables:
         return len(self._tables)
 
     def views(self, batch: Batch, ends: Int32Array) -> tuple[Int32Array, Int32Array]:
-        """Apply the changes of a batch. Return offsets [R + 1] and the rows' views, one after the
-        other. ``ends``: number of tokens that each row sees, its own included [R].
+        """Apply the changes of a batch. Return the offsets of the rows' views, int32 [R + 1], and
+        the concatenated views. ``ends``: number of tokens that each row sees, its own included [R].
 
         Raises ValueError for a change that does not fit. The tables of the batch are then
-        undefined: its contexts are to be sent anew.
+        undefined, and the engine must send them in full.
         """
         new = joined([row.pages for row in batch.rows])
         if len(new) and outside(new, self.pages):
@@ -66,7 +66,7 @@ class PageTables:
                 self.on_device.drop(context)
 
     def _view(self, batch: Batch, index: int, row: Row, count: int) -> Ints:
-        """The first ``count`` entries that the row sees, of its changed table."""
+        """Update a row's table. Return the first ``count`` entries that the row sees."""
         table = self._tables.get(row.context)
         if table is not None and row.kept == len(table):
             table.extend(row.pages)
@@ -85,7 +85,7 @@ class PageTables:
         return table
 
     def _changed(self, batch: Batch, index: int, row: Row) -> Ints:
-        """A new table: the entries that are kept and the new ones."""
+        """Store and return a row's new table: the kept entries and the new ones."""
         if row.context == LOOSE:
             return row.pages
         before = self._tables.get(row.context, _NO_PAGES)
@@ -99,10 +99,10 @@ class PageTables:
 
 
 def joined(parts: list[Ints]) -> Int32Array:
-    """The arrays one after the other."""
+    """Return the concatenated arrays, int32."""
     return np.frombuffer(bytearray().join(parts), dtype=np.int32)
 
 
 def outside(values: Int32Array, limit: int) -> bool:
-    """Whether any of the values, at least one, is outside ``[0, limit)``."""
-    return int(values.view(np.uint32).max()) >= limit  # a negative number is a large one
+    """Return True if a value is outside ``[0, limit)``. ``values``: int32, at least one."""
+    return int(values.view(np.uint32).max()) >= limit  # a negative number becomes a large one

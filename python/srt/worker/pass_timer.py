@@ -1,4 +1,4 @@
-"""PassTimer: seconds of a pass and of its copies, which the engine learns its costs from."""
+"""PassTimer: seconds of a pass and of its copies, from which the engine estimates costs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sglang.srt.numeric.torch_later import torch
 
 
 class PassTimer:
-    """Three moments of a pass: its start, the end of its copies, and its end. A GPU notes them in
-    the order of its stream."""
+    """Records the start of a pass, the end of its copies and its end. On a GPU, the times are
+    events of the current stream."""
 
     def __init__(self, device: Any) -> None:
         self._cuda = device.type == "cuda"
         self._moments = [self._now()]
 
     def copied(self) -> None:
-        """Note that the copies end here."""
+        """Record the end of the copies."""
         self._moments.append(self._now())
 
     def timed(self, finish: Finish) -> Finish:
-        """Note that the pass ends here. Return ``finish`` with the seconds in its result."""
+        """Record the end of the pass. Return ``finish``, extended to set the result's seconds."""
         self._moments.append(self._now())
 
         def timed() -> StepResult:

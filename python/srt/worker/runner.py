@@ -1,4 +1,4 @@
-"""ModelRunner: one pass. Batch -> tensors -> hidden states -> the few logits wanted -> outputs."""
+"""ModelRunner: one pass. Batch -> tensors -> hidden states -> the requested logits -> outputs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from sglang.srt.worker.inputs import InputReader, Inputs
 from sglang.srt.worker.kv import KVPool
 from sglang.srt.worker.lora_weights import LoraWeights
 
-# Logits computed at once: bounds the memory of a long prompt's scores.
+# Logits computed at once, rows times vocabulary: bounds the memory of a long prompt's scores.
 LOGITS = 1 << 24
 STATES_NOT_FINITE = "the model's hidden states are not finite"
 
 
 class _Tip(NamedTuple):
-    """One position at which something is sampled or read.
+    """Position at which a token is sampled or log-probabilities are read.
 
-    ``at``: its index among the pass's tokens. ``row``: the row whose last position it is, -1 for a
-    check. ``top``: how many most likely tokens are wanted, -1 for no log-probability either.
-    ``error``: why its mask was not made, "" where it needs none. ``packed``: as ``Row.packed``.
+    ``at``: index among the pass's tokens. ``row``: index of the row with this last position, -1 for
+    a draft to verify. ``top``: number of most likely tokens to report, -1 for no log-probability.
+    ``error``: why the mask was not made, "" for no error. ``packed``: as ``Row.packed``.
     """
 
     at: int
@@ -60,7 +60,7 @@ class _Tip(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """Scores wanted at consecutive positions of a row, from the pass's token ``first`` on."""
+    """Scores to compute at consecutive positions of a row, from the pass's token ``first`` on."""
 
     row: int
     score: RowScore
@@ -80,21 +80,21 @@ class ModelRunner:
         adapters: LoraWeights | None = None,
         threads: int = 1,
     ) -> None:
-        """``features``: of a model with a vision tower. ``classifies``: what is pooled are scores
-        of labels. ``adapters``: where rows may have any. ``threads``: those that read
-        log-probabilities on a host."""
+        """``features``: given for a multimodal model. ``classifies``: pooling returns scores of
+        labels. ``adapters``: None without LoRA. ``threads``: number of threads that read
+        log-probabilities on a CPU."""
         self.forward, self.pool, self.reader = forward, pool, reader
         self.features, self.classifies = features, classifies
         self.adapters = adapters or LoraWeights.none()
         self.results = results_of(reader.device, threads)
-        self._later: list[Callable[[], None]] = []  # fill outputs when the pass is done
-        self.drawn: Any = None  # tokens that the last batch sampled [rows]; 0 where none
+        self._later: list[Callable[[], None]] = []  # fill the outputs after the pass
+        self.drawn: Any = None  # tokens that the last batch sampled [rows]; 0 without a sample
 
     @without_gradients
     def launch(self, batch: Batch, masks: Masks = NO_MASKS) -> Finish:
-        """Queue a pass. The returned function waits for it and returns its outputs. A pass may be
-        launched before the outputs of the one before it are taken. Raises ValueError for a
-        batch that cannot be computed; none of it is then."""
+        """Queue a pass. The returned function waits for the pass and returns its outputs. The
+        next pass may be launched before that function is called. Raises ValueError, with no row
+        computed, for a batch that cannot be computed."""
         self._later = []
         if batch.copies is not None:
             self.pool.copy(batch.copies)
@@ -111,7 +111,7 @@ class ModelRunner:
         wanted = _wanted(batch.rows, inputs, tips, jobs)
         inputs = self.adapters.applied(batch, inputs, outputs)
         hidden = self.forward.hidden(inputs, wanted)
-        # Made now, while a device still computes: the next copy to it waits until it is done.
+        # Masks are made while a GPU computes. The next copy to the GPU waits for the forward.
         tips = _masked(tips, masks.make(), self.reader.vocab)
         self._tips(batch, tips, wanted, hidden)
         self._scores(jobs, wanted, hidden, outputs)
@@ -119,8 +119,8 @@ class ModelRunner:
         return partial(_finish, batch, outputs, self._later, looked)
 
     def _tips(self, batch: Batch, tips: list[_Tip], wanted: Int32Array, hidden: Any) -> None:
-        """Sample and read at the rows' last positions: tokens, most likely tokens, probes. Sets
-        ``drawn``."""
+        """Sample tokens and read log-probabilities at the rows' last positions and drafts. Sets
+        ``self.drawn``."""
         whole = len(tips) == len(batch.rows) and not any(row.checks for row in batch.rows)
         drawn, results = None, self.results
         size = max(1, LOGITS // self.reader.vocab)
@@ -140,7 +140,7 @@ class ModelRunner:
         self.drawn = drawn
 
     def _draw(self, tips: list[_Tip], logits: Any) -> Any:
-        """Tokens at the last positions of some rows, 0 where none is requested."""
+        """Sample at ``tips`` from their logits. Return token ids [len(tips)], 0 for no sample."""
         drawn = [tip for tip in tips if tip.sample is not None]
         samples = [tip.sample for tip in drawn if tip.sample is not None]
         if len(drawn) == len(tips):
@@ -158,11 +158,11 @@ class ModelRunner:
         return tokens
 
     def _read(self, tips: list[_Tip], logits: Any, tokens: Any) -> None:
-        """Log-probabilities at ``tips``, where any are wanted."""
+        """Put log-probabilities into the outputs of the ``tips`` that request them."""
         wants = [j for j, tip in enumerate(tips) if tip.reads]
         if not wants:
             return
-        while self._later:  # log-probabilities are those of the sampled tokens
+        while self._later:  # the outputs need their sampled tokens before log-probabilities
             self._later.pop(0)()
         reading, results = [tips[j] for j in wants], self.results
         rows = results.narrowed(results.rows(logits, wants), [tip.sample for tip in reading])
@@ -183,7 +183,7 @@ class ModelRunner:
     def _scores(
         self, jobs: list[_Job], wanted: Int32Array, hidden: Any, outputs: list[RowOutput]
     ) -> None:
-        """Log-probabilities of given tokens, a bounded number of positions at a time."""
+        """Put log-probabilities of given tokens into ``outputs``, ``LOGITS`` logits at a time."""
         where = [
             (i, score, first, j) for i, score, first in jobs for j in range(len(score.targets))
         ]
@@ -208,9 +208,9 @@ class ModelRunner:
         self, batch: Batch, inputs: Inputs, wanted: Int32Array, hidden: Any,
         outputs: list[RowOutput],
     ) -> None:  # fmt: skip
-        """Set ``pooled`` of the rows that ask for it: hidden states [len(wanted), width] of the
-        tokens ``wanted``, normed, as the LM head sees them; or, of a classifier, the scores that it
-        makes of them. It is linear, so the sum's scores are the sum of the scores."""
+        """Set ``pooled`` of the rows that request it, from ``hidden`` [len(wanted), width], the
+        normed states of the tokens ``wanted``: sums of states, or a classifier's scores of them.
+        The classifier is linear, so the scores of a sum are the sum of the scores."""
         rows = [i for i, row in enumerate(batch.rows) if row.pool >= 0]
         if not rows:
             return
@@ -248,8 +248,8 @@ def _finish(
 
 
 def _masked(tips: list[_Tip], masks: Sequence[Mask], vocab: int) -> list[_Tip]:
-    """The positions with masks in place of indices. A mask that was not made becomes one that
-    allows all tokens, for a sample that does not count."""
+    """Return ``tips`` with masks in place of mask indices. A mask with an error is replaced by one
+    that allows all tokens; the output gets the error in place of the token."""
     if not masks:
         return tips
     return [
@@ -269,24 +269,24 @@ def _with_mask(tip: _Tip, sample: Sample, mask: Mask, vocab: int) -> _Tip:
 
 
 def _wanted(rows: list[Row], inputs: Inputs, tips: list[_Tip], jobs: list[_Job]) -> Int32Array:
-    """Tokens of the pass whose hidden states are read, ascending."""
+    """Return the ascending indices of the pass's tokens whose hidden states are read, int32."""
     at = np.array([tip.at for tip in tips], dtype=np.int32)
     spans = [(job.first, job.first + len(job.score.targets)) for job in jobs]
     spans += [pooled_span(row, int(first)) for row, first in zip(rows, inputs.firsts)
               if row.pool >= 0]  # fmt: skip
     if not spans:
-        return at  # one after the other already
+        return at  # already ascending
     return np.unique(np.concatenate([at, *(np.arange(*span, dtype=np.int32) for span in spans)]))
 
 
 def _places(wanted: Int32Array, tokens: list[int]) -> Int32Array:
-    """Indices of tokens among those wanted."""
+    """Return the indices of ``tokens`` in the ascending array ``wanted``, int32."""
     found = np.searchsorted(wanted, np.array(tokens, dtype=np.int32))
     return found.astype(np.int32)
 
 
 def _jobs(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Job]:
-    """Scores that the rows request."""
+    """Yield the scores that rows request. A row whose request exceeds its tokens gets an error."""
     for i, row in enumerate(rows):
         if row.score is None:
             continue
@@ -300,7 +300,7 @@ def _jobs(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator
 
 
 def _tips(rows: list[Row], inputs: Inputs, outputs: list[RowOutput]) -> Iterator[_Tip]:
-    """Positions at which something is sampled or read, ascending."""
+    """Yield, ascending, the positions at which a token is sampled or logits are read."""
     ends = (inputs.firsts + inputs.layout.counts - 1).tolist()
     for i, row in enumerate(rows):
         if row.checks:
@@ -324,6 +324,6 @@ def _top(sample: Sample | None) -> int:
 
 
 def pooled_span(row: Row, first: int) -> tuple[int, int]:
-    """The tokens that a row wants summed, as a range of the pass's, where its own begin at
-    ``first``."""
+    """Return the range of a row's tokens to pool, as indices into the pass. ``first``: index of the
+    row's first token."""
     return first + row.pool, first + len(row.tokens)

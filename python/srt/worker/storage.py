@@ -1,5 +1,5 @@
-"""Storage: how weights and KV cache lie in memory, from the requested formats and those of the
-checkpoint."""
+"""Storage: formats of weights and KV cache in memory, which follow from the requested formats and
+those of the checkpoint."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from sglang.srt.numeric.host_arrays import (
 
 log = logging.getLogger("sglang.srt.worker")
 
-# Bytes of a parameter in memory, by --quantization; its scales included.
+# Bytes of a parameter in memory, scales included, by --quantization.
 BYTES = {"int8": 1.01, "int8wo": 1.01, "int4": 0.57}
-# Bytes of a published weight, by its bits: with scales and zeros for groups of 64.
+# Bytes of a quantised weight of a checkpoint by its bits, with scales and zeros for groups of 64.
 PACKED_BYTES = {4: 0.6, 8: 1.1}
-FLOAT8_BYTES = 1.04  # likewise, of a weight in float8
+FLOAT8_BYTES = 1.04  # bytes of a float8 weight of a checkpoint, scales included
 KV_DTYPES = {"int8": INT8, "fp8": FLOAT8}
 DTYPES: dict[str, DType] = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
-# Below this many parameters float32 is as fast as bfloat16 on a CPU and far more reproducible.
+# With fewer parameters, float32 is as fast as bfloat16 on a CPU and far more reproducible.
 SMALL = 100_000_000
 
 
@@ -43,13 +43,13 @@ class Storage:
     """Format of the weights in memory, and the products that read it.
 
     Attributes:
-        dtype: of weights that are floats.
-        torch_because: why native kernels do not run the model, "" where they do.
+        dtype: dtype of weights that are floats.
+        torch_because: the reason why native kernels do not run the model, "" if they do.
         quantization: quantization at loading: a name of ``BYTES``, or "none".
-        bits: bits of published quantised weights that are kept as they are, 0 where there are none.
+        bits: bits of the checkpoint's quantised weights that stay quantised, 0 for none.
         weight_bytes: estimated bytes of all weights.
-        float8: products for published float8 weights (``layers.float8_product``): under True for
-            one scale a row, under False for several.
+        float8: names of the products for float8 weights of the checkpoint
+            (``layers.float8_product``). Key True: one scale per row; False: several.
     """
 
     parameters: int
@@ -69,7 +69,7 @@ def storage_of(
     checkpoint: Checkpoint | None,
     device: Any,
 ) -> Storage:
-    """``checkpoint``: None for dummy weights. Raises ValueError for what cannot be."""
+    """Return the storage of a model; raise ValueError for formats that cannot be combined."""
     settings, asked = config.model, config.memory.kv_cache_dtype
     parameters = sum(math.prod(slot.shape) for slot in slots.values())
     on_load = quantised_on_load(settings.quantization, checkpoint)
@@ -94,8 +94,8 @@ def float8_products(
     settings: ModelConfig, forms: Collection[bool], dtype: DType, device: Any,
     native: bool,
 ) -> dict[bool, str]:  # fmt: skip
-    """``Storage.float8`` for weights of these ``forms``. Raises ValueError where a product
-    requested by name cannot run."""
+    """Return ``Storage.float8`` for weights of ``forms`` (True: one scale per row). Raises
+    ValueError if ``--fp8-gemm-backend`` names a product that cannot run."""
     asked, found = settings.fp8_gemm_backend, {}
     for rowwise in forms:
         if native:
@@ -112,16 +112,16 @@ def float8_products(
 
 
 def float8_forms(slots: Slots, checkpoint: Checkpoint) -> dict[str, bool]:
-    """Whether rows have one scale, by the name of a weight in float8."""
+    """Return the float8 weights by name. Value True: one scale per row; False: several."""
     groups = {name: checkpoint.float8_group(name) for name in slots}
     return {name: group >= slots[name].shape[1] for name, group in groups.items() if group}
 
 
 def quantised_on_load(asked: str, checkpoint: Checkpoint | None) -> str:
-    """Quantisation that ``--quantization`` ``asked`` leaves to do: "none", or a name of ``BYTES``.
+    """Return the quantisation to apply at loading: "none", or a name of ``BYTES``.
 
-    The name of a published format asserts that the checkpoint is in it. Raises ValueError where it
-    is not, and for a checkpoint that would be quantised a second time.
+    If ``asked`` names a published format (``PUBLISHED``), the checkpoint must have that format and
+    is loaded as it is. Raises ValueError if not, and if weights would be quantised twice.
     """
     if asked in PUBLISHED:
         method = "" if checkpoint is None else checkpoint.method
@@ -146,10 +146,10 @@ def dtype_of(
 ) -> DType:
     """Return the dtype of weights that are floats.
 
-    A CPU does not compute in float16: it would emulate it, and the native kernels do not know it.
-    Such a model is computed in float32, which holds the same numbers, or, where its weights are
-    ``published`` in 4 or 8 bits and it is not small, in bfloat16, in which they stay so. "auto" is
-    the checkpoint's dtype, except on a CPU: float32 for small models, bfloat16 for published ones.
+    CPUs emulate float16, and the native kernels do not support it. On a CPU a float16 model uses
+    float32, which represents the same numbers; a larger model ``published`` in 4 or 8 bits uses
+    bfloat16, with which its weights stay quantised. "auto" is the dtype of ``config.json``, except
+    on a CPU: float32 for small models, bfloat16 for larger ``published`` ones.
     """
     if device.type != "cpu":
         return DTYPES[name] if name != "auto" else recorded(spec)
@@ -168,8 +168,8 @@ def dtype_of(
 
 
 def recorded(spec: ModelSpec) -> DType:
-    """The dtype that ``config.json`` names; float32 where it names none, or one that no weights are
-    computed in."""
+    """Return the dtype that ``config.json`` names; float32 if it names none or an unsupported
+    one."""
     name = spec.dtype.removeprefix("torch.")
     if name and name not in DTYPES:
         log.warning(
@@ -180,7 +180,7 @@ def recorded(spec: ModelSpec) -> DType:
 
 
 def no_native(settings: ModelConfig, device: Any) -> str:
-    """Reason that a model does not run on native CPU kernels, "" where it does."""
+    """Return why native CPU kernels do not run a model, "" if they do. Raises ValueError."""
     if settings.cpu_kernels == "torch":
         return "--cpu-kernels torch"
     try:
@@ -195,8 +195,8 @@ def no_native(settings: ModelConfig, device: Any) -> str:
 
 
 def packed_bits(checkpoint: Checkpoint | None, dtype: DType, native: bool) -> int:
-    """Bits of most weights where they stay as they were published: with native kernels, in
-    bfloat16. 0: they become floats (float32 asks for exact arithmetic)."""
+    """Return the bits of most quantised weights of a checkpoint if they stay quantised: with native
+    kernels and bfloat16. Return 0 if they become floats (float32 means exact arithmetic)."""
     if checkpoint is None or not native or dtype != BFLOAT16:
         return 0
     bits = [checkpoint.bits(name) for name in checkpoint.shapes]

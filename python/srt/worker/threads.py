@@ -1,4 +1,4 @@
-"""Threads: how many compute a pass, and on which GPU."""
+"""Threads: the number of CPU threads of a pass, and the current GPU of a thread."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from sglang.srt.numeric.host_arrays import on_host
 from sglang.srt.numeric.torch_later import torch
 
-# Multiply-adds that one thread does in the time it takes to wake the others at every operation.
+# Multiply-adds that one thread computes in the time of waking the others for every operation.
 LIGHT = 1 << 27
 
 
 def default_threads() -> int:
-    """Threads where none are set: OMP_NUM_THREADS, else one for each core that this process may
-    use, as torch has them."""
+    """Return the default number of threads: OMP_NUM_THREADS, else one for each physical core that
+    this process may use, as in torch."""
     wished = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if wished.isdecimal() and int(wished):
         return int(wished)
@@ -30,9 +30,9 @@ def default_threads() -> int:
 
 
 class Threads:
-    """Number of torch's threads: always ``fixed`` where that is set; else one thread for a light
-    pass and torch's own number for a heavy one. Set in the thread that runs the passes: others keep
-    theirs."""
+    """Sets the number of torch's threads: ``fixed`` if it is not 0; else, on a CPU, 1 for a light
+    pass and the default for a heavy one. The number belongs to the calling thread, so the thread
+    that runs passes must call ``prepare``."""
 
     def __init__(self, fixed: int, parameters: int, device: Any) -> None:
         self.most = fixed or default_threads()
@@ -41,7 +41,7 @@ class Threads:
         self.parameters = parameters
 
     def prepare(self, num_tokens: int) -> None:
-        """Set the threads before a pass over ``num_tokens`` tokens."""
+        """Set the number of threads for a pass over ``num_tokens`` tokens."""
         if self.on_host:
             return
         light = self.adaptive and num_tokens * self.parameters <= LIGHT
@@ -51,7 +51,7 @@ class Threads:
 
 
 def make_current(device: Any) -> None:
-    """Make a GPU the calling thread's current one: Triton's kernels, events and captured graphs
-    take that one, wherever their tensors are. Every thread has a current GPU of its own."""
+    """Make a GPU the current one of the calling thread. Triton's kernels, events and graphs use the
+    thread's current GPU, whatever the device of their tensors."""
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,5 +1,5 @@
-"""Forward passes by torch: by which attention implementation, with CUDA graphs or without. On a GPU
-the kernels are compiled meanwhile."""
+"""Forward passes by torch: choice of the attention implementation and of CUDA graphs. On a GPU the
+warm-up compiles the kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sglang.srt.worker.warm_up import WarmUpLimits, compilations_on, warm_up_bot
 if TYPE_CHECKING:
     from sgl_kernel.triton.compilations import Compilations
 
-CHECKED = (FA3,)  # attention implementations that are held to the reference first
+CHECKED = (FA3,)  # attention implementations whose results are compared with the reference first
 log = logging.getLogger("sglang.srt.worker")
 
 
@@ -32,7 +32,7 @@ def warmed_up(
     plan: ModelPlan, config: Config, model: DecoderModel, pool: KVPool,
     runner_of: Callable[[Forward], ModelRunner],
 ) -> tuple[Compilations | None, ForwardChoice]:  # fmt: skip
-    """The forward, and on a GPU what counts the kernels that are compiled."""
+    """Return the count of compiled kernels, None without a GPU, and the warmed-up forward."""
 
     def prepare(forward: Forward) -> None:
         if not config.server.skip_server_warmup:
@@ -49,8 +49,8 @@ def by_torch(
     plan: ModelPlan, settings: ModelConfig, model: DecoderModel, pool: KVPool,
     prepare: Callable[[Forward], None],
 ) -> ForwardChoice:  # fmt: skip
-    """Forward passes by the attention implementation and the graphs that run. ``prepare``: compute
-    the warm-up, on a GPU."""
+    """Return a forward by the first attention implementation that works, with graphs if they work.
+    ``prepare``: computes the warm-up; called on a GPU only."""
     if plan.device.type == "cpu":
         log.info("kernels: torch (%s)", plan.torch_because)
     disabled, on_gpu = settings.disable_fused_kernels, plan.device.type == "cuda"

@@ -1,16 +1,16 @@
-"""Warm-up: passes that launch every kernel that serving can, before the first request.
+"""Warm-up: passes that launch every kernel that serving can launch, before the first request.
 
-Kernels come in variants, and each is compiled when it is first launched: for seconds by Triton, for
-a minute by FlashInfer. The passes here go through the sizes and options on which the choice of a
-variant depends, so that no request waits for a compiler. They take the same way as any batch.
+A variant of a kernel is compiled when it is first launched: for seconds by Triton, for a minute by
+FlashInfer. These passes go through the sizes and options on which the choice of a variant depends,
+so that no request waits for a compiler. They use the same code as any batch.
 
-    prompts     of 2, 4, 8 ... tokens, as many as a pass may have
-    rows        1, 2, 4 ... of them, one new token each
-    contexts    of 1, 4, 16 ... tokens, alone and beside a prompt
-    prefixes    that 2, 4, 8 ... rows share
+    prompts     of 2, 4, 8 ... tokens, up to the limit of a pass
+    rows        batches of 1, 2, 4 ... rows with one new token each
+    contexts    of 1, 4, 16 ... tokens, alone and together with a prompt
+    prefixes    shared by 2, 4, 8 ... rows
     samples     of every kind, for one row and for several
 
-All rows write page 0 and those after it, which hold nothing yet, and read what is there.
+Rows read and write the first pages of the pool, which hold no KV of requests yet.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from sgl_kernel.triton.compilations import Compilations
 
 log = logging.getLogger("sglang.srt.worker")
-# Tokens of the longest pass that is tried, where a prompt is computed whole.
+# Tokens of the longest pass in the warm-up if --chunked-prefill-size sets no limit.
 LONGEST = 8192
-# Rows of a shared prefix, and its tokens: more change nothing.
+# Rows that share a prefix, and tokens of that prefix: larger numbers select no other kernel.
 SHARERS, SHARED = 128, 1024
 
 
@@ -48,9 +48,9 @@ class WarmUpLimits:
     """Sizes that serving can reach.
 
     Attributes:
-        rows: requests of a pass.
-        tokens: new tokens of a pass; below 1: unlimited.
-        generates: the model has a head of its vocabulary.
+        rows: maximum number of requests in a pass.
+        tokens: maximum number of new tokens in a pass; below 1: unlimited.
+        generates: the model has an LM head.
     """
 
     rows: int
@@ -59,7 +59,7 @@ class WarmUpLimits:
 
     @classmethod
     def of(cls, config: Config, spec: ModelSpec) -> WarmUpLimits:
-        """The limits by the settings and the kind of model."""
+        """Return the limits that follow from the settings and the model's purpose."""
         schedule = config.schedule
         return cls(
             schedule.max_running_requests, schedule.chunked_prefill_size,
@@ -68,9 +68,9 @@ class WarmUpLimits:
 
 
 def warm_up(runner: ModelRunner, limits: WarmUpLimits) -> int:
-    """Compute all passes, with a bar where a person looks on. Return their number.
+    """Compute all passes, with a progress bar on a terminal. Return the number of passes.
 
-    Raises MemoryError where the device has no memory for the largest.
+    Raises MemoryError if the device has too little memory for a pass.
     """
     steps, began = list(batches(runner, limits)), time.perf_counter()
     with progress(len(steps), "compiling kernels", unit=" passes") as bar:
@@ -90,8 +90,8 @@ def warm_up(runner: ModelRunner, limits: WarmUpLimits) -> int:
 
 
 def warm_up_both(runner: ModelRunner, limits: WarmUpLimits) -> None:
-    """Warm up as ``warm_up``, with graphs eagerly first: a pass with adapters or images is never
-    replayed."""
+    """Call ``warm_up``. For a runner with graphs, warm up its eager passes first, which compute
+    rows with adapters or images."""
     forward = runner.forward
     if isinstance(forward, Graphs):
         runner.forward = forward.eager
@@ -101,7 +101,7 @@ def warm_up_both(runner: ModelRunner, limits: WarmUpLimits) -> None:
 
 
 def compilations_on(device: torch.device) -> Compilations | None:
-    """The process's count of compiled kernels; None where the device has none."""
+    """Return this process's counter of compiled kernels; None without a GPU or Triton."""
     if device.type != "cuda" or find_spec("triton") is None or find_spec("sgl_kernel") is None:
         return None
     from sgl_kernel.triton.compilations import compilations
@@ -110,7 +110,7 @@ def compilations_on(device: torch.device) -> Compilations | None:
 
 
 def batches(runner: ModelRunner, limits: WarmUpLimits) -> Iterator[tuple[str, Batch]]:
-    """The passes that a context of the runner has room for, each with its name."""
+    """Yield the passes that fit into the runner's context length, each with its name."""
     for label, batch in _batches(runner, limits):
         if all(row.start + len(row.tokens) <= runner.reader.context_length for row in batch.rows):
             yield label, batch
@@ -123,7 +123,7 @@ def _batches(runner: ModelRunner, limits: WarmUpLimits) -> Iterator[tuple[str, B
         yield f"a prompt of {count} tokens", _batch(rows.one(0, 0, count))
     for count in _doubling(1, limits.rows):
         yield f"{count} rows", _batch(*(rows.one(i, 0, 1) for i in range(count)))
-    # Keeps a pass from being replayed as a graph.
+    # A row with two new tokens prevents a pass from being replayed as a graph.
     beside = [rows.one(limits.rows - 1, 0, 2)] if limits.rows > 1 else []
     for seen in _doubling(1, length, by=4):
         yield f"a row of {seen} tokens", _batch(rows.one(0, seen - 1, 1))
@@ -139,7 +139,7 @@ def _batches(runner: ModelRunner, limits: WarmUpLimits) -> Iterator[tuple[str, B
 
 
 def _sampled(rows: _Rows, vocab: int, most: int) -> Iterator[tuple[str, Batch]]:
-    """Samples of every kind, drafts to verify and scores."""
+    """Yield passes with samples of every kind, with drafts to verify and with scores."""
     kinds = samples(vocab)
     for count in {1, min(8, most)}:
         for name, sample in kinds.items():
@@ -154,7 +154,7 @@ def _sampled(rows: _Rows, vocab: int, most: int) -> Iterator[tuple[str, Batch]]:
 
 
 def samples(vocab: int) -> dict[str, Sample]:
-    """A sample of each kind that takes kernels of its own."""
+    """Return a sample of each kind that launches other kernels, by name."""
     one, mask = ints([0]), b"\xff" * mask_bytes(vocab)
     plain = SamplingParams(temperature=1.0)
     return {
@@ -173,15 +173,15 @@ def samples(vocab: int) -> dict[str, Sample]:
 
 
 class _Rows:
-    """Rows over the pool's first pages, of contexts below 0: a request's are at least 0."""
+    """Makes rows over the pool's first pages, with contexts below 0, which requests never have."""
 
     def __init__(self, runner: ModelRunner, generates: bool) -> None:
         self.pages, self.page_size = runner.pool.pages, runner.pool.page_size
         self.sample = Sample(SamplingParams(temperature=0.0)) if generates else None
 
     def one(self, index: int, start: int, count: int, page: int = -1, **wanted: Any) -> Row:
-        """Row ``index`` of a batch, with ``count`` new tokens after ``start``. ``page``: all that
-        its table names; -1 for a page of its own."""
+        """Return row ``index`` of a batch, with ``count`` new tokens from position ``start`` on.
+        ``page``: page of all table entries; -1: page ``index``, modulo the pool's pages."""
         entries = -(-(start + count) // self.page_size)
         table = ints([index % self.pages if page < 0 else page]) * entries
         if not wanted:
@@ -194,7 +194,7 @@ def _batch(*rows: Row) -> Batch:
 
 
 def _doubling(low: int, high: int, by: int = 2) -> Iterator[int]:
-    """``low``, ``by`` times as much and so on, and ``high``."""
+    """Yield ``low``, ``low * by``, ``low * by * by``, ... below ``high``, then ``high``."""
     while low < high:
         yield low
         low *= by

@@ -2,8 +2,8 @@
 
     caller's thread  --coroutine-->  loop thread (tokenizer, programs)  --verbs-->  engine thread
 
-Requests are the structs of ``sglang.srt.runtime``, on which the HTTP server stands too. Answers are
-the dicts of the native ``/generate``.
+Requests are the structs of ``sglang.srt.runtime``, which the HTTP server uses too. Answers are the
+dicts of the native ``/generate``.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _STATUSES = {
 
 
 class Engine(EnginePrograms):
-    """A backend for programs, and a runtime of its own: ``generate``, ``async_generate``.
+    """A backend for programs that is also a runtime: ``generate``, ``async_generate``.
 
-    Keyword arguments are the server's settings (``model_path=``, ``max_total_tokens=``, ...);
-    without ``model_path`` it is the embedded model. Thread-safe. Needs the extra ``cpu``.
+    Keyword arguments are the server's settings (``model_path=``, ``max_total_tokens=``, ...). The
+    default model is the embedded one. Thread-safe. Needs the extra ``cpu``.
 
     Raises:
         TypeError, ValueError: an unknown setting, or a value out of range.
@@ -123,13 +123,12 @@ class Engine(EnginePrograms):
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """Answer of ``/generate``: a dict, a list of them for several prompts or n > 1, or with
-        ``stream`` an iterator of them, text cumulative. ``image_data``: what ``sglang.image``
-        takes, or base64; one for all prompts, a list for the only one, or a list a prompt.
-        ``fields`` are further ones of the request.
+        """Return the answer of ``/generate``: a dict; a list of dicts for several prompts or n > 1;
+        with ``stream`` an iterator of dicts with cumulative text. ``image_data``: an argument of
+        ``sglang.image``, or base64: one image for all prompts, a list for a single prompt, or a
+        list per prompt. ``fields``: further fields of the request.
 
-        Raises BackendError; what ``sglang.image`` raises.
-        """
+        Raises BackendError, and the errors of ``sglang.image``."""
         body = _body(
             prompt, sampling_params, input_ids, image_data, return_logprob, logprob_start_len,
             top_logprobs_num, fields,
@@ -149,7 +148,7 @@ class Engine(EnginePrograms):
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """``generate`` for a running event loop; with ``stream`` an asynchronous iterator."""
+        """Generate as ``generate`` does, in an event loop; ``stream``: an asynchronous iterator."""
         body = _body(
             prompt, sampling_params, input_ids, image_data, return_logprob, logprob_start_len,
             top_logprobs_num, fields,
@@ -208,8 +207,8 @@ class Engine(EnginePrograms):
     ) -> Inferlet:
         """Start ``async def main(ctx)``, a program that holds pages (``sglang.inferlet``).
 
-        ``rights``: as ``sglang.srt.inferlet.program_limits`` declares them; None: all but addresses
-        that are not public. ``policy``: when calls leave; the first program's holds for all.
+        ``rights``: see ``sglang.srt.inferlet.program_limits``; None: all rights except non-public
+        addresses. ``policy``: rule for the batching of calls; the first program sets it for all.
         Raises BackendError.
         """
         from sglang.srt.inferlet.program_limits import TRUSTED
@@ -224,8 +223,8 @@ class Engine(EnginePrograms):
         input_ids: list[int] | list[list[int]] | None = None,
         **fields: Any,
     ) -> Any:
-        """Embedding of a text: the dict of ``/encode``, a list of them for several. ``fields``
-        (``pooling``, ``dimensions``, ``normalize``) are further ones of the request.
+        """Return the embedding of a text: the dict of ``/encode``; a list of dicts for several
+        texts. ``fields``: further fields (``pooling``, ``dimensions``, ``normalize``).
 
         Raises BackendError.
         """
@@ -238,7 +237,7 @@ class Engine(EnginePrograms):
         input_ids: list[int] | list[list[int]] | None = None,
         **fields: Any,
     ) -> Any:
-        """``encode`` for a running event loop."""
+        """Encode as ``encode`` does, in an event loop."""
         return await self._awaiting(lambda: self._encoded(prompt, input_ids, fields))
 
     def tokenize(self, texts: Sequence[str], special: bool = True) -> list[Sequence[int]]:
@@ -248,11 +247,11 @@ class Engine(EnginePrograms):
         return [self.tokenizer.decode(row) for row in rows]
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer."""
+        """Return the model's tokenizer."""
         return self.tokenizer
 
     def shutdown(self) -> None:
-        """Abort what runs, stop the threads, release the model; calling it again does nothing."""
+        """Abort all requests, stop the threads, release the model. A second call has no effect."""
         runtime, self._runtime = self._runtime, None
         if runtime is None:
             return
@@ -332,7 +331,7 @@ async def _pump(make: Callable[[], AsyncGenerator[Any, None]], put: Any) -> None
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turns the runtime's errors into BackendError, with the status HTTP would give."""
+    """Convert the runtime's errors to BackendError, with the status that HTTP would return."""
     from sglang.srt.requests.completion.completer import EngineLost
     from sglang.srt.requests.request_error import RequestError
 
@@ -349,7 +348,7 @@ def _translated() -> Iterator[None]:
 
 
 def _verify_names(fields: dict[str, Any], own: tuple[str, ...]) -> None:
-    """Raise TypeError where a field is not in ``own`` and not one that upstream's requests have."""
+    """Raise TypeError for a field that is neither in ``own`` nor one of the original sglang."""
     from sglang.srt.core.nearest import nearest
     from sglang.srt.runtime.request_fields import IGNORED, UNSUPPORTED
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ScoreResult(list[list[float]]):
-    """The scores of each item; ``scores`` is the same list. ``prompt_tokens``: tokens read."""
+    """The scores of each item; ``scores`` is this list. ``prompt_tokens``: of all prompts."""
 
     def __init__(self, scores: list[list[float]], prompt_tokens: int) -> None:
         super().__init__(scores)
@@ -30,15 +30,15 @@ class EngineControl(NativeBackend):
     """Scores, sessions, adapters, the cache and statistics of the runtime in this process."""
 
     def _alive(self) -> EngineRuntime:
-        """The running runtime. Raises BackendError where it was shut down."""
+        """Return the running runtime. Raises BackendError after ``shutdown``."""
         raise NotImplementedError
 
     def _wait(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of a coroutine on the engine's loop. Raises BackendError."""
+        """Run a coroutine on the engine's loop and wait for its result. Raises BackendError."""
         raise NotImplementedError
 
     async def _awaiting(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """``_wait`` for a running event loop."""
+        """Run a coroutine as ``_wait`` does, awaited in the caller's event loop."""
         raise NotImplementedError
 
     def score(
@@ -49,8 +49,8 @@ class EngineControl(NativeBackend):
         apply_softmax: bool = False,
         item_first: bool = False,
     ) -> ScoreResult:
-        """The probability of each label as the token after ``query`` and an item, for each item:
-        a list of lists. ``apply_softmax``: normalised over the labels.
+        """Return, for each item, the probability of each label as the token after ``query`` and the
+        item. ``apply_softmax``: normalise over the labels.
 
         Raises BackendError.
         """
@@ -65,7 +65,7 @@ class EngineControl(NativeBackend):
         apply_softmax: bool = False,
         item_first: bool = False,
     ) -> ScoreResult:
-        """``score`` for a running event loop."""
+        """Score as ``score`` does, in an event loop."""
         fields = _score_fields(query, items, label_token_ids, apply_softmax, item_first)
         return await self._awaiting(lambda: self._scored(fields))
 
@@ -83,12 +83,12 @@ class EngineControl(NativeBackend):
         streaming: bool = False,
         timeout: float | None = None,
     ) -> str:
-        """The id of a new session, for ``session_params`` of ``generate``.
+        """Open a session. Return its id, for ``session_params`` of ``generate``.
 
         Args:
-            capacity_of_str_len: tokens that a prompt of it may have; 0: the model's context.
+            capacity_of_str_len: limit of a prompt in tokens; 0: the model's context length.
             streaming: every request continues the last one.
-            timeout: seconds without a request after which it is closed; None: an hour.
+            timeout: seconds without a request after which the session is closed; None: an hour.
 
         Raises BackendError.
         """
@@ -105,7 +105,7 @@ class EngineControl(NativeBackend):
         return self._wait(opened)
 
     def close_session(self, session_id: str) -> bool:
-        """Close a session; what runs in it is aborted. False where there is none of that id."""
+        """Close a session and abort its requests. Return False if no session has that id."""
         runtime = self._alive()
 
         async def closed() -> bool:
@@ -122,7 +122,7 @@ class EngineControl(NativeBackend):
         return {"success": True, **reply.data}
 
     def get_server_info(self) -> dict[str, Any]:
-        """Settings, the engine's facts and its counters of this moment (under ``stats``)."""
+        """Return settings, facts of the engine and its current counters (under ``stats``)."""
         runtime = self._alive()
         reply = self._wait(lambda: runtime.completion.control("stats"))
         info = runtime.info
@@ -132,14 +132,14 @@ class EngineControl(NativeBackend):
     def load_lora_adapter(
         self, lora_name: str, lora_path: str, pinned: bool = False
     ) -> dict[str, Any]:
-        """Load an adapter, in PEFT's layout, from a directory or the hub; gens and requests then
-        name it as ``lora_path``. Raises BackendError."""
+        """Load an adapter in PEFT's layout from a directory or the hub. Gens and requests select it
+        by its name as ``lora_path``. Raises BackendError."""
         adapters = self._alive().adapters
         info = self._wait(lambda: adapters.load(lora_name, lora_path, pinned, trusted=True))
         return {name: getattr(info, name) for name in info.__struct_fields__}
 
     def unload_lora_adapter(self, lora_name: str) -> None:
-        """Returns when the requests that have it have ended. Raises BackendError."""
+        """Unload an adapter. Return when its requests have ended. Raises BackendError."""
         runtime = self._alive()
         self._wait(lambda: runtime.unload_adapter(lora_name))
 

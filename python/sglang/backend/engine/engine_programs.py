@@ -1,4 +1,4 @@
-"""EnginePrograms: programs that the runtime in this process runs whole, as over HTTP."""
+"""EnginePrograms: submission of whole programs to the runtime in this process, as over HTTP."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class EnginePrograms(EngineControl):
     _service: ProgramService | None = None
 
     def _aiterate(self, make: Callable[[], AsyncGenerator[T, None]]) -> AsyncIterator[T]:
-        """The items of a generator on the engine's loop, for a running event loop. Raises
-        BackendError."""
+        """Yield the items of a generator that runs on the engine's loop, in the caller's event
+        loop. Raises BackendError."""
         raise NotImplementedError
 
     async def program_call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Answer of a POST about programs. Raises BackendError."""
+        """Return the answer to a POST about programs. Raises BackendError."""
         return await self._awaiting(partial(self._program_answer, path, body))
 
     async def close_program_session(self, session_id: str) -> None:
@@ -37,12 +37,12 @@ class EnginePrograms(EngineControl):
     async def program_events(
         self, path: str, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The events that a POST about a program is answered with. Raises BackendError."""
+        """Yield the events of the answer to a POST about a program. Raises BackendError."""
         async for event in self._aiterate(partial(self._program_events, path, body)):
             yield event
 
     def _programs(self) -> ProgramService:
-        """The programs of this engine. Called on its loop."""
+        """Return the program service of this engine. Called on the engine's loop."""
         from sglang.srt.runtime.programs.program_service import program_service
 
         if self._service is None:
@@ -106,5 +106,5 @@ async def _events(
 
 
 def _plain(event: Any) -> dict[str, Any]:
-    """An event as data: it is JSON already, except for texts that grow."""
+    """Return an event as a dict. All events are JSON bytes except those of growing texts."""
     return event if isinstance(event, dict) else dict(json.loads(bytes(memoryview(event))))

@@ -1,4 +1,4 @@
-"""ServerArgs: the settings of a runtime as a dataclass, made from their one declaration."""
+"""ServerArgs: the settings of a runtime as a dataclass, generated from ``srt.config``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang.srt.config import Config, add_arguments, from_arguments
 
 
 def _fields() -> list[tuple[str, type, Any]]:
-    """Name, type and default of every setting."""
+    """Return name, type and default of every setting."""
     return [(name, type(value), value) for name, value in Config().settings().items()]
 
 
@@ -23,8 +23,8 @@ class ServerArgs(_Settings):  # type: ignore[misc]
     """Settings for ``Engine(server_args=...)``, ``Runtime(server_args=...)`` and
     ``sglang.srt.entrypoints.http_server.launch_server``.
 
-    A field is a flag of ``launch_server``: ``page_size`` is ``--page-size``. The values are checked
-    here, and again by what uses them: a field may be changed in between.
+    A field is a flag of ``launch_server``: ``page_size`` is ``--page-size``. The constructor checks
+    the values; users of the settings check them again, as a field may be changed in between.
 
     Raises:
         TypeError, ValueError: an unknown setting, or a value out of range.
@@ -41,17 +41,17 @@ class ServerArgs(_Settings):  # type: ignore[misc]
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:
-        """The settings among the parsed ``args``; other names are left out. Raises ValueError."""
+        """Return the settings among the parsed ``args``; ignore other names. Raises ValueError."""
         return cls(**from_arguments(args).settings())
 
     def url(self) -> str:
-        """URL of a server with these settings, seen from this machine: ``http://host:port``."""
+        """Return the URL of a server with these settings on this machine: ``http://host:port``."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         shown = f"[{host}]" if ":" in host else host
         return f"{'https' if self.ssl_certfile else 'http'}://{shown}:{self.port}"
 
     def chosen(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, by name."""
+        """Return the settings that differ from their defaults, by name."""
         return {
             field.name: value
             for field in dataclasses.fields(self)
@@ -64,15 +64,15 @@ class ServerArgs(_Settings):  # type: ignore[misc]
 
 
 def settings_of(server_args: ServerArgs | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """``settings`` over those of ``server_args``."""
+    """Return the settings of ``server_args``, overridden by ``settings``."""
     return settings if server_args is None else {**server_args.chosen(), **settings}
 
 
 def launch_server(server_args: ServerArgs) -> None:
-    """Serve until a signal ends it, in this process and its main thread. Keys that ``server_args``
-    does not have are taken from the environment, as the command does.
+    """Serve in this process, in its main thread, until a signal. Keys that ``server_args`` lacks
+    are taken from the environment, as by the command.
 
-    Raises SystemExit where a setting is out of range, or serving failed.
+    Raises SystemExit if a setting is out of range, or serving failed.
     """
     from sglang.srt.config.command_line import Parser
     from sglang.srt.web.launch import add_parser_arguments, run

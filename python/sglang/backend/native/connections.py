@@ -1,8 +1,8 @@
-"""Connections: kept connections to one server, each used by one request at a time.
+"""Connections: pool of connections to one server; each serves one request at a time.
 
-``h11`` writes and reads every byte of HTTP/1.1 here; what is left are sockets, and which of them to
-use. httpx would bring both, but its pool looks at each of its connections whenever a request begins
-or ends (6 ms with 64 of them in use; see docs/perf-log.md).
+``h11`` encodes and decodes HTTP/1.1; this module manages the sockets. httpx would do both, but its
+pool checks each of its connections whenever a request begins or ends (6 ms with 64 connections in
+use; see docs/perf-log.md).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from sglang.errors import ConnectionFailed
 
 CONNECT_SECONDS = 10.0
 KEPT = 256
-KEPT_SECONDS = 2.0  # servers close what is idle, after 5 seconds or more: be faster
+KEPT_SECONDS = 2.0  # less than the 5 seconds or more after which servers close idle connections
 READ = 1 << 16
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 class ServerOrigin:
-    """Destination of requests; a path in ``base_url`` comes before each request's path. They go
-    through the proxy that the environment names for it (``http_proxy``).
+    """Destination of requests. A path in ``base_url`` is put before each request's path. Requests
+    use the proxy that the environment names for the destination (``http_proxy``).
 
-    ``verify`` is False, or the path of a CA file, for https. Raises ValueError where ``base_url``
-    is no http or https URL, or holds a user's name.
+    ``verify``: False, or the path of a CA file, for https. Raises ValueError if ``base_url`` is not
+    an http or https URL, or contains a user name.
     """
 
     def __init__(self, base_url: str, headers: Mapping[str, str], verify: bool | str) -> None:
@@ -61,7 +61,7 @@ class ServerOrigin:
             self.headers += self.proxy.headers
 
     def dial(self) -> socket.socket:
-        """A connection to the server, or through the proxy, without TLS. Raises OSError."""
+        """Connect to the server, directly or through the proxy, without TLS. Raises OSError."""
         to = self.proxy or self
         connection = socket.create_connection((to.host, to.port), CONNECT_SECONDS)
         try:
@@ -87,7 +87,7 @@ class ServerOrigin:
 
 
 def _fits(value: str) -> bool:
-    """Whether it can stand in a header as it is."""
+    """Return True if ``value`` is a valid header value without encoding."""
     return value.isascii() and value.isprintable() and value == value.strip()
 
 
@@ -99,13 +99,13 @@ def _context(verify: bool | str) -> ssl.SSLContext:
 
 
 class Dialogue:
-    """One request and its reply in HTTP/1.1, without the connection.
+    """State of one HTTP/1.1 request and its reply, without the connection.
 
     Attributes:
-        request: what to send.
-        status: of the reply; 0 until its head has come.
-        retry_after: seconds of its ``Retry-After``, where it has one.
-        complete: the whole reply has come.
+        request: bytes to send.
+        status: status of the reply; 0 before its head has arrived.
+        retry_after: seconds of the reply's ``Retry-After``, None without that header.
+        complete: the whole reply has arrived.
     """
 
     def __init__(self, origin: ServerOrigin, method: str, path: str, body: Any = None) -> None:
@@ -126,15 +126,15 @@ class Dialogue:
 
     @property
     def keeps(self) -> bool:
-        """Whether the connection can be used again."""
+        """True if the connection can be used for another request."""
         import h11
 
         return self._http.their_state is h11.DONE and not any(self._http.trailing_data)
 
     def feed(self, data: bytes) -> bytes:
-        """Yield the parts of the body in ``data``; b"" for ``data`` is the end of the connection.
+        """Process received bytes; b"": the connection has ended. Return the body's bytes in them.
 
-        Raises ConnectionError where it ends early, or is no HTTP/1.1.
+        Raises ConnectionError if the reply ends early or is not HTTP/1.1.
         """
         import h11
 
@@ -156,19 +156,19 @@ class Dialogue:
 
 
 def seconds_of(retry_after: str | bytes | None) -> float | None:
-    """The value of a ``Retry-After`` header; None for a date, which no runtime sends."""
+    """Return the seconds of a ``Retry-After`` header; None for a date, which no runtime sends."""
     text = retry_after.decode("latin-1") if isinstance(retry_after, bytes) else retry_after or ""
     return float(text) if text.isascii() and text.isdigit() else None
 
 
 class HttpLines:
-    """Splits pieces of a UTF-8 text into its lines, without their ends."""
+    """Splits a UTF-8 text, received in pieces, into lines without line ends."""
 
     def __init__(self) -> None:
-        self._begun: list[bytes] = []  # pieces of a line, which may have megabytes
+        self._begun: list[bytes] = []  # pieces of an incomplete line, which may have megabytes
 
     def of(self, piece: bytes) -> Iterator[str]:
-        """The lines that ``piece`` completes."""
+        """Yield the lines that ``piece`` completes."""
         *lines, rest = piece.split(b"\n")
         if lines:
             lines[0] = b"".join([*self._begun, lines[0]])
@@ -179,7 +179,7 @@ class HttpLines:
 
 
 class HttpExchange:
-    """A request that has been answered: the reply's status, and its body as it comes."""
+    """A request whose reply has begun: the status, and the body while it arrives."""
 
     def __init__(self, connection: socket.socket, dialogue: Dialogue, first: bytes) -> None:
         self._connection, self._dialogue, self._first = connection, dialogue, first
@@ -212,8 +212,8 @@ class Connections:
     @contextmanager
     def exchange(self, method: str, path: str, body: Any = None) -> Iterator[HttpExchange]:
         """Send a request and yield its answer. Raises ConnectionFailed, also while the body is
-        read, and where the run is cancelled: the connection is cut then, which ends the request in
-        the server too."""
+        read. Cancellation of the run closes the connection, which ends the request in the server
+        and raises ConnectionFailed."""
         dialogue, first = Dialogue(self._origin, method, path, body), b""
         connection = self._take()
         try:
@@ -231,12 +231,12 @@ class Connections:
                 connection.close()
 
     def _take(self) -> socket.socket:
-        """The one that was used last, unless the server has closed it or may be about to."""
-        if self._process != os.getpid():  # forked: those that are kept are the parent's
+        """Return the connection used last that is still open and not too old, or a new one."""
+        if self._process != os.getpid():  # forked: the idle connections belong to the parent
             inherited, self._idle = self._idle, deque()
             self._process = os.getpid()
             for connection, _ in inherited:
-                connection.close()  # here alone: the parent goes on with it
+                connection.close()  # closes this process's copy only
         while self._idle:
             try:
                 connection, since = self._idle.pop()
@@ -259,21 +259,21 @@ class Connections:
         return connection
 
     def close(self) -> None:
-        """Close those that are kept now, and the others when their requests end."""
+        """Close the idle connections now, and the others when their requests end."""
         self._closed = True
-        with suppress(IndexError):  # others take and give back at the same time
+        with suppress(IndexError):  # other threads take and return connections meanwhile
             while True:
                 self._idle.pop()[0].close()
 
 
 def _cut(connection: socket.socket) -> None:
-    """Free the thread that waits for ``connection``. Of TLS the socket beneath it is shut down, as
-    that thread is using the rest."""
+    """End the wait of the thread that uses ``connection``. For TLS, only the underlying socket is
+    shut down, because that thread is using the TLS state."""
     socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def readable(descriptor: int) -> bool:
-    """Return whether the server has closed an idle connection."""
+    """Return True if an idle connection has data to read, which means that it was closed."""
     if not hasattr(select, "poll"):
         return bool(select.select([descriptor], [], [], 0)[0])
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""Connections for an event loop: the twin of ``connections``."""
+"""Connections for an event loop: the asynchronous version of ``connections``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ends: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class AsyncExchange:
-    """``Exchange``, awaited."""
+    """Asynchronous version of ``connections.HttpExchange``."""
 
     def __init__(self, reader: asyncio.StreamReader, dialogue: Dialogue, first: bytes) -> None:
         self._reader, self._dialogue, self._first = reader, dialogue, first
@@ -48,7 +48,7 @@ class AsyncExchange:
 
 
 class AsyncConnections:
-    """``Connections`` for one event loop."""
+    """Asynchronous version of ``connections.Connections``, for one event loop."""
 
     def __init__(self, origin: ServerOrigin) -> None:
         self._origin = origin
@@ -78,7 +78,7 @@ class AsyncConnections:
                 writer.transport.abort()  # unsent bytes must not keep it open
 
     async def _take(self) -> Ends:
-        """The one that was used last, unless the server has closed it or may be about to."""
+        """Return the connection used last that is still open and not too old, or a new one."""
         while self._idle:
             (reader, writer), since = self._idle.pop()
             closed = writer.is_closing() or readable(writer.get_extra_info("socket").fileno())
@@ -92,7 +92,7 @@ class AsyncConnections:
             raise origin.unreachable(error) from error
 
     def close(self) -> None:
-        """Close those that are kept now, and the others when their requests end."""
+        """Close the idle connections now, and the others when their requests end."""
         self._closed = True
         while self._idle:
             self._idle.pop()[0][1].close()

@@ -20,16 +20,16 @@ from sglang.semantics.tool_calls.tool_formats import with_tool_turns
 
 # Names of fields in server-sent events; a line without a name is a comment or ends an event.
 _FIELDS = ("data", "event", "id", "retry", "")
-PARCEL = 1 << 20  # characters, or ids, that are sent at once to be tokenized or made text
+PARCEL = 1 << 20  # characters or token ids per request of tokenize and detokenize
 RESUME_SECONDS = 30.0
-BUSY = (429, 503)  # with Retry-After: nothing was begun
-LEAVES = "draining"  # code of the errors of a server that is about to end
+BUSY = (429, 503)  # statuses of a server that has not begun the request, with Retry-After
+LEAVES = "draining"  # error code of a draining server
 KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
 Held: TypeAlias = tuple[AsyncConnections, AsyncGenerator[AsyncConnections, None]]
 
 
 def _root(url: str) -> str:
-    """A runtime's URL, without the /v1 that clients of OpenAI's API put after it."""
+    """Return a runtime's URL without the /v1 that clients of OpenAI's API append."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -38,7 +38,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is what ``/generate`` answers for one text."""
+    """Return True if ``value`` has the form of a ``/generate`` answer for one text."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("text"), str)
@@ -51,26 +51,26 @@ def _are_texts(value: Any) -> bool:
 
 
 def _are_vectors(value: Any) -> bool:
-    """Whether it is what ``/encode`` answers."""
+    """Return True if ``value`` has the form of an ``/encode`` answer."""
     several = value if isinstance(value, list) else [value]
     return all(isinstance(one, dict) and isinstance(one.get("embedding"), list) for one in several)
 
 
 class RuntimeEndpoint(NativeBackend):
-    """The runtime at ``base_url``, with /v1 at its end or without, through the proxy that the
-    environment names for it. Thread-safe: one pool of connections for all programs.
+    """The runtime at ``base_url``, with or without /v1 at its end, through the environment's proxy.
+    Thread-safe: all programs share one pool of connections.
 
     Args:
         api_key: sent as ``Authorization: Bearer``.
         verify: False, or the path of a CA file, for https.
-        chat_template_name: instead of the template chosen by the model.
-        resume_seconds: how long a request waits where its server is lost, or about to end, for one
-            that answers at the URL: the same started again, or another behind a balancer. A stream
-            goes on after its tokens; what has no answer yet is sent again. So is what the server
-            refuses with ``Retry-After``, as while its engine is started again. 0: it fails at once.
+        chat_template_name: name of a template that replaces the model's own.
+        resume_seconds: limit of a request's wait for another server if its server is lost or
+            draining: the same one restarted, or another one behind a load balancer. A stream then
+            continues after its tokens; a request without an answer is sent again. So is a request
+            refused with ``Retry-After``, as during an engine's restart. 0: requests fail at once.
 
     Raises:
-        BackendError: nothing answers at the URL, it is no runtime, or it refuses the key.
+        BackendError: nothing answers at the URL, it is not a runtime, or it refuses the key.
         ValueError: the URL or the key cannot be used.
     """
 
@@ -95,7 +95,7 @@ class RuntimeEndpoint(NativeBackend):
         self._http = Connections(self._origin)
         self._loops: dict[asyncio.AbstractEventLoop, Held] = {}
         self.model_info: dict[str, Any] = self._get("/get_model_info")
-        # A runtime that does not tell is one that has always had them.
+        # A runtime that does not report its constraints is an older one, which has all of them.
         self.constraints = frozenset(self.model_info.get("constraints", KINDS))
         self.scores_options = bool(self.model_info.get("scores_options"))
         if chat_template_name is not None:
@@ -103,11 +103,11 @@ class RuntimeEndpoint(NativeBackend):
         else:
             template = self._find_template()
         template = template.seeing(self.model_info.get("placeholders") or {})
-        self.tool_format = self.model_info.get("tool_format", "hermes")  # older servers have none
+        self.tool_format = self.model_info.get("tool_format", "hermes")  # not reported by old ones
         self.chat_template = with_tool_turns(template, self.tool_format)
 
     def _find_template(self) -> ChatTemplate:
-        """The template of the model: by its own jinja template, else by its name."""
+        """Return the model's template: by its jinja template, else by the model's name."""
         try:
             jinja = self._get("/tokenizer_info").get("chat_template")
         except BackendError:
@@ -163,7 +163,7 @@ class RuntimeEndpoint(NativeBackend):
                     await asyncio.sleep(loss.pause(error))
 
     def _verify_model(self, info: dict[str, Any]) -> None:
-        """Raise BackendError where the server's model is another one than at the first call."""
+        """Raise BackendError if the server's model differs from that of the first call."""
         old, new = self.model_info.get("model_path"), info.get("model_path")
         if old != new:
             raise BackendError(
@@ -191,7 +191,7 @@ class RuntimeEndpoint(NativeBackend):
             events.end()
 
     async def program_call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """POST ``body`` about a program on the server; return the reply. Raises BackendError."""
+        """POST ``body``, a request about a program; return the reply. Raises BackendError."""
         async with (await self._async_http()).exchange("POST", path, body) as exchange:
             answer = _answer(self.base_url, exchange, await exchange.read(), _is_object)
             return dict(answer)
@@ -205,7 +205,7 @@ class RuntimeEndpoint(NativeBackend):
     async def program_events(
         self, path: str, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """POST ``body`` about a program on the server; yield its events. Raises BackendError."""
+        """POST ``body``, a request about a program; yield its events. Raises BackendError."""
         async with (await self._async_http()).exchange("POST", path, body) as exchange:
             if exchange.status != 200:
                 raise _refused(exchange.status, await exchange.read(), exchange.retry_after)
@@ -216,7 +216,7 @@ class RuntimeEndpoint(NativeBackend):
             events.end()
 
     async def _async_http(self) -> AsyncConnections:
-        """The connections of the running event loop."""
+        """Return the connections of the running event loop, made at the first call."""
         self._check_open()
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
@@ -229,7 +229,7 @@ class RuntimeEndpoint(NativeBackend):
     async def _lifetime(
         self, loop: asyncio.AbstractEventLoop
     ) -> AsyncGenerator[AsyncConnections, None]:
-        """Holds connections; a loop that ends closes its generators, and this one those."""
+        """Keep connections open until this generator is closed, at the latest by its loop's end."""
         connections = AsyncConnections(self._origin)
         try:
             yield connections
@@ -264,7 +264,7 @@ class RuntimeEndpoint(NativeBackend):
 
     def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> Any:
         """Load the LoRA adapter in ``lora_path``, a directory that the runtime can read, under the
-        name ``lora_name``. ``pinned``: it is never evicted. Raises BackendError."""
+        name ``lora_name``. ``pinned``: never evict the adapter. Raises BackendError."""
         body = {"lora_name": lora_name, "lora_path": lora_path, "pinned": pinned}
         return self._send("POST", "/load_lora_adapter", body)
 
@@ -274,16 +274,16 @@ class RuntimeEndpoint(NativeBackend):
 
     @renamed(prompt="text")
     def encode(self, prompt: str | Sequence[str], **fields: Any) -> Any:
-        """Answer of ``/encode``: ``{"embedding": [...], "meta_info": {...}}``, a list of them for
-        several texts. ``fields`` are further ones of the request.
+        """Return the answer of ``/encode``: ``{"embedding": [...], "meta_info": {...}}``, or a list
+        of these for several texts. ``fields``: further fields of the request.
 
-        Raises BackendError where the runtime serves none.
+        Raises BackendError if the runtime's model makes no embeddings.
         """
         body = {"text": prompt if isinstance(prompt, str) else list(prompt), **fields}
         return self._send("POST", "/encode", body, _are_vectors)
 
     def shutdown(self) -> None:
-        """Close the connections; the runtime goes on."""
+        """Close the connections. The runtime keeps running."""
         self._closed = True
         self._http.close()
 
@@ -317,7 +317,7 @@ class RuntimeEndpoint(NativeBackend):
 
 
 def _parcels(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """Texts or rows, as many at a time as have ``PARCEL`` characters or ids, at least one."""
+    """Yield groups of texts or rows with at most ``PARCEL`` characters or ids, at least one."""
     some: list[Any] = []
     room = PARCEL
     for value in values:
@@ -342,7 +342,7 @@ def _answer(
 
 
 def _decoded(url: str, content: str | bytes, promised: Callable[[Any], bool]) -> Any:
-    """Decode an answer. Raises BackendError where it is no JSON or fails ``promised``."""
+    """Decode an answer. Raises BackendError if it is not JSON or ``promised`` returns False."""
     try:
         value = json.loads(content)
     except ValueError as error:
@@ -379,7 +379,7 @@ class _Events:
         self._url, self._promised, self._done = url, promised, False
 
     def of(self, line: str) -> Iterator[dict[str, Any]]:
-        """The event of a ``data:`` line. Raises BackendError for an error in it."""
+        """Yield the event of a ``data:`` line. Raises BackendError for an event with an error."""
         field, _, data = line.partition(":")
         if field not in _FIELDS:
             raise _no_runtime(self._url, line)

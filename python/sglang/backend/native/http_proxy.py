@@ -1,7 +1,7 @@
 """HttpProxy: the proxy that the environment names for a URL, and a connection through it.
 
-``HTTP_PROXY``, ``HTTPS_PROXY`` and ``NO_PROXY`` are read as ``urllib`` does: lower case too, and
-the system's settings where it has any. A server on this machine is always reached directly.
+``HTTP_PROXY``, ``HTTPS_PROXY`` and ``NO_PROXY`` are read as by ``urllib``: also in lower case, and
+from the system's settings, if any. Connections to this machine never use a proxy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-PORT = 8080  # where a proxy's URL has none
+PORT = 8080  # default port of a proxy
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class HttpProxy:
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """Headers that a request to the proxy has besides those of the server."""
+        """Headers that a request to the proxy has in addition to the server's."""
         return [("Proxy-Authorization", self.credentials)] if self.credentials else []
 
     def tunnel(self, connection: socket.socket, host: str, port: int) -> None:
-        """Have the proxy connect ``connection`` to a server (RFC 9110, section 9.3.6). Raises
-        OSError where it does not."""
+        """Make the proxy connect ``connection`` to a server (RFC 9110, section 9.3.6). Raises
+        OSError if the proxy refuses."""
         import h11
 
         name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -47,7 +47,7 @@ class HttpProxy:
         )
         try:
             while (event := http.next_event()) is h11.NEED_DATA:
-                # A byte at a time: what follows the answer is the server's.
+                # One byte at a time, because bytes after the answer belong to the server.
                 http.receive_data(connection.recv(1))
         except h11.RemoteProtocolError as error:
             raise OSError(f"the proxy {self.host}:{self.port} answers no HTTP: {error}") from error
@@ -57,8 +57,8 @@ class HttpProxy:
 
 
 def proxy_of(scheme: str, host: str) -> HttpProxy | None:
-    """The proxy for requests to a host; None: they go there directly. Raises ValueError where the
-    environment names one that speaks no HTTP."""
+    """Return the proxy for requests to a host; None: connect directly. Raises ValueError if the
+    environment names a proxy that is not an http:// one."""
     address = getproxies().get(scheme) or getproxies().get("all")
     if not address or is_loopback(host) or proxy_bypass(host):
         return None
@@ -76,7 +76,7 @@ def proxy_of(scheme: str, host: str) -> HttpProxy | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine is reached by a name or an address."""
+    """Return True if a host name or address refers to this machine only."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -1,10 +1,10 @@
-"""ServerLoss: what becomes of a request whose server is lost.
+"""ServerLoss: retries of a request whose server is lost.
 
-The server, or another one behind the same URL, may be there again in a moment. So may the engine of
-a server, which then refuses requests with ``Retry-After``. A request of which
-nothing has come is sent again; a stream goes on after the tokens that have come (``output_ids``),
-so that its text is that of one stream. It may be the request itself that ends servers, so it goes
-on a few times only.
+The server, or another one behind the same URL, may be available again soon. So may the engine of a
+server, which refuses requests with ``Retry-After`` meanwhile. A request without any answer is sent
+again. A stream is continued after the tokens that have arrived (``output_ids``), so that its text
+is the same as without a loss. The number of losses is limited, because the request itself may be
+the cause of a server's end.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from sglang.backend.cancel import aborted_by
 from sglang.errors import BackendError, ConnectionFailed, ServerFailed
 
-MOST_LOSSES = 2  # servers that one request may lose while it is in them, and go on
+MOST_LOSSES = 2  # limit of the servers that are lost while they process one request
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two attempts; each is twice the last
-# Requests with these change what the server keeps, which a lost one has not kept.
+# Fields of requests that use state in the server, which is lost with it: no retry.
 _ONCE = ("park", "resume", "session_params", "kv_hints")
 _BEFORE = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 _OF_PROMPT = (
@@ -28,37 +28,37 @@ _OF_PROMPT = (
 
 
 class NoServer(ConnectionFailed):
-    """No server takes the connection: the request has not been in one."""
+    """No server accepts the connection, so no server has seen the request."""
 
 
 class ServerLeaves(ServerFailed):
-    """The server is about to end, and gives the request back."""
+    """The server is draining and refuses or ends the request."""
 
 
 class ServerLoss:
-    """One request and its answer so far, across the servers that it is sent to.
+    """One request and its answer so far, over all servers that processed it.
 
     Attributes:
-        body: what to send next.
-        ended: the last event of a stream has come, whatever follows it.
+        body: body of the next attempt.
+        ended: the last event of a stream has arrived.
     """
 
     def __init__(self, body: dict[str, Any], seconds: float) -> None:
-        """``seconds``: how long it waits for a server, each time that one is lost."""
+        """``seconds``: limit of the wait for a server after each loss."""
         self.body, self._first, self._seconds = body, body, seconds
         self.ended = False
         self._last: dict[str, Any] | None = None  # event of a stream
-        self._prompt: dict[str, Any] = {}  # facts of it, from the first event
-        self._earlier: dict[str, Any] = {}  # meta_info, by the servers before
+        self._prompt: dict[str, Any] = {}  # facts of the prompt, from the first event
+        self._earlier: dict[str, Any] = {}  # meta_info of the earlier servers
         self._losses, self._until, self._pause = 0, 0.0, 0.0
 
     @property
     def model_matters(self) -> bool:
-        """Whether the next server must have the model of the first: token ids are its own."""
+        """True if the next server must have the same model, because the body has token ids."""
         return "output_ids" in self.body
 
     def grown(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Take an event of a stream; return it as an event of the whole."""
+        """Process an event of a server. Return the event of the whole stream over all servers."""
         self._until = 0.0
         meta = event["meta_info"]
         if self._last is None:
@@ -70,8 +70,8 @@ class ServerLoss:
         return event
 
     def pause(self, error: BackendError) -> float:
-        """Return the seconds to wait before ``body`` is sent. Raises ``error`` where the request
-        cannot go on."""
+        """Return the seconds to wait before the next attempt. Raises ``error`` if no further
+        attempt is allowed."""
         now, refused = time.monotonic(), error.again_in is not None
         known = refused or isinstance(error, ConnectionFailed | ServerLeaves)
         if not known or not self._may_go_on():
@@ -99,7 +99,7 @@ class ServerLoss:
         return last is None or (bool(last.get("output_ids")) and "index" not in last)
 
     def _go_on(self) -> None:
-        """Ask for what is missing."""
+        """Change ``body`` to request only the missing tokens."""
         if self._last is not None:
             self._earlier = self._last["meta_info"]
             self.body = {**self._first, "output_ids": list(self._last["output_ids"])}
@@ -114,6 +114,6 @@ def wait(seconds: float) -> None:
 
 
 def _joined(earlier: Mapping[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
-    """The meta_info of a generation, by that of its beginning and of what followed."""
+    """Return the meta_info of a generation from those of its first part and of the rest."""
     joined = {name: [*earlier.get(name, ()), *meta[name]] for name in _BEFORE if name in meta}
     return {**meta, **joined}

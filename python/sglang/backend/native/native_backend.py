@@ -1,7 +1,7 @@
 """NativeBackend: the calls of the interpreter as requests to the native ``/generate``.
 
-``RuntimeEndpoint`` sends them over HTTP and ``Engine`` hands them to the program in this process;
-both answer with the same dicts, so everything else is shared.
+``RuntimeEndpoint`` sends requests over HTTP, ``Engine`` makes them in this process. Both return the
+same dicts, so everything else is shared.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from sglang.ir.params import GenParams, to_wire
 from sglang.semantics.choice_requests import COMPUTED, NoChoice, Requests, choice_requests
 
 SPANS = {"return_spans": True}
-# Independent of the server's default.
+# Set explicitly, because servers may have other defaults.
 STREAMED = {"stream": True, "incremental_streaming_output": False}
 
 T = TypeVar("T")
 
 
 class NativeBackend(Backend):
-    """Needs only ``call`` and ``call_stream``, and their asynchronous twins."""
+    """Base class. Subclasses implement ``call``, ``call_stream`` and the asynchronous versions."""
 
     native = True
     scores_options = True
 
     def get_model_name(self) -> str:
-        """The model's path or hub id, or the name that it is served by."""
+        """Return the model's path or hub id, or its served name."""
         raise NotImplementedError
 
     def call(self, body: dict[str, Any]) -> Any:
-        """Answer of a ``/generate`` request: a dict, or a list of them. Raises BackendError."""
+        """Return the answer of ``/generate``: a dict, or a list of dicts. Raises BackendError."""
         raise NotImplementedError
 
     async def acall(self, body: dict[str, Any]) -> Any:
-        """``call`` for an event loop."""
+        """Make a request as ``call`` does, in an event loop."""
         raise NotImplementedError
 
     def call_stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Answers of a streamed request, text cumulative. Raises BackendError."""
+        """Yield the answers of a streamed request, with cumulative text. Raises BackendError."""
         raise NotImplementedError
 
     def acall_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """``call_stream`` for an event loop."""
+        """Stream as ``call_stream`` does, in an event loop."""
         raise NotImplementedError
 
     def _asked(self, body: dict[str, Any]) -> Any:
-        """``call``, recorded where the run is."""
+        """Make a request by ``call``, and record it if the run is recorded."""
         if (observer := OBSERVER.get()) is None:
             return self.call(body)
         with observer.request():
@@ -59,7 +59,7 @@ class NativeBackend(Backend):
             return observer.answer
 
     async def _aasked(self, body: dict[str, Any]) -> Any:
-        """``_asked`` for an event loop."""
+        """Make a request as ``_asked`` does, in an event loop."""
         if (observer := OBSERVER.get()) is None:
             return await self.acall(body)
         with observer.request():
@@ -147,7 +147,7 @@ class NativeBackend(Backend):
 
 
 def _input(prompt: Prompt) -> dict[str, Any]:
-    """Fields of a request that hold the prompt."""
+    """Return the fields of a request for the prompt."""
     texts = {"parts": parts_of(prompt)} if prompt.parallel else {"text": prompt.text}
     return {**texts, **_media(prompt), **_adapter(prompt)}
 
@@ -157,7 +157,7 @@ def _adapter(prompt: Prompt) -> dict[str, str]:
 
 
 def _media(prompt: Prompt) -> dict[str, list[Any]]:
-    """Images as URLs, videos as URLs with the number of frames, in the order of their markers."""
+    """Return the request's fields for media: URLs of images; URLs and frame counts of videos."""
     fields: dict[str, list[Any]] = {}
     for medium in prompt.media:
         video = {"url": medium.address, "num_frames": medium.num_frames}
@@ -167,7 +167,7 @@ def _media(prompt: Prompt) -> dict[str, list[Any]]:
 
 
 def parts_of(prompt: Prompt) -> list[str | list[str]]:
-    """Texts in sequence, and lists of texts that do not see one another."""
+    """Return the prompt's texts in order; a list holds texts without attention to each other."""
     parts: list[str | list[str]] = []
     end = 0
     for group in prompt.parallel:
@@ -191,8 +191,8 @@ def _commit(prompt: Prompt) -> Requests[dict[str, Any]]:
 
 
 def _looks_ahead(params: GenParams) -> bool:
-    """Whether a gen of no tokens asks for the log-probabilities of the next one. The runtime
-    computes them for a token that it generates; the token's text is dropped."""
+    """Return True for a gen of 0 tokens with log-probabilities of the next token. The runtime then
+    generates a token, whose text is dropped."""
     wanted = params.return_logprob or params.top_logprobs_num
     return params.max_new_tokens == 0 and bool(wanted)
 
@@ -204,8 +204,8 @@ def completions_of(answer: Any, params: GenParams) -> list[Completion]:
 
 
 def _completion(answer: dict[str, Any], params: GenParams) -> Completion:
-    """Return an answer as a completion. Raises BackendError where the runtime aborted the request
-    or failed."""
+    """Return an answer as a completion. Raises BackendError if the runtime aborted the request or
+    failed."""
     meta = answer["meta_info"]
     finish = meta.get("finish_reason")
     kind = finish.get("type") if isinstance(finish, dict) else None

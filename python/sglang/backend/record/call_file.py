@@ -1,7 +1,7 @@
 """Recording: a file of calls and their answers.
 
-JSON lines: first what is known of the backend, then a line for each call. A call is known by its
-key, a digest of the request, so that neither order nor parallelism matters.
+JSON lines: first the traits of the backend, then a line for each call. A call is found by its key,
+a digest of the request, so that neither order nor parallelism matters.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sglang.ir.params import chosen
 from sglang.ir.prompt_media import Media
 
 FORMAT = 1
-SHOWN_CHARS = 30  # on each side of where an unknown prompt leaves the nearest one
-COMPARED = 50  # prompts, of those that begin like it, to find the nearest among
+SHOWN_CHARS = 30  # characters shown before and after the first difference of two prompts
+COMPARED = 50  # limit of the prompts that are compared with an unknown one by their words
 
 
 def asked(call: Call) -> dict[str, Any]:
-    """The request of a call, as JSON; streaming makes no difference."""
+    """Return the request of a call as JSON data, the same with and without streaming."""
     prompt = call.prompt
     what: dict[str, Any] = {
         "kind": "gen",
@@ -55,7 +55,7 @@ def asked(call: Call) -> dict[str, Any]:
 
 
 def key_of(what: dict[str, Any]) -> str:
-    """A digest of what ``asked`` gives."""
+    """Return the key of a call: a digest of the result of ``asked``."""
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -71,7 +71,7 @@ def _digest(medium: Media) -> str:
 
 
 def traits_of(backend: Backend) -> dict[str, Any]:
-    """The file's first line: what a program's flow depends on, besides the answers."""
+    """Return the file's first line: the backend's traits on which a program's flow depends."""
     return {
         "sglang_recording": FORMAT,
         "backend": backend.name,
@@ -86,20 +86,20 @@ def traits_of(backend: Backend) -> dict[str, Any]:
 
 
 def template_of(traits: dict[str, Any]) -> ChatTemplate:
-    """The chat template in a file's first line."""
+    """Return the chat template of a file's first line."""
     data = dict(traits["chat_template"])
     data["roles"] = {role: tuple(words) for role, words in data["roles"].items()}
     return ChatTemplate(**{**data, "stop": tuple(data["stop"])})
 
 
 def error_data(error: Exception) -> dict[str, Any]:
-    """An error as JSON."""
+    """Return an error as JSON data."""
     known = {name: getattr(error, name, None) for name in ("status", "request_id")}
     return {"type": type(error).__name__, "message": str(error), **known}
 
 
 def error_of(data: dict[str, Any]) -> SglangError:
-    """The error again; one that is not of this package as a BackendError that names its type."""
+    """Return the recorded error; for other packages' errors, a BackendError with their type."""
     kind = getattr(errors, data["type"], None)
     if not (isinstance(kind, type) and issubclass(kind, SglangError)):
         return BackendError(f"{data['type']}: {data['message']}")
@@ -114,7 +114,7 @@ class CallFile:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no recording, or damaged; a last line that was cut is left out.
+        ValueError: the file is not a recording, or damaged. An incomplete last line is ignored.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -151,10 +151,10 @@ class CallFile:
                 yield data
 
     def line(self, call: Call) -> dict[str, Any] | None:
-        """The line of ``call``. Of several the next one, and after the last the first again, so
-        that a program can be replayed any number of times. None for a hint that is not known.
+        """Return the line of ``call``, None for an unknown hint. Several lines of a call are used
+        in turn, again and again, so that a program can be replayed any number of times.
 
-        Raises BackendError for an unknown call, with what is nearest to it.
+        Raises BackendError for an unknown call, with the nearest recorded call.
         """
         what = asked(call)
         key = key_of(what)
@@ -202,8 +202,8 @@ def _differences(line: dict[str, Any], what: dict[str, Any]) -> str:
 
 
 def _likeness(a: str, b: str) -> float:
-    """The share of words that two prompts have in common, wherever they stand: to align them takes
-    minutes where they are long."""
+    """Return the fraction of words that two prompts share, in any order: an alignment would take
+    minutes for long prompts."""
     return difflib.SequenceMatcher(None, a.split(), b.split(), autojunk=False).quick_ratio()
 
 

@@ -1,4 +1,4 @@
-"""Record: a backend that keeps its calls in a file, and one that answers them from it."""
+"""Record: a backend that writes its calls to a file, and a backend that answers from the file."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from sglang.ir.params import GenParams
 
 
 class Recorder(Backend):
-    """Passes every call on to ``backend`` and writes it to ``path``, which is begun anew.
+    """Passes every call to ``backend`` and writes it to the file ``path``, which is overwritten.
 
-    A call is written when it has ended, by an answer or an error; an aborted one is not. As a
-    context manager it closes the file at the end; ``shutdown`` also shuts the backend down.
+    A call is written when it ends with an answer or an error; an aborted call is not. The context
+    manager closes the file at its end; ``shutdown`` also shuts the backend down.
     """
 
     def __init__(self, backend: Any, path: str | os.PathLike[str]) -> None:
@@ -115,7 +115,7 @@ class Recorder(Backend):
         return self._backend.get_server_info()
 
     def close(self) -> None:
-        """Close the file; the backend stays."""
+        """Close the file. The backend stays open."""
         with self._lock:
             self._file.close()
 
@@ -131,10 +131,10 @@ class Recorder(Backend):
 
     @contextmanager
     def _line(self, call: Call) -> Iterator[dict[str, Any]]:
-        """A line for the call made inside, which puts its answer there."""
+        """Write a line for the call made inside the context; the caller sets its ``answer``."""
         what = asked(call)
         line = {"key": key_of(what), **what}
-        del line["messages"]  # the prompt says it again
+        del line["messages"]  # the prompt's text contains the messages
         try:
             yield line
         except Exception as error:
@@ -155,8 +155,8 @@ class Recorder(Backend):
 class Replay(Backend):
     """Answers from a file that a ``Recorder`` has written, without a model.
 
-    The same call gets its recorded answers in turn, and after the last the first again. A call that
-    was not recorded raises BackendError with what is nearest to it.
+    A repeated call gets its recorded answers in turn, and after the last the first again. A call
+    that was not recorded raises BackendError with the nearest recorded call.
     """
 
     name = "replay"
@@ -168,7 +168,7 @@ class Replay(Backend):
         self.constraints = frozenset(traits["constraints"])
         self.speculates = traits["speculates"]
         self.messages_only = traits["messages_only"]
-        self.continues = traits.get("continues", False)  # older recordings have none
+        self.continues = traits.get("continues", False)  # missing in older recordings
         self.calls_tools = traits.get("calls_tools", False)
         self.tool_format = traits.get("tool_format", "hermes")
 
@@ -213,7 +213,7 @@ class Replay(Backend):
 
 
 def _grow(line: dict[str, Any], piece: Completion) -> None:
-    """Keep a piece of a stream: how much stays of the one before, and what is new."""
+    """Add a piece of a stream to the line: the number of characters kept, and the new text."""
     before = line["answer"][0][0] if "answer" in line else ""
     kept = len(before) if piece.text.startswith(before) else 0
     line.setdefault("pieces", []).append([kept, piece.text[kept:]])

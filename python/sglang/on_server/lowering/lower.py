@@ -1,8 +1,8 @@
-"""Lower: the steps of a graph, one by one, as steps of a submission.
+"""Lower: converts the steps of a graph, one by one, to steps of a submission.
 
-Each stream has an interpreter, which visits the nodes with a text in place of every answer. So
-roles, stops, constraints and defaults are those of a run by construction; what an interpreter
-appends or asks for is written down as a step.
+Each stream has an interpreter, which visits the nodes with a placeholder text for every answer. So
+roles, stops, constraints and defaults are the same as in a run. The text that an interpreter
+appends, and the calls that it makes, become steps of the submission.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from sglang.run.live_nodes import Promised
 from sglang.run.run_scope import Usage
 from sglang.run.stream import ForkPoint, Stream
 
-MOST_STEPS = 20_000  # steps and streams of a submission
+MOST_STEPS = 20_000  # limit of the steps and streams of a submission
 JOIN = {"op": "join", "separator": ""}
-ANSWER = "?"  # stands for every text that only a run knows
-PROMPT_FIELDS = ("text", "parts", "image_data", "video_data")  # the server makes them
+ANSWER = "?"  # placeholder of every text that only a run knows
+PROMPT_FIELDS = ("text", "parts", "image_data", "video_data")  # the server fills in these fields
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class Lowered:
     """A program that a server can run.
 
     Attributes:
-        submission: as it is sent, without the values of ``promised``.
-        promised: arguments, by name, that other submissions make.
-        calls: of each stream, the steps whose results a replay asks for, in order.
-        tools: the variable of each step that is a tool of the client.
-        names: variables of the program's own stream.
+        submission: body of the submission, without the values of ``promised``.
+        promised: by name, the arguments that are variables of other submissions.
+        calls: by stream, the steps whose results a replay needs, in order.
+        tools: by step, the variable of a tool that the client runs.
+        names: names of the variables of the program's main stream.
     """
 
     submission: dict[str, Any]
@@ -92,11 +92,11 @@ def lower(
     """Return a graph with its ``arguments`` as a submission to the runtime of ``backend``.
 
     Args:
-        defaults: parameters that every gen inherits, complete.
+        defaults: parameters that every gen inherits, with a value for each parameter.
         server_tools: names of tools that the server's toolbox runs.
 
     Raises:
-        ProgramError: with the program's line, for a step that only a plain run can do.
+        ProgramError: with the program's line, for a step that a server does not support.
     """
     lowering = _Lowering(graph, arguments, backend)
     lowering.server_tools = server_tools
@@ -107,7 +107,7 @@ def lower(
 
 
 class _Unanswered(Interpreter):
-    """An interpreter whose calls are answered by ``ANSWER``, which satisfies every constraint."""
+    """An interpreter whose calls are answered by ``ANSWER``, without checks of constraints."""
 
     def asked(
         self,
@@ -122,7 +122,7 @@ class _Unanswered(Interpreter):
 
 @dataclass
 class _LoweredStream:
-    """The steps of one stream so far, and its interpreter. ``begin``: as it is sent."""
+    """Steps of one stream so far, and its interpreter. ``begin``: field of the submission."""
 
     interpreter: Interpreter
     begin: dict[str, Any] | None = None
@@ -137,17 +137,17 @@ class _LoweredStream:
 
 @dataclass
 class _Branch:
-    """The end of a branch, as a join of texts reads it."""
+    """End of a branch, with the attributes that a join of texts needs."""
 
     stream: Stream
     origin: ForkPoint
 
     def check(self) -> None:
-        """There is no failure: nothing ran."""
+        """Do nothing: a branch that did not run has no failure."""
 
 
 class _Lowering:
-    """One graph on its way; ``streams`` by number."""
+    """Conversion of one graph. ``streams``: lowered streams by number."""
 
     def __init__(self, graph: Graph, arguments: Mapping[str, Any], backend: Backend) -> None:
         self.graph, self.arguments, self.backend = graph, arguments, backend
@@ -157,7 +157,7 @@ class _Lowering:
         self._fresh = itertools.count(max(self._homes, default=-1) + 1)
         self._ends = {n for step in graph.steps().values() for n in ends_of(step.node)}
         self._branches: dict[int, _Branch] = {}
-        self._makers: dict[tuple[int, str], int] = {}  # steps as sent, of variables as read
+        self._makers: dict[tuple[int, str], int] = {}  # by (graph step, variable), the sent step
         self._sent: dict[str, Any] = {}
         self._promised: dict[str, Promised] = {}
         self._tools: dict[int, str] = {}
@@ -199,7 +199,7 @@ class _Lowering:
         steps = self._stream.steps
         if op == "text" and steps and steps[-1]["op"] == "text":
             last = steps[-1]
-            if last["number"] not in self._ends:  # a join reads the text up to there
+            if last["number"] not in self._ends:  # a join needs the text up to that step
                 last.update(number=number, text=last["text"] + fields["text"])
                 return
         self._count += 1
@@ -229,7 +229,7 @@ class _Lowering:
     # Text
 
     def _text(self, number: int, node: Node) -> None:
-        """A node whose text is known: a constant, and what a role writes."""
+        """Emit a node whose text is known: a constant, or the template's text of a role."""
         stream = self._stream.stream
         begin = len(stream.text)
         self._stream.interpreter.visit(node)
@@ -333,7 +333,7 @@ class _Lowering:
         self._stream.interpreter.visit(ConstantText(ANSWER))
         if node.tool in self.server_tools:
             where, timeout = "server", node.timeout
-        else:  # the client itself sees to the time
+        else:  # the client itself enforces the timeout
             where, timeout = "client", None
             self._tools[number] = node.name
         self._call(
@@ -345,7 +345,7 @@ class _Lowering:
     def _set(self, number: int, node: SetVariable) -> None:
         try:
             value = self._sendable(node.value)
-        except NotSendable:  # the client's own; to read it on the server is refused
+        except NotSendable:  # the value stays with the client; a server step cannot read it
             self._emit(number, "text", text="")
             return
         self._emit(number, "set", name=node.name, value=value)
@@ -360,7 +360,7 @@ class _Lowering:
         return sendable(value)
 
     def _sum(self, chain: Chain) -> dict[str, Any]:
-        """Return a reference to the text that the parts of ``chain`` are together."""
+        """Emit a step that joins the parts of ``chain``. Return a reference to its text."""
         parts = [part.text if isinstance(part, ConstantText) else part for part in chain.parts]
         of, number, name = self._source(parts, "sum"), next(self._fresh), "sum"
         self._emit(number, "transform", name=name, of=of, transform=[JOIN])
@@ -376,7 +376,7 @@ class _Lowering:
         self._emit(number, op, name=node.name)
 
     def _source(self, value: Any, name: str) -> dict[str, Any]:
-        """A reference to a value; a constant becomes a variable first."""
+        """Return a reference to a value. For a constant, emit a step that sets a variable."""
         if isinstance(value, (Argument, Variable)):
             return self._reference(value)
         number, given = next(self._fresh), f"{name}:given"
@@ -384,7 +384,7 @@ class _Lowering:
         return {"step": number, "name": given}
 
     def _reference(self, value: Argument | Variable) -> dict[str, Any]:
-        """Raise NotSendable for a value that stays with the client."""
+        """Return a reference. Raise NotSendable for a variable that stays with the client."""
         if isinstance(value, Variable):
             maker = self._makers.get((value.source, value.name))
             if maker is None:

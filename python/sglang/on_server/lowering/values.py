@@ -1,21 +1,21 @@
-"""Values of a submission: what JSON can hold, and references to what is made elsewhere."""
+"""Values of a submission: constants that JSON can represent."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-LARGEST = 1 << 63  # a whole number is below it
+LARGEST = 1 << 63  # integers must be below this number
 
 
 class NotSendable(ValueError):
-    """A value that a submission cannot hold."""
+    """A value that a submission cannot contain."""
 
 
 def sendable(value: Any) -> Any:
-    """Return ``value``, made of texts, finite numbers, bools, None and lists.
+    """Return ``value`` if it consists of texts, finite numbers, bools, None and lists.
 
-    Raise NotSendable for anything else: an object in a submission is a reference.
+    Raise NotSendable for other values, also dicts: an object in a submission is a reference.
     """
     if value is None or isinstance(value, (str, bool)):
         return value

@@ -1,8 +1,8 @@
 """Chrome: a trace in the Trace Event Format, which Perfetto and chrome://tracing read.
 
-A run is a process, a lane a thread of it, so that spans nest; the program itself is a thread before
-them. Forks and joins are flows, which need a span around each of their ends: that of the lane, from
-its begin to the run's end.
+A run is a process, and each of its lanes a thread, so that spans nest. The program itself is the
+first thread. Forks and joins are flows. Both ends of a flow must be inside a span, so each lane has
+a span from its begin to the run's end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 
 def chrome_trace(trace: TraceRecord) -> Object:
-    """The JSON object format; times are microseconds."""
+    """Return a trace in the JSON object format, with times in microseconds."""
     view = view_of(trace)
     homes = {lane["number"]: lane["group"] for lane in view["lanes"]}
     events = [*_names(view)]
@@ -61,7 +61,7 @@ def _named(name: str, pid: int, tid: int, args: Object) -> Object:
 
 
 def _times(begin: float, end: float) -> Object:
-    """Whole nanoseconds: else one that ends with what it is inside of may seem to end later."""
+    """Return begin and duration in whole nanoseconds, so that rounding keeps spans nested."""
     first, last = _nanoseconds(begin), _nanoseconds(end)
     return {"ts": first / 1e3, "dur": max(last - first, 0) / 1e3}
 
@@ -71,7 +71,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _span(span: Object, homes: dict[int, int]) -> Iterator[Object]:
-    if span["kind"] == "wait":  # threads may wait at once: they would not nest
+    if span["kind"] == "wait":  # several threads may wait at once, so these spans do not nest
         return
     lane, data = span["lane"], span["data"]
     thread = PROGRAM if span["kind"] == "code" else lane

@@ -17,7 +17,7 @@ from sglang.views.timeline.tracing import tracing, writable
 
 ENDINGS = {"html": ".html", "json": ".json", "chrome": ".chrome.json", "otlp-json": ".otlp.json"}
 
-INTERRUPTED = 130  # as a shell tells it
+INTERRUPTED = 130  # a shell's exit code for an interrupt
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +39,15 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, help="arguments of the script"
     )
-    rest.required = False  # some versions name it where the file is missing
+    rest.required = False  # else some Python versions name this argument if the file is missing
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Run the command. Return the exit code: the script's own, or 1 if it fails or the file is no
-    trace."""
+    """Run the command. Return the exit code: the script's own, or 1 if the command fails or the
+    file is not a trace."""
     is_script = arguments.file.endswith(".py")
     rest = arguments.arguments
-    if rest and not is_script:  # flags behind the file: there is no script that they could be for
+    if rest and not is_script:  # flags after a trace file are the command's
         words = [*_given(arguments), *rest, arguments.file]
         arguments, rest = parser.parse_args(words), []
     elif len(rest) > 1 and rest[-2] in ("-o", "--output") and arguments.output is None:
@@ -93,7 +93,7 @@ def _beside(arguments: argparse.Namespace) -> str:
 
 
 def _prices(given: list[str]) -> dict[str, float]:
-    """Return the prices of texts NAME=DOLLARS. Raises ValueError where a text is not of this
+    """Return the prices of texts NAME=DOLLARS. Raises ValueError if a text does not have this
     form."""
     found: dict[str, float] = {}
     for text in given:
@@ -120,7 +120,7 @@ def _recorded(arguments: argparse.Namespace, rest: list[str], trace: Trace) -> i
         except SystemExit as end:
             code = end.code
         except BaseException as error:
-            # From the script's own first line on; what is above is this command.
+            # The traceback begins at the script's first line, without the lines of this command.
             first = error.__traceback__
             while first is not None and first.tb_frame.f_code.co_filename != str(script):
                 first = first.tb_next

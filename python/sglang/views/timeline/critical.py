@@ -1,4 +1,4 @@
-"""Critical path: the chain of nodes that a run's end has waited for."""
+"""Critical path: the chain of nodes, each waiting for its predecessor, that decides a run's end."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from sglang.views.timeline.verify import NODES
 
-SLACK = 1e-4  # seconds by which clocks of two threads may seem to disagree
+SLACK = 1e-4  # tolerated difference in seconds between times that two threads record
 Object = dict[str, Any]
 
 
 def critical_path(view: Object) -> list[int]:
-    """Numbers of its nodes, last first, over all runs: of each outermost one its own path.
+    """Return the numbers of the path's nodes, last first; each outermost run has its own path.
 
-    From the node that ended last it goes back to the latest one that this one can have waited for:
-    before it in its lane, before the fork in the lane that it was forked from, or in a lane that
-    had been read, or joined, by then.
+    The path starts at the node that ended last. It goes back to the latest node for which that
+    node can have waited: an earlier one of its lane, one before the fork in the parent lane, or
+    one in a lane that was read or joined before.
     """
     return [number for run in _runs(view) for number in run.path()]
 
@@ -26,9 +26,9 @@ class _PathRun:
     """One outermost run, with the runs inside it."""
 
     def __init__(self) -> None:
-        self.nodes: dict[int, list[Object]] = defaultdict(list)  # by lane, by their ends
-        self.parents: dict[int, tuple[int, float]] = {}  # of a lane, and when it was left
-        self.links: dict[int, list[float]] = defaultdict(list)  # when a lane was read or joined
+        self.nodes: dict[int, list[Object]] = defaultdict(list)  # by lane, sorted by end
+        self.parents: dict[int, tuple[int, float]] = {}  # by lane, its parent and time of the fork
+        self.links: dict[int, list[float]] = defaultdict(list)  # by lane, times of reads and joins
 
     def path(self) -> list[int]:
         ends: dict[int, list[float]] = {}
@@ -59,7 +59,7 @@ class _PathRun:
             if other not in ends:
                 continue
             place = bisect_right(ends[other], min(limit, begin)) - 1
-            # Strictly earlier, so that the walk ends whatever the clocks have said.
+            # The node must end strictly earlier, so that the walk ends for any recorded times.
             while place >= 0 and _end(self.nodes[other][place]) >= node["end"]:
                 place -= 1
             if place >= 0 and (best is None or ends[other][place] > best["end"]):

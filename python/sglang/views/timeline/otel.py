@@ -14,8 +14,8 @@ PATH = "/v1/traces"
 
 
 def export(trace: TraceRecord, to: Any) -> None:
-    """``to``: the URL of a collector (its path is ``PATH`` where it has none), or a span processor,
-    which is left open. Raises Unsupported without the packages, ValueError for what is neither."""
+    """Send a trace. ``to``: URL of a collector (default path: ``PATH``), or a span processor, which
+    stays open. Raises Unsupported without the packages, ValueError for another ``to``."""
     url = _checked(to)
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -27,7 +27,7 @@ def export(trace: TraceRecord, to: Any) -> None:
         raise lacking("OpenTelemetry", "otel", error) from error
 
     class Ids(RandomIdGenerator):
-        """Source of the span numbers that the servers know already."""
+        """Source of span ids: the trace's own numbers, to which the servers' spans refer."""
 
         number = 0
 
@@ -63,7 +63,7 @@ def _send(tracer: Any, span: OtelSpan, trace_id: int) -> None:
         set_span_in_context,
     )
 
-    context = Context()  # empty: a span that is current here is no parent
+    context = Context()  # empty, so that the caller's current span does not become the parent
     if span.parent is not None:
         parent = SpanContext(trace_id, span.parent, False, TraceFlags(TraceFlags.SAMPLED))
         context = set_span_in_context(NonRecordingSpan(parent), context)
@@ -77,7 +77,7 @@ def _send(tracer: Any, span: OtelSpan, trace_id: int) -> None:
 
 
 def _checked(to: Any) -> str | None:
-    """The URL, None of a processor."""
+    """Return the URL, None for a processor. Raises ValueError."""
     if not isinstance(to, str):
         if not hasattr(to, "on_end"):
             raise ValueError(f"{to!r:.60} is neither the URL of a collector nor a span processor")

@@ -1,7 +1,7 @@
-"""OTLP: a trace as OpenTelemetry spans, and these as OTLP's JSON.
+"""OTLP: conversion of a trace to OpenTelemetry spans, and of these to OTLP's JSON.
 
-Names are those of the semantic conventions for generative AI, as the server's own spans have them
-(docs/operations.md); no text of a prompt or an answer is in a span.
+Names follow the semantic conventions for generative AI, like the server's own spans
+(docs/operations.md). Spans contain no text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sglang.views.timeline.trace_view import view_of
 from sglang.views.timeline.verify import NODES
 
 INTERNAL, CLIENT = 1, 3  # kinds of spans
-ERROR = 2  # code of a status; that all is well is for an operator to say
+ERROR = 2  # status code of an error; other spans leave the status unset
 Object = dict[str, Any]
 USAGE = {
     "prompt_tokens": "gen_ai.usage.input_tokens",
@@ -37,7 +37,7 @@ SECONDS = {
 
 @dataclass
 class OtelSpan:
-    """Times are nanoseconds of the wall clock; ``message`` is of one that has ``failed``."""
+    """One span. Times: wall clock, in nanoseconds. ``message``: the error of a failed span."""
 
     number: int
     parent: int | None
@@ -51,7 +51,7 @@ class OtelSpan:
 
 
 def otel_spans(trace: TraceRecord) -> Iterator[OtelSpan]:
-    """Runs, in them nodes, in them requests; parents before what is inside of them."""
+    """Yield the spans of runs, nodes and requests; parents before their children."""
     view = view_of(trace)
     lanes = {lane["number"]: lane for lane in view["lanes"]}
 
@@ -89,7 +89,7 @@ def otel_spans(trace: TraceRecord) -> Iterator[OtelSpan]:
 
 
 def _sendable(value: Any) -> Any:
-    """The text without lone surrogates, which UTF-8 lacks."""
+    """Return a text, or texts, with lone surrogates replaced, which UTF-8 cannot encode."""
     if isinstance(value, list):
         return [_sendable(item) for item in value]
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
@@ -114,7 +114,7 @@ def _request(span: Object, node: Object) -> Object:
 
 
 def otlp_json(trace: TraceRecord) -> Object:
-    """An ExportTraceServiceRequest as JSON: what a collector takes at /v1/traces."""
+    """Return an ExportTraceServiceRequest as JSON, the body for a collector's /v1/traces."""
     spans = [
         {
             "traceId": trace.trace_id,

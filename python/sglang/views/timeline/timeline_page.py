@@ -1,4 +1,4 @@
-"""Page: a trace as one HTML file that needs nothing else and may load nothing."""
+"""Page: a trace as one self-contained HTML file, whose policy forbids loading other files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPTS = ("rows.js", "chart.js", "panel.js", "page.js")
 
 
 def page_of(trace: TraceRecord) -> str:
-    """The page. Whatever the texts of a trace are, in it they are data."""
+    """Return the page. Texts of the trace are embedded as data, so that they cannot run as code."""
     assets = _assets()
     script = "".join(assets[name] for name in SCRIPTS)
     style = assets["page.css"]
@@ -35,20 +35,20 @@ def page_of(trace: TraceRecord) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON that can stand in a script element: it ends none and begins none."""
+    """Return JSON for a script element, with &, < and > escaped."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=repr)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _title(groups: list[dict[str, Any]]) -> str:
-    """The programs, those that ran most often first."""
+    """Return the names of the three programs with the most runs, and the number of others."""
     names = [name for name, _ in Counter(group["name"] for group in groups).most_common()]
     several = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + several if names else "nothing ran"
 
 
 def _hash(text: str) -> str:
-    """The name of an inline script or style in a content security policy."""
+    """Return the source expression of an inline script or style for the page's policy."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 

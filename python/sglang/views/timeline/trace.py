@@ -1,4 +1,4 @@
-"""Trace: recorded runs, and the forms that they are written in."""
+"""Trace: recorded runs, with methods to save, load and export them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sglang.views.timeline.verify import part, verify
 
 
 class Trace(TraceRecord):
-    """Recorded runs; hand one to ``run(trace=...)`` to record into it.
+    """Recorded runs. ``run(trace=...)`` with a Trace adds the run to it.
 
     Args:
         prices: dollars per million tokens, by "input", "cached" and "output".
@@ -33,14 +33,14 @@ class Trace(TraceRecord):
         super().__init__(checked_prices(prices))
 
     def save(self, path: str | os.PathLike[str], format: str | None = None) -> None:
-        """Write it. ``format`` is "html", "json" (to be read by ``Trace.load``), "chrome" or
-        "otlp-json"; by default the path's ending tells. Raise ValueError and OSError."""
+        """Write the trace. ``format``: "html", "json" (for ``Trace.load``), "chrome" or
+        "otlp-json"; default: by the path's ending. Raise ValueError and OSError."""
         from sglang.views.timeline.trace_formats import save
 
         save(self, path, format)
 
     def to_html(self) -> str:
-        """The trace as one HTML page, which loads no other file."""
+        """Return the trace as one HTML page, which loads no other file."""
         from sglang.views.timeline.timeline_page import page_of
 
         return page_of(self)
@@ -83,21 +83,21 @@ class Trace(TraceRecord):
         return cls.from_dict(data)
 
     def export_otel(self, to: Any) -> None:
-        """Send it as OpenTelemetry spans to the URL of a collector, or to a span processor. Needs
-        the extra ``otel``. Raises Unsupported and ValueError."""
+        """Send the trace as OpenTelemetry spans. ``to``: URL of a collector, or a span processor.
+        Needs the extra ``otel``. Raises Unsupported and ValueError."""
         from sglang.views.timeline.otel import export
 
         export(self, to)
 
     def totals(self) -> dict[str, Any]:
-        """Sums over all runs; see ``trace_view``."""
+        """Return sums over all runs; see ``trace_view``."""
         from sglang.views.timeline.trace_view import view_of
 
         found: dict[str, Any] = view_of(self)["totals"]
         return found
 
     def _repr_html_(self) -> str:
-        """The page in a frame, for a notebook."""
+        """Return the page in a frame, for a notebook."""
         from html import escape
 
         style = "width:100%;height:36em;border:1px solid #8888"
@@ -108,5 +108,5 @@ class Trace(TraceRecord):
 
 
 def _refused(name: str) -> float:
-    """JSON has no NaN and no infinity."""
+    """Raise ValueError for NaN and infinity, which valid JSON does not have."""
     raise ValueError(f"the trace is damaged: {name} is no number")

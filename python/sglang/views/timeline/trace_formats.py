@@ -1,4 +1,4 @@
-"""Formats: a trace as text."""
+"""Formats: conversion of a trace to text: html, json, chrome, otlp-json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang.run.trace_record import TraceRecord
 
 
 def save(trace: TraceRecord, path: str | os.PathLike[str], format: str | None = None) -> None:
-    """Write a trace. The path's ending tells the format, unless ``format`` does.
+    """Write a trace to a file. ``format``: default: by the path's ending.
 
     Raise ValueError for an unknown format, and OSError.
     """
@@ -20,7 +20,7 @@ def save(trace: TraceRecord, path: str | os.PathLike[str], format: str | None = 
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """Return the format that a path's ending tells. Raise ValueError for other endings."""
+    """Return the format for a path's ending. Raise ValueError for other endings."""
     ending = Path(path).suffix.lower()
     if ending not in (".html", ".json"):
         raise ValueError(

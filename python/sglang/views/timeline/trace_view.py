@@ -1,5 +1,5 @@
-"""View: a trace with what follows from it, as every rendering shows it: the phases of requests,
-what they cost, the time that the program itself took, the critical path, sums."""
+"""View: a trace with derived data for all renderings: phases and cost of requests, spans of the
+program's own code, the critical path, sums."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sglang.run.trace_record import TraceRecord
 from sglang.views.timeline.critical import critical_path
 from sglang.views.timeline.verify import NODES
 
-CODE_SECONDS = 0.001  # shorter stretches of the program's own code are not worth a span
+CODE_SECONDS = 0.001  # least duration of a span of the program's own code
 Interval = tuple[float, float]
 Object = dict[str, Any]
 
 
 def view_of(trace: TraceRecord) -> Object:
-    """Plain data: ``groups``, ``lanes``, ``joins`` and ``spans`` as ``Trace.to_dict`` has them, but
-    for forks in which nothing has happened, and
+    """Return plain data: ``groups``, ``lanes``, ``joins`` and ``spans`` of ``Trace.to_dict``,
+    without unused forks, and in addition
 
     - requests have ``phases``, (name, begin, end) in order, and with prices ``cost``;
-    - nodes have the sums of their requests, and ``critical`` where they are on the critical path;
+    - nodes have the sums of their requests, and ``critical`` if they are on the critical path;
     - spans of kind "code" are added, lanes have a ``label`` and a ``depth``;
-    - ``totals``.
+    - ``totals``: sums over all runs.
     """
     view = trace.to_dict()
     _drop_silent(view)
@@ -45,10 +45,10 @@ def view_of(trace: TraceRecord) -> Object:
 
 
 def phases(request: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Phases of a request.
+    """Return the phases of a request, (name, begin, end).
 
-    With the server's times: send, queue, prefill, decode, reply. With the first text alone: first
-    token, decode. Otherwise the whole is "model".
+    With the server's times: send, queue, prefill, decode, reply. With only the time of the first
+    text: first token, decode. Otherwise one phase "model".
     """
     data, begin, end = request["data"], request["begin"], request["end"]
     first, done = data.get("first"), data.get("done", end)
@@ -70,7 +70,7 @@ def phases(request: Mapping[str, Any]) -> list[tuple[str, float, float]]:
 
 
 def cost(data: Mapping[str, Any], prices: Mapping[str, float]) -> float:
-    """Dollars. Cached tokens cost what others do where no price of their own is given."""
+    """Return dollars. Without a price for "cached", cached tokens have the price of "input"."""
     prompt, cached = data.get("prompt_tokens", 0), data.get("cached_tokens", 0)
     of_input = prices.get("input", 0.0)
     dollars = max(prompt - cached, 0) * of_input + cached * prices.get("cached", of_input)
@@ -88,9 +88,9 @@ def _add(node: Object, request: Object) -> None:
 
 
 def _drop_silent(view: Object) -> None:
-    """Remove forks in which nothing has happened, such as copies that were kept for later.
+    """Remove lanes of forks without spans, joins or errors, such as internal copies.
 
-    A wait for such a fork becomes a wait for the lane that it was forked from.
+    A wait for such a fork becomes a wait for its parent lane.
     """
     busy = {span["lane"] for span in view["spans"] if span["kind"] != "wait"}
     busy |= {number for join in view["joins"] for number in (join["lane"], *join["lanes"])}
@@ -107,7 +107,7 @@ def _drop_silent(view: Object) -> None:
 
 
 def _label(lanes: Sequence[Object]) -> None:
-    """``main``, ``fork 0``, ``fork 0.2``; of the second fork of a lane ``fork 0 (2)``."""
+    """Set labels: ``main``, ``fork 0``, ``fork 0.2``; ``fork 0 (2)`` for a lane's second fork."""
     known: dict[int, Object] = {}
     seen: Counter[tuple[int, str]] = Counter()
     for lane in sorted(lanes, key=lambda lane: lane["number"]):
@@ -130,8 +130,8 @@ def _label(lanes: Sequence[Object]) -> None:
 
 
 def _code(view: Object) -> list[Object]:
-    """Times in which the program itself worked: it ran and did not wait for a lane or for a run
-    inside it."""
+    """Return spans for the times in which the program ran and did not wait for a lane or for an
+    inner run."""
     homes = {lane["number"]: lane["group"] for lane in view["lanes"]}
     roots = {lane["group"]: lane["number"] for lane in view["lanes"] if lane["parent"] is None}
     groups = {group["number"]: group for group in view["groups"]}

@@ -1,4 +1,4 @@
-"""Tracing: how it is said that programs are to be recorded, and where their trace goes."""
+"""Tracing: requests for recordings of runs, by the context ``tracing`` or by ``trace=``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang.views.prices import checked_prices
 from sglang.views.timeline.trace import Trace
 from sglang.views.timeline.trace_formats import format_of, save
 
-# A trace, if there is to be one, and the file that it is written to at the end.
+# The requested trace, or None, and the file for it, written at the end.
 Opened: TypeAlias = tuple[TraceRecord | None, str | None]
 NO_TRACE: Opened = (None, None)
 
@@ -38,13 +38,13 @@ def tracing(
     prices: Mapping[str, float] | None = None,
     otel: Any = None,
 ) -> Iterator[Trace]:
-    """Record every program that begins while inside, in whatever thread, and give the trace.
+    """Record every program that begins inside the context, in any thread. Yields the trace.
 
-    ``to``: a file that it is written to at the end (.html, or .json), or a trace to add to.
-    ``prices``: dollars per million tokens, by "input", "cached" and "output". ``otel``: the URL of
-    a collector, or a span processor, that it is sent to; a runtime's own spans then belong to it.
+    ``to``: a file for the trace, written at the end (.html or .json), or a trace to extend.
+    ``prices``: dollars per million tokens, by "input", "cached" and "output". ``otel``: URL of a
+    collector, or a span processor, for an export at the end; runtimes then add their own spans.
 
-    Raises ValueError and OSError, before anything runs, where it could not be written.
+    Raises ValueError and OSError, before anything runs, if the file cannot be written.
     """
     found, path = opened(True if to is None else to)
     if not isinstance(found, Trace):
@@ -68,13 +68,13 @@ def tracing(
 
 def _leave(trace: Trace, outer: Trace | None) -> None:
     ACTIVE.remove(trace)
-    AROUND.set(outer)  # no token: it may have been entered in another context
+    AROUND.set(outer)  # no token, because ``tracing`` may have been entered in another context
 
 
 def opened(to: Any) -> Opened:
     """Return the trace and file that ``trace=`` of a run requests.
 
-    Raise TypeError, ValueError for a file's name, and OSError where it cannot be written.
+    Raise TypeError, ValueError for a file's name, and OSError if the file cannot be written.
     """
     if to is None or to is False:
         return NO_TRACE
@@ -89,8 +89,8 @@ def opened(to: Any) -> Opened:
 
 
 def writable(to: str | os.PathLike[str]) -> Path:
-    """``to``, which a program may go to another folder before. Raises OSError where it could not be
-    written: that is to be known before anything runs."""
+    """Return ``to`` as an absolute path, because a program may change its directory. Raises OSError
+    before anything runs if the file cannot be written."""
     path = Path(to).absolute()
     folder, problem = path.parent, ""
     if not folder.is_dir():
@@ -116,12 +116,12 @@ def ambient() -> TraceRecord | None:
     around = AROUND.get()
     if around is not None and around in ACTIVE:
         return around
-    latest = ACTIVE[-1:]  # another thread may leave its own meanwhile
+    latest = ACTIVE[-1:]  # a slice, as another thread may remove its trace meanwhile
     return latest[0] if latest else None
 
 
 def recording_of(name: str, to: Opened, inline: bool) -> Recording | None:
-    """Return the recording of a run that begins now, None where none is requested."""
+    """Return the recording of a run that begins now, None if none is requested."""
     trace, path = to
     if trace is None and (trace := ambient()) is None:
         return None
@@ -135,7 +135,7 @@ def recording_of(name: str, to: Opened, inline: bool) -> Recording | None:
 def recorded_alone(
     name: str, trace: TraceRecord, backend: Backend, call: Call
 ) -> Iterator[RecordedCall]:
-    """Record a call that belongs to no program, made while inside; see ``Visit.asking``."""
+    """Record a call outside of programs, made inside the context; see ``Visit.asking``."""
     recording = Recording(trace, name, inline=True)
     with (
         recording.of((), None),
@@ -146,7 +146,7 @@ def recorded_alone(
 
 
 def write(trace: TraceRecord, path: str) -> None:
-    """Save a trace. An error becomes a warning: the recorded results count more."""
+    """Save a trace. An error becomes a warning, so that results of programs are not lost."""
     try:
         save(trace, path)
     except Exception as problem:
@@ -154,7 +154,7 @@ def write(trace: TraceRecord, path: str) -> None:
 
 
 def finish(trace: Trace, path: str | None, error: BaseException | None) -> None:
-    """Write and send it. After ``error``, which counts more, what cannot be sent is a warning."""
+    """Write and send a trace. After an ``error``, a failure to send becomes a warning."""
     if path is not None:
         write(trace, path)
     if trace.otel is None:

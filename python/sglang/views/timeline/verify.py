@@ -95,8 +95,8 @@ def _data(data: Mapping[str, Any]) -> None:
 
 
 def _typed(item: Any, kinds: Mapping[str, str]) -> None:
-    """Raise ValueError where ``item`` is no object, or a field of it has another type than
-    ``kinds`` says."""
+    """Raise ValueError if ``item`` is not an object, or if a field does not have its type in
+    ``kinds``."""
     if not isinstance(item, Mapping):
         raise ValueError(f"the trace is damaged: {item!r:.60} is no object")
     for name, kind in kinds.items():

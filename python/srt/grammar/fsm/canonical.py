@@ -1,19 +1,19 @@
-"""Canonical: the allowed tokens that can belong to the canonical tokenisation of a legal text.
+"""Canonical: masks of tokens that can belong to the canonical tokenisation of a legal text.
 
     head    the generated text after the last boundary that no token can cross
     body    a candidate token t and the characters that are forced after it
 
-Every legal text that goes on with t goes on with body. Where body holds a boundary that no token
-can cross, after the first token after head, ``encode(head + body)`` tells that token. Elsewhere
-the first token may depend on what follows, and is one of those of
+Every legal text that continues with t continues with body. If body has a boundary that no token can
+cross, after the first token after head, then ``encode(head + body)`` determines that token.
+Otherwise the first token may depend on later text, and is the first one after head in one of
 
-    encode(head + body)                 the tokens end where body ends
+    encode(head + body)                 the tokens end at the end of body
     encode(head + body[:i] + z)         a token z that begins at i crosses the end of body
     encode(either + character)          a tokenizer that looks one character ahead
 
-t stays if one of them is the tokens of head and then t. No token of the canonical tokenisation of
-a legal text is ever left out, as far as a tokenizer looks ahead by one character at most; some that
-belong to none may stay.
+t is allowed if one of these begins with the tokens of head, then t. All tokens of canonical
+tokenisations of legal texts are allowed, for tokenizers that look ahead by at most one character.
+Some tokens of no such tokenisation may be allowed too.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from sglang.srt.grammar.fsm.mask_cache import MaskRow
 from sglang.srt.grammar.fsm.state_masks import State, StateMasks
 from sglang.srt.grammar.fsm.utf8 import opened, span
 
-WINDOW = 32  # tokens of head; where it is longer the plain mask stays
-BODY = 64  # characters of body
-OPEN_BODIES = 8  # bodies without a boundary that are looked at for one state; more stay as they are
-MOST_PLACES = 32  # i at which a token z may begin, of one state: each needs the row of another
-MOST_BYTES = 12 << 10  # encoded for one state; bodies beyond these two limits stay as they are
-CROSSING = 4  # tokens z looked at for one i; where there are more, only what comes before i is
+WINDOW = 32  # limit of the tokens of head; with more, the plain mask is used
+BODY = 64  # limit of the characters of body
+OPEN_BODIES = 8  # limit of the bodies without a boundary per state; with more, all are allowed
+MOST_PLACES = 32  # limit of the offsets i per state; each needs the row of another state
+MOST_BYTES = 12 << 10  # limit of the encoded bytes per state; bodies beyond both limits are allowed
+CROSSING = 4  # limit of the tokens z per offset i; with more, only the text before i is encoded
 _RARE = {"Ll": "qx", "Lu": "QX", "Nd": "7", "Lo": "ꙮ", "Po": "¿"}
-_PER_KIND = 2  # characters
-_FEW = 8  # characters up to which all that may come next are tried
+_PER_KIND = 2  # characters that are tried per kind
+_FEW = 8  # limit of the possible next characters up to which all are tried
 
 
 class Canonical:
-    """Narrow rows of one grammar, by state and by the tokens of head."""
+    """Canonical rows of one grammar's masks, by state and by the tokens of head."""
 
     def __init__(self, masks: StateMasks) -> None:
         self.masks = masks
         self._probes: dict[State, list[str]] = {}
         masks.table.prepare()
-        self.filtered = 0  # rows worked out, not found
+        self.filtered = 0  # number of rows that were computed, not cached
 
     def row(self, state: State, head: tuple[int, ...]) -> MaskRow:
-        """The tokens allowed in ``state`` after the tokens ``head``."""
+        """Return the tokens allowed in ``state`` after the tokens ``head``."""
         plain, rows = self.masks.row(state), self.masks.table.rows
         if plain.ids is None or len(plain.ids) < 2 or len(head) > WINDOW:
             return plain
@@ -65,7 +65,7 @@ class Canonical:
     def _filter(
         self, state: State, head: tuple[int, ...], ids: tuple[int, ...]
     ) -> tuple[int, ...] | None:
-        """The tokens of ``ids`` that stay; None where the tokenizer does not write the text."""
+        """Return the allowed tokens of ``ids``; None if the tokenizer cannot encode the text."""
         table = self.masks.table
         stay: set[int] = set()
         bodies: dict[bytes, list[int]] = {}
@@ -107,8 +107,8 @@ class Canonical:
         return tuple(token for token in ids if token in stay)
 
     def body(self, state: State, data: bytes) -> bytes | None:
-        """``data`` and the characters that are forced after it; None where it ends inside a
-        character that is not forced."""
+        """Return ``data`` and the characters that are forced after it; None if ``data`` ends inside
+        a character that is not forced."""
         after = self.masks.walk(state, data)
         if after is None:
             return None
@@ -118,7 +118,7 @@ class Canonical:
         return data + rest
 
     def _crossed(self, body: bytes) -> list[int]:
-        """The offsets in ``body`` at which tokens begin that end after it, legal or not."""
+        """Return the offsets in ``body`` from which a token, legal or not, extends past its end."""
         ordered, found = self.masks.table.ordered, list[int]()
         for at in range(max(1, len(body) - self.masks.table.longest + 1), len(body)):
             place = bisect_right(ordered, body[at:])
@@ -129,8 +129,8 @@ class Canonical:
     def _variants(
         self, state: State, body: bytes, crossed: list[int]
     ) -> list[tuple[bytes, int]] | None:
-        """The other texts to encode for ``body``, and where a token has to begin, 0 for anywhere.
-        None where a token that begins inside a character crosses the end of ``body``."""
+        """Return the other texts to encode for ``body``, each with the offset at which a token must
+        begin, 0 for none; None if a token that begins inside a character crosses the end."""
         found = [(text, 0) for text in self._followed(state, body)]
         for at in crossed:
             crossing = self._crossing(state, body, at)
@@ -147,7 +147,7 @@ class Canonical:
         return found
 
     def _followed(self, state: State, text: bytes) -> list[bytes]:
-        """``text``, and it with some characters that may come next."""
+        """Return ``text``, and ``text`` followed by each of some possible next characters."""
         end = self.masks.walk(state, text)
         assert end is not None
         if not end[1]:
@@ -156,8 +156,8 @@ class Canonical:
         return [text[: -len(opened(end[1]))] + chr(point).encode() for point in (low, high)]
 
     def _crossing(self, state: State, body: bytes, at: int) -> list[bytes]:
-        """The legal tokens that begin at ``at`` and end after the end of ``body``; of a wide state
-        more than CROSSING, whether they are legal or not."""
+        """Return the legal tokens that begin at ``at`` and end after the end of ``body``; for a
+        wide state, without checks, more than CROSSING dummies."""
         rest = body[at:]
         reached = self.masks.walk(state, body[:at])
         if reached is None:
@@ -169,7 +169,7 @@ class Canonical:
         return sorted(found - {rest})
 
     def _parts(self, tokens: list[int], at: int) -> bool:
-        """Whether one of ``tokens`` begins at byte ``at``."""
+        """Return True if one of ``tokens`` begins at byte ``at``."""
         pieces = self.masks.table.tokens
         for token in tokens:
             if at <= 0:
@@ -178,8 +178,8 @@ class Canonical:
         return at == 0
 
     def _after(self, state: State) -> list[str]:
-        """Characters of each kind that may come next: a few that may, and a few that seldom join
-        those before them."""
+        """Return some characters of each possible next kind: legal ones, and ones that tokenizers
+        seldom join with the text before."""
         if state not in self._probes:
             found = self.masks.next_characters(state[0], _FEW)
             most = _FEW
@@ -201,12 +201,12 @@ class Canonical:
 
 
 def _next(tokens: list[int], head: tuple[int, ...]) -> set[int]:
-    """The token after ``head``, where ``tokens`` begin with it."""
+    """Return the token after ``head`` as a set, empty if ``tokens`` do not begin with ``head``."""
     if len(tokens) > len(head) and tuple(tokens[: len(head)]) == head:
         return {tokens[len(head)]}
     return set()
 
 
 def _kind(char: str) -> str:
-    """Kind of a character, as tokenizers split: Unicode's category; spaces and quotes by itself."""
+    """Return a character's kind: itself for spaces and quotes, else its Unicode category."""
     return char if char in " \n\r\t'\"/" else category(char)

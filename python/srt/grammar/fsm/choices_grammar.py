@@ -1,8 +1,8 @@
 """ChoicesGrammar: one of a list of strings, as a trie over their canonical tokens.
 
-The canonical masks are exact: a token is allowed where it continues the tokenisation of some
-string. Tokens off the trie that still write one of the strings may be taken too; from there on the
-masks are those of the bytes alone.
+The canonical masks are exact: a token is allowed if it continues the tokenisation of some string.
+``advance`` also accepts tokens off the trie that spell one of the strings. From there on, masks
+allow all tokens that continue the bytes of a string.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sglang.srt.grammar.fsm.mask_cache import MaskRow
 from sglang.srt.grammar.fsm.token_table import TokenTable, difference
 from sglang.srt.grammar.grammar_protocol import GrammarError
 
-OFF = -1  # in place of a node: the tokens are not a path of the trie
+OFF = -1  # as a node: the tokens so far are not a path of the trie
 _AFTER = b"\xff"  # sorts after every byte of UTF-8
 
 
 class ChoicePosition(NamedTuple):
-    """Position of a text: the strings ``texts[low:high]`` begin with it."""
+    """State after a text: the strings ``texts[low:high]`` begin with the text."""
 
     low: int
     high: int
@@ -31,9 +31,9 @@ class ChoicePosition(NamedTuple):
 
 
 class ChoicesGrammar:
-    """Satisfies ``Grammar``. Without ``canonical`` the masks are those of the bytes.
+    """Implements ``CompiledGrammar``. Without ``canonical``, masks depend on the bytes only.
 
-    Raises GrammarError where there is no string, or the vocabulary cannot write one.
+    Raises GrammarError without strings, and if the vocabulary cannot spell a string.
     """
 
     path = "trie"
@@ -56,14 +56,14 @@ class ChoicesGrammar:
 
     @property
     def nbytes(self) -> int:
-        """Estimated bytes; the table keeps the masks."""
+        """Estimated bytes of the grammar, without the masks, which the table stores."""
         return sum(map(len, self.texts)) + 100 * len(self.texts) + 150 * len(self.children)
 
     def matcher(self) -> ChoicesMatcher:
         return ChoicesMatcher(self)
 
     def walk(self, position: ChoicePosition, token: int) -> ChoicePosition | None:
-        """The position after a token, or None where no string goes on with it."""
+        """Return the position after a token, or None if no string continues with it."""
         tokens = self.table.tokens
         data = tokens[token] if 0 <= token < len(tokens) else b""
         if not data:
@@ -80,7 +80,7 @@ class ChoicesGrammar:
         return len(self.texts[position.low]) == position.size
 
     def row(self, position: ChoicePosition) -> MaskRow:
-        """The tokens allowed in ``position``."""
+        """Return the tokens allowed in ``position``."""
         on = position.node != OFF
         key = (self.owner, position.node) if on else (self.owner, *position[:3])
         row = self.table.rows.get(key)
@@ -92,7 +92,7 @@ class ChoicesGrammar:
         return row
 
     def common(self, position: ChoicePosition) -> bytes:
-        """Common beginning of the strings of ``position``, after it, in whole characters."""
+        """Return the common beginning, in whole characters, of the strings of ``position``."""
         first, last = self.texts[position.low], self.texts[position.high - 1]
         size = position.size
         while size < len(first) and first[size] == last[size]:
@@ -142,8 +142,8 @@ class ChoicesGrammar:
                 node = child
 
     def _plain(self, position: ChoicePosition) -> list[int]:
-        """All tokens that continue some string of ``position``: both sorted lists are descended
-        together, byte by byte."""
+        """Return all tokens that continue some string of ``position``, by a joint descent of both
+        sorted lists, byte by byte."""
         ordered, texts, numbers = self.table.ordered, self.texts, self.table.numbers
         found: list[int] = []
         todo = [(position.low, position.high, b"", 0, len(ordered))]
@@ -166,7 +166,7 @@ class ChoicesGrammar:
 
 
 class ChoicesMatcher:
-    """Satisfies ``Matcher``."""
+    """Implements ``Matcher``."""
 
     __slots__ = ("_grammar", "_positions", "_tokens")
 
@@ -236,7 +236,7 @@ class ChoicesMatcher:
         return difference(self._tokens, self._grammar.table.spell(whole))
 
     def string_forced(self) -> bytes:
-        """The bytes that must follow."""
+        """Return the bytes that must follow."""
         position = self._positions[-1]
         return self._grammar.common(position)[position.size :]
 

@@ -1,8 +1,8 @@
-"""The tries of a vocabulary over the character classes of one automaton.
+"""The trie of a vocabulary over the character classes of one automaton.
 
-Tokens whose characters are of the same classes stand on the same node, so that a walk sees the few
-differences that the grammar sees. A token with a character of no class is dropped: nothing allows
-it. Built level by level from the trie of ``tokens``: exact, no hashing.
+Tokens whose characters have the same classes share a node, so that a walk visits only differences
+that matter to the grammar. A token with a character of no class is dropped, because no state allows
+it. The trie is built level by level from the token table: exact, without hashing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from sglang.srt.grammar.fsm.utf8 import span
 Int32Array = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
 OUTSIDE = np.iinfo(np.int16).max
-DENSE = 1 << 22  # cells up to which distinct keys are found in a table instead of by sorting
+DENSE = 1 << 22  # limit of the cells of a table for distinct keys; above it, keys are sorted
 
 
 class ClassTrie:
-    """Nodes in level order, the children of a node in one run; 0 is the root.
+    """Nodes in level order. The children of a node are adjacent; node 0 is the root.
 
     Attributes:
-        symbols: by node, a class, or ``classes`` + row of ``sets`` for an open character [nodes].
-        first: first child of each node, and ``nodes`` [nodes + 1].
+        symbols: by node, a class, or for an incomplete (open) character ``classes`` + its row of
+            ``sets`` [nodes].
+        first: first child of each node, and ``nodes`` at the end [nodes + 1].
         levels: first node of each depth, and ``nodes`` at the end.
-        sets: classes that an open character may become [rows, classes].
-        node: by token, its node, or ``nodes`` where it has none [vocabulary size, whole words].
+        sets: True for the classes that an open character may have [rows, classes].
+        node: node of each token, ``nodes`` for none [vocabulary size, padded to whole words].
         ids: tokens, in the order of their nodes [tokens].
-        begins: first token of each node in ``ids``, and their number [nodes + 1].
-    """
+        begins: index in ``ids`` of each node's first token, and their number [nodes + 1]."""
 
     def __init__(self, automaton: CharacterDfa, table: TokenTable) -> None:
         self.classes = automaton.classes
@@ -51,11 +51,11 @@ class ClassTrie:
         return sum(part.nbytes for part in parts)
 
     def children(self, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All children of ``nodes``, and for each the index of its parent in ``nodes``."""
+        """Return all children of ``nodes``, and the index in ``nodes`` of each child's parent."""
         return spread(self.first, nodes)
 
     def _grow(self, table: TokenTable, symbols: Int32Array, width: int) -> Int32Array:
-        """Make ``symbols`` and ``first``. Returns the node of each node of the table, or -1."""
+        """Set ``symbols`` and ``first``. Return the node for each node of the table, -1: none."""
         nodes = np.full(len(symbols), -1, dtype=np.int32)
         nodes[0] = 0
         labels, parents, base, made = [np.full(1, -1, np.int32)], [np.full(1, -1, np.int32)], 0, 1
@@ -79,16 +79,16 @@ class ClassTrie:
 
 
 class Subtrie:
-    """One set W of classes over one trieed trie.
+    """The part of a trie whose characters belong to a set W of classes.
 
     Attributes:
-        within: whether a symbol is in W or, for an open character, may become so [symbols].
-        depth: by node, its depth where all symbols down to it are within W, else OUTSIDE. One more
-            element, OUTSIDE, stands for "no node" [nodes + 1].
-        deepest: the largest depth below OUTSIDE.
-        inner: the nodes within W, by depth. ``inner_cut[d]`` is the number of them above depth d.
-        border: the first nodes outside W, by depth. ``border_at`` is the depth of the node above
-            each, and ``border_cut[d]`` the number of those above depth d.
+        within: True if a symbol is in W or, for an open character, may be [symbols].
+        depth: by node, its depth if all symbols down to the node are within W, else OUTSIDE. The
+            last element, OUTSIDE, stands for "no node" [nodes + 1].
+        deepest: the largest depth of a node within W.
+        inner: nodes within W, sorted by depth. ``inner_cut[d]``: number of them above depth d.
+        border: first nodes outside W, sorted by depth. ``border_at``: depth of each one's parent.
+            ``border_cut[d]``: number of parents above depth d.
     """
 
     def __init__(self, trie: ClassTrie, classes: NDArray[np.bool_]) -> None:
@@ -120,8 +120,8 @@ class Subtrie:
 def spread(
     first: Int32Array, nodes: NDArray[np.integer]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The runs ``first[n] .. first[n + 1]`` of ``nodes`` put together, and where in ``nodes`` each
-    element came from."""
+    """Return the concatenated ranges ``first[n] .. first[n + 1]`` of ``nodes``, and the index in
+    ``nodes`` of each element's n."""
     low = first[nodes].astype(np.int64)
     count = first[nodes + 1] - low
     source = np.repeat(np.arange(len(nodes)), count)
@@ -129,14 +129,14 @@ def spread(
 
 
 def _order(keys: Int32Array) -> NDArray[np.int64]:
-    """Stable ``argsort`` of keys from 0 on: 16 bits at a time, which numpy sorts by radix."""
+    """Return the stable ``argsort`` of keys >= 0, 16 bits at a time, which numpy sorts by radix."""
     order = np.argsort(keys.astype(np.uint16), kind="stable")
     high = (keys >> 16).astype(np.uint16)
     return order[np.argsort(high[order], kind="stable")] if high.any() else order
 
 
 def _distinct(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.integer]]:
-    """The distinct values of ``key``, ascending, below ``size``; and where each is among them."""
+    """Return the distinct values of ``key`` < ``size``, ascending, and each key's index in them."""
     if size > DENSE and size > 16 * len(key):
         return np.unique(key, return_inverse=True)
     seen = np.zeros(size, dtype=np.bool_)
@@ -148,7 +148,7 @@ def _distinct(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDA
 
 
 def _symbols(automaton: CharacterDfa, table: TokenTable) -> tuple[Int32Array, BoolArray]:
-    """The symbol of each of ``table.points``, or DEAD; and ``sets``."""
+    """Return the symbol of each of ``table.points``, DEAD for none, and ``ClassTrie.sets``."""
     plain = int(np.searchsorted(table.points, OPEN))
     at = np.searchsorted(automaton.edges, table.points[:plain], side="right") - 1
     symbols = np.full(len(table.points), DEAD, dtype=np.int32)
@@ -168,7 +168,7 @@ def _symbols(automaton: CharacterDfa, table: TokenTable) -> tuple[Int32Array, Bo
 
 
 def reachable(automaton: CharacterDfa, partial: int) -> Int32Array:
-    """The classes, ascending, that an open character may turn out to be of."""
+    """Return the classes, ascending, that an open character ``partial`` may have."""
     low, high = span(partial)
     begin = int(np.searchsorted(automaton.edges, low, side="right")) - 1
     end = int(np.searchsorted(automaton.edges, high, side="right"))
@@ -176,7 +176,7 @@ def reachable(automaton: CharacterDfa, partial: int) -> Int32Array:
 
 
 def _named(labels: Int32Array) -> Int32Array:
-    """The distinct labels, ascending, without DEAD."""
+    """Return the distinct labels, ascending, without DEAD."""
     found = labels if len(labels) == 1 else np.unique(labels)
     named: Int32Array = found[found != DEAD]
     return named

@@ -9,13 +9,13 @@ from sglang.srt.grammar.fsm.mask_cache import MaskRow
 from sglang.srt.grammar.fsm.state_masks import START, State, StateMasks
 from sglang.srt.grammar.fsm.token_table import TokenTable, difference
 
-REWRITTEN = 1024  # characters of forced text that one step appends as text
-RETOKENIZED = 4096  # bytes of text before them; no more is tokenized anew
+REWRITTEN = 1024  # limit of the characters of forced text that one step appends
+RETOKENIZED = 4096  # limit of the bytes of earlier text that one step tokenizes again
 
 
 class FsmGrammar:
-    """Implements ``Grammar``. With ``canonical``, narrow masks keep only tokens of the canonical
-    tokenisation of some text of the language."""
+    """Implements ``CompiledGrammar``. With ``canonical``, masks of few tokens allow only tokens of
+    the canonical tokenisation of some text of the language."""
 
     path = "fsm"
 
@@ -27,7 +27,7 @@ class FsmGrammar:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays that only this grammar holds; its table keeps the masks."""
+        """Bytes of this grammar's arrays, without the masks, which the table stores."""
         return self.masks.nbytes
 
     def matcher(self) -> FsmMatcher:
@@ -35,10 +35,10 @@ class FsmGrammar:
 
 
 class FsmMatcher:
-    """Implements ``Matcher``. All states since the start are kept, for ``rollback``.
+    """Implements ``Matcher``. All states since the start are kept for ``rollback``.
 
-    A position is a state and where ``head`` begins, in tokens (see ``canonical``). The prompt's end
-    counts as a boundary.
+    ``_heads``: for each state, the index of the token at which ``head`` begins (see ``canonical``).
+    The prompt's end counts as a boundary.
     """
 
     __slots__ = ("_canonical", "_heads", "_masks", "_states", "_tokens")
@@ -106,7 +106,7 @@ class FsmMatcher:
         return difference(head, table.spell(before + rest))
 
     def string_forced(self) -> bytes:
-        """The bytes that must follow, up to ``REWRITTEN`` characters."""
+        """Return the bytes that must follow, up to ``REWRITTEN`` characters."""
         return self._masks.run(self._states[-1], REWRITTEN)[0]
 
     def rollback(self, count: int) -> None:
@@ -127,12 +127,12 @@ class FsmMatcher:
 
     def _row(self) -> MaskRow:
         row = self._masks.row(self._states[-1])
-        if row.ids is None or self._canonical is None:  # wide rows are as they are
+        if row.ids is None or self._canonical is None:  # wide rows are not made canonical
             return row
         return self._canonical.row(self._states[-1], tuple(self._head()))
 
     def _force(self, limit: int) -> list[int]:
-        """Advance while one token alone is allowed, at most ``limit`` times."""
+        """Advance while only one token is allowed, at most ``limit`` times. Return the tokens."""
         found: list[int] = []
         eos = len(self._masks.table.eos)
         while len(found) < limit:
@@ -143,7 +143,7 @@ class FsmMatcher:
         return found
 
     def _follow(self, tokens: list[int]) -> list[int]:
-        """Advance over those of ``tokens`` that are allowed one after the other."""
+        """Advance over the leading ``tokens`` that are allowed, and return these tokens."""
         found: list[int] = []
         for token in tokens:
             if not self._row().allows(token) or not self.advance(token):

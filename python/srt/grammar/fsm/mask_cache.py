@@ -1,4 +1,4 @@
-"""MaskRow: the tokens that one state allows. MaskCache: rows by key, the oldest dropped first."""
+"""MaskRow: the tokens that one state allows. MaskCache: LRU cache of rows by key."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 
-NARROW = 64  # tokens up to which a row is a list of ids rather than bits
-_OVERHEAD = 200  # bytes of a row and its entry in the cache, about
+NARROW = 64  # limit of the tokens of a row that is a list of ids; larger rows are bits
+_OVERHEAD = 200  # approximate bytes of a row and its cache entry
 
 
 class MaskRow:
-    """Allowed tokens, end tokens aside.
+    """Allowed tokens of one state.
 
     Attributes:
-        ids: ascending, where there are at most NARROW; else None.
-        bits: the mask, end tokens included, where there are more; else b"".
-        ending: whether end tokens are allowed.
+        ids: the allowed tokens without end tokens, ascending, if at most NARROW; else None.
+        bits: the mask, end tokens included, for more than NARROW tokens; else b"".
+        ending: end tokens are allowed.
     """
 
     __slots__ = ("bits", "ending", "ids")
@@ -26,13 +26,13 @@ class MaskRow:
         self.ids, self.bits, self.ending = ids, bits, ending
 
     def allows(self, token: int) -> bool:
-        """Whether a plain token is allowed."""
+        """Return True if a token, not an end token, is allowed."""
         if self.ids is not None:
             return token in self.ids
         return bool(self.bits[token >> 3] >> (token & 7) & 1)
 
     def mask(self, words: int, eos: tuple[int, ...]) -> bytes:
-        """The row as a mask of ``words`` int32 words."""
+        """Return the row as a mask of ``words`` int32 words. ``eos``: the end tokens."""
         if self.ids is None:
             return self.bits
         data = bytearray(4 * words)
@@ -44,7 +44,7 @@ class MaskRow:
         return bytes(data)
 
     def sole(self, eos: int) -> int | None:
-        """The only token of the mask, where there are ``eos`` end tokens."""
+        """Return the only allowed token, None for several. ``eos``: number of end tokens."""
         if self.ids is None or len(self.ids) != 1 or (self.ending and eos):
             return None
         return self.ids[0]
@@ -55,7 +55,7 @@ class MaskRow:
 
 
 class MaskCache:
-    """Rows by key, at most ``limit`` bytes. Any thread may call."""
+    """LRU cache of rows by key, of at most ``limit`` bytes. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -65,7 +65,7 @@ class MaskCache:
         self._owners = itertools.count()
 
     def owner(self) -> int:
-        """A new number, for the keys of one grammar."""
+        """Return a new number, for use in the keys of one grammar."""
         return next(self._owners)
 
     def get(self, key: Hashable) -> MaskRow | None:

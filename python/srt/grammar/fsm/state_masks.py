@@ -22,9 +22,9 @@ State = tuple[int, int]  # (q, u)
 Nodes = NDArray[np.int64]
 Numbers = NDArray[np.integer]
 START: State = (0, 0)
-SCATTER = 1 << 14  # tokens up to which bits are set one by one rather than gathered for all
-SUBTRIES = 16  # sets W kept for one automaton; the states of further ones are walked in full
-RUN = 256  # characters up to which a forced run is followed for drafts
+SCATTER = 1 << 14  # limit of the tokens whose bits are set one by one; more are gathered at once
+SUBTRIES = 16  # limit of the sets W per automaton; states of further sets are walked in full
+RUN = 256  # limit of the characters of a forced run for drafts
 
 
 class StateMasks:

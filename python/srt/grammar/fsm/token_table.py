@@ -1,4 +1,4 @@
-"""TokenTable: a vocabulary as the walks need it, made once and shared by all its grammars."""
+"""TokenTable: a vocabulary's tokens as a trie, made once and shared by all its grammars."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sglang.srt.grammar.fsm.mask_cache import NARROW, MaskCache, MaskRow
 from sglang.srt.grammar.fsm.utf8 import span, split
 
 Int32Array = NDArray[np.int32]
-OPEN = 0x110000  # a label from here on is an open character at a token's end
-CACHE_BYTES = 32 << 20  # of masks, for all grammars of a vocabulary
+OPEN = 0x110000  # first label of open (incomplete) characters at a token's end
+CACHE_BYTES = 32 << 20  # limit of the masks of all grammars of a vocabulary
 _WORDS = bytes(byte for byte in range(0x80) if chr(byte).isalnum())
 _MARKS = b' \n!"#$%&()*+,-./:;<=>?@[\\]^`{|}~'
 
@@ -27,23 +27,23 @@ _making = threading.Lock()
 
 
 class TokenTable:
-    """The plain tokens of a vocabulary: those that are neither control nor end tokens.
+    """The plain tokens of a vocabulary: tokens that are neither control nor end tokens.
 
     A trie over code points holds every token that begins between two characters; an open character
-    at its end is one more label. Nodes are in level order, the children of a node in one run.
+    at a token's end is a further label. Nodes are in level order; a node's children are adjacent.
 
     Attributes:
-        tokens: bytes by id; b"" where the id is no plain token.
-        parents: node above, by node [nodes]; 0 is the root.
+        tokens: bytes by id; b"" for an id that is not a plain token.
+        parents: parent of each node [nodes]; 0 is the root.
         levels: first node of each depth, and ``nodes`` at the end.
-        points: the distinct labels, ascending; a label is a code point, or OPEN + the number of an
+        points: the distinct labels, ascending; a label is a code point, or OPEN + the index of an
             open character in ``opens`` [points].
-        ``places``: index in ``points`` of the label of a node [nodes].
-        ids, ends: a token and its node [tokens in the trie].
-        opens: the distinct open characters that tokens end with, as ``utf8`` numbers them.
-        spans: first and last code point that each of them may become [opens, 2].
+        ``places``: index in ``points`` of each node's label [nodes].
+        ids, ends: each token of the trie and its node [tokens in the trie].
+        opens: the distinct open characters at tokens' ends, as ``utf8`` numbers them.
+        spans: first and last possible code point of each open character [opens, 2].
         inside: tokens that begin inside a character.
-        rows: the masks that were made.
+        rows: cache of masks.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -63,7 +63,7 @@ class TokenTable:
 
     @staticmethod
     def of(vocabulary: Vocabulary) -> TokenTable:
-        """The table of ``vocabulary``, made at the first call. Any thread may call."""
+        """Return the table of ``vocabulary``, made at the first call. Thread-safe."""
         with _making:
             if vocabulary not in _tables:
                 _tables[vocabulary] = TokenTable(vocabulary)
@@ -77,12 +77,12 @@ class TokenTable:
         return sorted({data for data in self.tokens if data})
 
     def prepare(self) -> None:
-        """Make now what ``ordered``, ``boundary`` and ``numbers`` make at their first use."""
+        """Compute the cached properties ``ordered``, ``boundary`` and ``numbers`` now."""
         _ = self.ordered, self.boundary, self.numbers
 
     @cached_property
     def numbers(self) -> dict[bytes, tuple[int, ...]]:
-        """The ids of a token's bytes, ascending."""
+        """Ids of the tokens by their bytes, ascending."""
         found: dict[bytes, tuple[int, ...]] = {}
         for token, data in enumerate(self.tokens):
             if data:
@@ -91,7 +91,7 @@ class TokenTable:
 
     @cached_property
     def joined(self) -> NDArray[np.bool_]:
-        """Whether a byte stands right before another in some token [256, 256]."""
+        """Bool [256, 256]: True if some token contains the two bytes in sequence."""
         flat = np.frombuffer(b"".join(self.tokens), dtype=np.uint8)
         inner = np.ones(len(flat), dtype=np.bool_)
         stops = np.cumsum([len(data) for data in self.tokens if data])
@@ -103,8 +103,8 @@ class TokenTable:
 
     @cached_property
     def boundary(self) -> bytes:
-        """1 at 256 * left + right where no token holds the two bytes one after the other, and no
-        tokenizer looks across: a letter or digit before a mark, and anything before a space."""
+        """Bytes with 1 at index 256 * left + right if no token crosses a boundary between the two
+        bytes: a letter or digit before a mark, or any character before a space."""
         found = np.zeros((256, 256), dtype=np.bool_)
         words = np.frombuffer(_WORDS, dtype=np.uint8)
         marks = np.frombuffer(_MARKS, dtype=np.uint8)
@@ -113,7 +113,7 @@ class TokenTable:
         return (found & ~self.joined).tobytes()
 
     def bounded(self, data: bytes, start: int) -> bool:
-        """Whether ``data`` holds a boundary that no token crosses, at ``start`` or after."""
+        """Return True if ``data`` has a boundary that no token crosses, at ``start`` or after."""
         table = self.boundary
         return any(table[left << 8 | right] for left, right in zip(data[start - 1 :], data[start:]))
 
@@ -121,13 +121,13 @@ class TokenTable:
         return b"".join([self.tokens[token] for token in tokens])
 
     def beginning(self, data: bytes) -> list[int]:
-        """The tokens that are the beginning of ``data``, or all of it."""
+        """Return the tokens whose bytes are a prefix of ``data``, or all of it."""
         ends = range(1, min(len(data), self.longest) + 1)
         return [token for end in ends for token in self.numbers.get(data[:end], ())]
 
     def beyond(self, data: bytes, following: Collection[bytes]) -> Iterator[bytes]:
-        """Additions of the longer tokens that begin with ``data``. Each token that begins such an
-        addition is one of ``following``."""
+        """Yield the rests of longer tokens that begin with ``data``. All tokens that are a prefix
+        of such a rest must be in ``following``."""
         may = set(following)
         for first in {text[:1] for text in may}:
             at = bisect_left(self.ordered, data + first)
@@ -139,8 +139,8 @@ class TokenTable:
                     yield rest
 
     def spell(self, data: bytes) -> list[int]:
-        """The canonical tokens of ``data``; none where it ends inside a character, or where the
-        tokenizer writes other bytes."""
+        """Return the canonical tokens of ``data``; none if it ends inside a character, or if the
+        tokenizer does not reproduce its bytes."""
         parts = split(data)
         if parts is None or parts[1]:
             return []
@@ -148,7 +148,7 @@ class TokenTable:
         return found if self.text(found) == data else []
 
     def row(self, tokens: NDArray[Any], ending: bool) -> MaskRow:
-        """The row of some ids, or of one flag for each of ``32 * words`` ids (they are changed)."""
+        """Return the row of ``tokens``: ids, or ``32 * words`` flags, which are changed."""
         if tokens.dtype != np.bool_:
             if len(tokens) <= NARROW:
                 return MaskRow(tuple(sorted(tokens.tolist())), b"", ending)
@@ -162,7 +162,7 @@ class TokenTable:
     # -- making ----------------------------------------------------------------------------------
 
     def _spell(self) -> tuple[list[int], Int32Array, Int32Array]:
-        """Ids of the tokens that begin between characters, their lengths and their labels."""
+        """Return ids, lengths and concatenated labels of tokens that begin between characters."""
         ids, lengths, flat = [], array("i"), array("i")
         numbers: dict[int, int] = {}
         for token, data in enumerate(self.tokens):
@@ -184,10 +184,10 @@ class TokenTable:
         return ids, np.array(lengths, dtype=np.int32), np.array(flat, dtype=np.int32)
 
     def _plant(self, ids: list[int], lengths: Int32Array, flat: Int32Array) -> None:
-        """Grow the trie by one level at a time: a node is a distinct (node above, label)."""
+        """Build the trie level by level. A node is a distinct pair (parent, label)."""
         self.points, places = np.unique(flat, return_inverse=True)
         starts = np.cumsum(lengths, dtype=np.int64) - lengths
-        ends = np.zeros(len(ids), dtype=np.int64)  # the node where each token stands now
+        ends = np.zeros(len(ids), dtype=np.int64)  # each token's node at the current depth
         growing = np.arange(len(ids))
         above, under, levels = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)], [0, 1]
         width = max(1, len(self.points))
@@ -208,8 +208,8 @@ class TokenTable:
 
 
 def difference(tokens: list[int], wanted: list[int]) -> tuple[int, list[int]]:
-    """The number of last ``tokens`` to take back, and the tokens to append then, to get ``wanted``;
-    (0, []) where ``wanted`` is empty."""
+    """Return the number of last ``tokens`` to remove, and the tokens to append then, to obtain
+    ``wanted``; (0, []) if ``wanted`` is empty."""
     if not wanted:
         return 0, []
     same = 0

@@ -1,4 +1,4 @@
-"""grammar_of: a constraint as the text of a grammar that llguidance enforces."""
+"""grammar_of: converts a constraint to the text of a grammar that llguidance enforces."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _JSON = re.compile(r"%json\b\s*")
 
 
 def grammar_of(constraint: Constraint, whitespace: str) -> str:
-    """Lark as llguidance reads it, for a constraint of any kind but choices.
+    """Return a grammar in llguidance's Lark for a constraint of any kind except choices.
 
     Args:
-        whitespace: pattern allowed between two tokens of JSON where the constraint names none.
+        whitespace: pattern allowed between two tokens of JSON if the constraint has none.
 
-    Raises GrammarError for what is malformed or cannot be enforced.
+    Raises GrammarError for a malformed constraint, or one that cannot be enforced.
     """
     space = whitespace_pattern(
         whitespace if constraint.whitespace is None else constraint.whitespace
@@ -49,7 +49,7 @@ def grammar_of(constraint: Constraint, whitespace: str) -> str:
 
 
 class Schemas:
-    """The schemas inside a larger grammar."""
+    """Compiles the schemas inside a larger grammar. ``rules``: the rules of all schemas."""
 
     def __init__(self, space: str, kind: str) -> None:
         self.rules: list[str] = []
@@ -58,8 +58,8 @@ class Schemas:
         self._count = 0
 
     def rule(self, schema: Any, pointer: str, most: int | None = None) -> str:
-        """Name of the rule of a schema, which stands at ``pointer``. ``most``: characters of white
-        space allowed between two of its tokens; None: what ``space`` allows."""
+        """Compile the schema at ``pointer`` and return the name of its rule. ``most``: limit of the
+        white space characters between two tokens of JSON; None: the pattern ``space``."""
         self._count += 1
         space = self._space if most is None else whitespace_pattern(f"[ \\n\\t]{{0,{most}}}")
         try:
@@ -72,8 +72,8 @@ class Schemas:
 
 
 def _walkable(compiled: Compiled) -> Compiled:
-    """The same. Raises Refusal where the masks of a terminal would exceed the limits of a step, and
-    GrammarError where those of nested alternatives would."""
+    """Return ``compiled``. Raises Refusal if the masks of a terminal would exceed the limits of a
+    step, GrammarError if those of nested alternatives would."""
     for terminal, pointer in compiled.combined.items():
         if too_hard(terminal):
             raise Refusal(pointer, TOO_HARD)
@@ -82,7 +82,7 @@ def _walkable(compiled: Compiled) -> Compiled:
 
 
 def load(text: str, kind: str) -> Any:
-    """JSON of a constraint. Raises GrammarError."""
+    """Decode the JSON of a constraint. Raises GrammarError."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
         if "\\ud" in text.lower():
@@ -97,14 +97,14 @@ def load(text: str, kind: str) -> Any:
 
 
 def regex_terminal(pattern: str) -> str:
-    """A terminal of Lark."""
+    """Return a regex as a terminal of Lark."""
     from llguidance import regex_to_lark
 
     return f"/{regex_to_lark(pattern)}/"
 
 
 def _ebnf(text: str, space: str) -> str:
-    """GBNF made Lark; else Lark with its schemas checked and rewritten."""
+    """Convert GBNF to Lark; for a text in Lark, check and rewrite its schemas."""
     if "::=" in text:
         lark = gbnf_to_lark(text)
         check_depth(lark)

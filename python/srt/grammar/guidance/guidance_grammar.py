@@ -1,4 +1,4 @@
-"""GuidanceGrammar and GuidanceMatcher: llguidance behind the interface of grammars."""
+"""GuidanceGrammar and GuidanceMatcher: a CompiledGrammar and its Matcher by llguidance."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ T = TypeVar("T")
 NO_RUN: Run = ([], 0)
 LOOSE: Run = ([], 1)  # text is forced, but its first token depends on what follows
 PANICKED: Run = ([], 2)  # llguidance panics on a call for forced tokens here
-MOST_PANICS = 8  # states of one text: each costs a compilation and a walk over its tokens
-KNOWN_PANICS = 16  # that a generation and its forks remember
+MOST_PANICS = 8  # limit of the panics of one text; each costs a compilation and a replay
+KNOWN_PANICS = 16  # limit of the states with a panic that a generation and its forks remember
 _MASK: Callable[[Any], bytes] = methodcaller("compute_bitmask")
 _FORCED: Callable[[Any], list[int]] = methodcaller("compute_ff_tokens")
 
 
 @dataclass(slots=True)
 class Root:
-    """A matcher of llguidance before the first token, and the lexer that its copies share. A panic
-    of one copy breaks the lexer for all: ``sound`` is False then."""
+    """A matcher of llguidance before the first token. Its copies share its lexer, so a panic of one
+    copy breaks the lexer for all copies: ``sound`` is False then."""
 
     inner: Any
     sound: bool = True
 
 
 class GuidanceGrammar:
-    """A compiled grammar. ``text`` is Lark as llguidance reads it, which ``grammar_of`` writes.
+    """A compiled grammar. ``text``: a grammar in llguidance's Lark, from ``grammar_of``.
 
-    The matchers share a lexer, which makes its states at their first use. Where it outgrows its
-    limit, a matcher goes on with a lexer of its own.
+    The matchers share a lexer, which makes its states at their first use. If the lexer exceeds its
+    limit, a matcher continues with a new lexer.
 
-    Raises GrammarError where the grammar does not compile, or names a token that does not exist.
+    Raises GrammarError if the grammar does not compile, or names a token that does not exist.
     """
 
     path = "llguidance"
@@ -88,14 +88,14 @@ class GuidanceGrammar:
         return GuidanceMatcher(self, *self._begin())
 
     def replay(self, tokens: Sequence[int], afresh: bool = False) -> tuple[Root, Any]:
-        """The root and a matcher of llguidance after ``tokens``, which may be in error. ``afresh``:
-        with a lexer of its own, which the matchers made from now on share."""
+        """Return the root and a matcher of llguidance after ``tokens``, which may be in error.
+        ``afresh``: with a new lexer, which later matchers share."""
         root, inner = self._begin(afresh)
         inner.try_consume_tokens(list(tokens))
         return root, inner
 
     def _begin(self, afresh: bool = False) -> tuple[Root, Any]:
-        """The root and a copy of it. A root that is not sound is compiled again, once for all."""
+        """Return the root and a copy of it. An unsound root is first replaced by a new one."""
         with self._lock:
             if afresh or not self._root.sound:
                 self._root = Root(self._compile())
@@ -113,16 +113,15 @@ class GuidanceGrammar:
 class GuidanceMatcher:
     """The state of one generation in a grammar. Implements ``Matcher``.
 
-    Where the grammar forces text, llguidance gives the tokens that write it whatever follows: a
-    *run*. While a generation keeps to a run, its masks are single tokens. A run belongs to the
-    state at which it begins: it is found before a token is taken there, needed or not. So a mask
-    depends on the tokens taken alone.
+    For forced text, llguidance returns the tokens that encode it whatever text follows: a *run*.
+    While a generation follows a run, each mask allows only the run's next token. The run of a state
+    is always computed before a token is accepted there. So a mask depends only on the accepted
+    tokens.
 
-    llguidance panics on a call for forced tokens or a mask in rare states of free text that ends in
-    several ways. A state whose forced tokens panic has no run, and a text with more than
-    MOST_PANICS such states ends. A state whose mask panics ends the text at once. All forks
-    remember these states, so that each panics once.
-    """
+    llguidance panics in rare states of free text with several ends, on a call for forced tokens or
+    for a mask. A state whose forced tokens panic has no run; after more than MOST_PANICS such
+    states the text ends. A panic for a mask ends the text at once. All forks share the known
+    states, so that each state panics only once."""
 
     __slots__ = (
         "_accepted", "_copy", "_failure", "_grammar", "_panics", "_root", "_runs", "_tokens"
@@ -139,10 +138,10 @@ class GuidanceMatcher:
         self._grammar = grammar
         self._root, self._copy = root, inner  # an LLMatcher made of the root
         self._tokens = tokens or []
-        # For each state passed, the run it is in and how far; None: not looked for yet.
+        # For each state so far, its run and the index in the run; None: not computed yet.
         self._runs: list[Run | None] = runs or [None]
         self._failure = ""  # the error of ``inner``
-        self._accepted = False  # whether the text was whole before that
+        self._accepted = False  # True if the text was complete before that error
         self._panics: dict[tuple[Any, ...], str] = {}  # messages by call and tokens taken
 
     @property
@@ -200,7 +199,7 @@ class GuidanceMatcher:
                     break
                 found += run[at : at + limit - len(found)]
         except GrammarError:
-            pass  # the text up to there stands, and the mask there says why it ends
+            pass  # the tokens found so far are valid; the mask after them raises the error again
         return found
 
     def draft(self, limit: int) -> list[int]:
@@ -226,7 +225,7 @@ class GuidanceMatcher:
         return found
 
     def rewrite(self) -> tuple[int, list[int]]:
-        return 0, []  # the string-level jump is that of the compressed FSM
+        return 0, []  # only the compressed FSM has string-level jumps
 
     def rollback(self, count: int) -> None:
         if not 0 <= count <= len(self._tokens):
@@ -249,13 +248,13 @@ class GuidanceMatcher:
 
     @property
     def _inner(self) -> Any:
-        """The LLMatcher. It is made again where a panic of another one broke the lexer."""
+        """The LLMatcher. It is made anew after a panic of another matcher broke the lexer."""
         if not self._root.sound and not self._failure:
             self._replay()
         return self._copy
 
     def _run(self) -> Run:
-        """The run at this state, and how far in it."""
+        """Return the run at this state, and the index of the next token in the run."""
         run = self._runs[-1]
         if run is None:
             run = NO_RUN
@@ -265,7 +264,7 @@ class GuidanceMatcher:
         return run
 
     def _new_run(self) -> Run:
-        """The run that begins at this state."""
+        """Compute the run that begins at this state."""
         found = self._forced()
         if found is None:
             return PANICKED
@@ -277,7 +276,7 @@ class GuidanceMatcher:
         return (kept, 0) if kept else LOOSE
 
     def _certain(self, run: list[int]) -> list[int]:
-        """The tokens of a run that are canonical whatever follows."""
+        """Return the leading tokens of a run that are canonical whatever text follows."""
         forced = bytes(self._inner.compute_ff_bytes()) if run else b""
         if not ends_inside(forced):
             return run
@@ -291,7 +290,8 @@ class GuidanceMatcher:
         return run[: certain(self._grammar.table, self._tokens, run, forced, texts)]
 
     def _spellings(self) -> bytes:
-        """The mask of all tokens that write forced text, or it and what may follow it."""
+        """Return the mask of all tokens that spell a part of the forced text, or extend past it by
+        text that may follow."""
         forced = bytes(self._inner.compute_ff_bytes())
         ahead, table = self._behind(forced), self._grammar.table
         found = table.beginning(forced)
@@ -302,7 +302,7 @@ class GuidanceMatcher:
         return table.row(np.array(found, dtype=np.int64), False).mask(table.words, table.eos)
 
     def _following(self, ahead: Any) -> list[bytes] | None:
-        """Texts of the tokens that a matcher allows; None where there are more than FOLLOWING."""
+        """Return the texts of the tokens that a matcher allows; None for more than FOLLOWING."""
         bits = np.unpackbits(np.frombuffer(ahead.compute_bitmask(), np.uint8), bitorder="little")
         table = self._grammar.table
         found = [token for token in np.flatnonzero(bits).tolist() if token < len(table.tokens)]
@@ -311,13 +311,13 @@ class GuidanceMatcher:
         return [table.tokens[token] for token in found if table.tokens[token]]
 
     def _behind(self, forced: bytes) -> Any:
-        """A copy of llguidance's matcher that has taken the forced text."""
+        """Return a copy of llguidance's matcher after the forced text."""
         ahead = self._inner.deep_copy()
         ahead.try_consume_tokens(self._grammar.tokenizer.tokenize_bytes(forced))
         return ahead
 
     def _forced(self) -> list[int] | None:
-        """The tokens that llguidance says are forced; None where it panics. Raises GrammarError."""
+        """Return llguidance's forced tokens; None if it panics. Raises GrammarError."""
         try:
             return self._call_once(_FORCED) or []
         except GrammarError:
@@ -329,12 +329,12 @@ class GuidanceMatcher:
         return None
 
     def _rest(self) -> list[int]:
-        """Tokens that may write the forced text ahead, the last of them perhaps cut short."""
+        """Return likely tokens of the forced text ahead. The last token may prove too short."""
         forced = bytes(self._inner.compute_ff_bytes())
         return list(self._grammar.tokenizer.tokenize_bytes(forced)) if forced else []
 
     def _call_once(self, call: Callable[[Any], T]) -> T | None:
-        """``_call``, unless it is known to panic at this state."""
+        """Call as ``_call`` does, but raise at once if the call is known to panic at this state."""
         if self._panics and not self._failure:
             self._failure = self._panics.get((call, *self._tokens), "")
         try:
@@ -350,9 +350,8 @@ class GuidanceMatcher:
     def _call(self, call: Callable[[Any], T]) -> T | None:
         """Call llguidance's matcher. Returns None at a dead end.
 
-        Raises GrammarError where a limit of the step is exceeded, now and at every later call: the
-        matcher stays in its error. Where a limit of the lexer is exceeded, it goes on with a new
-        lexer.
+        Raises GrammarError, also at every later call, if a limit of the step is exceeded. If a
+        limit of the lexer is exceeded, the matcher continues with a new lexer.
         """
         if self._failure:
             self._raise()
@@ -370,7 +369,7 @@ class GuidanceMatcher:
         return None
 
     def _met_error(self) -> bool:
-        """Whether llguidance's matcher is in error, which is noted."""
+        """Return True if llguidance's matcher is in error, and record the error."""
         if not self._copy.is_error():
             return False
         self._failure = self._copy.get_error()
@@ -384,7 +383,7 @@ class GuidanceMatcher:
             raise GrammarError(f"grammar: {short(self._failure)}")
 
     def _replay(self, afresh: bool = False) -> None:
-        """Make a matcher of llguidance that is not in error, at the same state. Raises
+        """Replace llguidance's matcher by one without an error, at the same state. Raises
         GrammarError."""
         self._root, self._copy = self._grammar.replay(self._tokens, afresh)
         self._failure = ""

@@ -1,4 +1,4 @@
-"""llguidance's tokenizer of a vocabulary: a trie of the tokens, and how text is tokenised."""
+"""llguidance's tokenizer of a vocabulary: a trie of the tokens, and the tokenisation of text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ UTF8 = [byte for byte in range(256) if byte < 0xC0 or 0xC2 <= byte < 0xF5]
 
 
 class TokenSource:
-    """A tokenizer as llguidance calls it. No call raises: llguidance would abort.
+    """A tokenizer for calls by llguidance. No call raises, because llguidance would abort.
 
     Attributes:
-        tokens: bytes by id, ``Vocabulary.size`` of them.
-        complete: whether every byte of UTF-8 is a token, so that any text can be written. Where one
-            is not, llguidance would take forced text that has no tokens as written.
+        tokens: bytes by id, ``Vocabulary.size`` entries.
+        complete: True if every byte of UTF-8 is a token, so that any text can be encoded. Without
+            it, llguidance would treat forced text that has no tokens as generated.
     """
 
     is_tokenizer_wrapper = True
@@ -36,8 +36,8 @@ class TokenSource:
         self.complete = all(bytes([byte]) in self._ids for byte in UTF8)
 
     def __call__(self, text: str) -> list[int]:
-        """Token ids whose bytes are those of ``text``: canonical ones where the tokenizer leaves
-        the text as it is, else the longest that match."""
+        """Return token ids that spell ``text``: the canonical ones if the tokenizer reproduces the
+        text, else the longest matching token at each offset."""
         data = text.encode()
         try:
             found = list(self._encode([text])[0])
@@ -62,8 +62,8 @@ class TokenSource:
 
 
 class TokenizerCache:
-    """One ``LLTokenizer`` a vocabulary, and whether the vocabulary is complete, for as long as the
-    vocabulary lives. Thread-safe."""
+    """Cache of one ``LLTokenizer``, and ``TokenSource.complete``, per vocabulary, for the lifetime
+    of the vocabulary. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class TokenizerCache:
         )
 
     def get(self, vocabulary: Vocabulary) -> tuple[Any, bool]:
-        """The tokenizer; building it takes some 0.5 s for 131 k tokens."""
+        """Return tokenizer and completeness, made at the first call (0.5 s for 131 k tokens)."""
         with self._lock:
             made = self._made.get(vocabulary)
             if made is None:

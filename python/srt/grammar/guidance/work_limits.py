@@ -1,4 +1,4 @@
-"""Limits of llguidance's work, its errors in few words, and a check of a terminal's cost."""
+"""Limits of llguidance's work, short texts of its errors, and a check of a terminal's cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPILE_FUEL = 2_500_000
 STEP_FUEL = 200_000
 LEXER_STATES = 30_000
 GRAMMAR_SYMBOLS = 500_000
-LONGEST = 240  # characters of a message
+LONGEST = 240  # limit of the characters of a message
 DEAD_END = "NoExtensionBias"
 PANIC, POISONED = (
     "panic",
@@ -30,7 +30,7 @@ PANIC, POISONED = (
 FINAL = (DEAD_END.lower(), "too many items", "current row has", "too many expressions")
 
 TRIAL_TOKENS = 12_000
-TRIAL_STEPS = 8  # growth shows at the first two or three
+TRIAL_STEPS = 8  # enough: growth of the work is visible in the first two or three
 TRIAL_FUEL = STEP_FUEL // 4  # a real vocabulary has ten times the tokens, and long ones
 _TOKEN_SHAPES = (  # share, characters, longest
     (0.6, "etaoinshrdlucmfwypvbgkjqxz", 8),
@@ -42,7 +42,7 @@ _TOKEN_SHAPES = (  # share, characters, longest
 
 
 class StepLimits(NamedTuple):
-    """Parser items of one mask, and of the row after one lexeme."""
+    """Limits of the parser items of one mask, and of the row after one lexeme."""
 
     items: int
     row: int
@@ -72,7 +72,7 @@ _LIMITS = (
 
 
 def limits(step: StepLimits = RULES) -> Any:
-    """An ``LLParserLimits``."""
+    """Return the limits as ``LLParserLimits``."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -87,18 +87,18 @@ def limits(step: StepLimits = RULES) -> Any:
 
 
 def is_final(message: str) -> bool:
-    """Whether an error repeats at the same state: a limit of the step, or a dead end. Other errors
-    are the shared lexer's, and a new lexer is free of them."""
+    """Return True if an error repeats at the same state: a limit of the step, or a dead end. Other
+    errors belong to the shared lexer and do not occur with a new lexer."""
     return any(sign in message.lower() for sign in FINAL)
 
 
 def is_panic(message: str) -> bool:
-    """Whether llguidance panicked at this very call, and not before."""
+    """Return True if llguidance panicked during this call, and not in an earlier one."""
     return message.startswith(PANIC) and POISONED not in message
 
 
 def short(message: str) -> str:
-    """llguidance's message without the parser's state, the grammar and the source excerpt."""
+    """Return llguidance's message without parser state, grammar and source excerpt."""
     text = re.split(r"\n<(?:state|non-verbose|grammar)", message, maxsplit=1)[0]
     text = re.sub(r"(?m)^\s*\d* \|.*$|^[ ^]*$", "", text)
     text = " ".join(text.split())

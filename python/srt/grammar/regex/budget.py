@@ -1,4 +1,4 @@
-"""Budget: the limits of one pattern, counted in steps and never in seconds."""
+"""Budget: the limits of one pattern, in steps and sizes, not in seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sglang.srt.grammar.grammar_protocol import GrammarError
 
 
 class InvalidPattern(GrammarError):
-    """The pattern is not one: ``re`` would not compile it either."""
+    """The pattern is invalid: ``re`` does not compile it either."""
 
 
 class BeyondBudget(GrammarError):
@@ -18,7 +18,7 @@ class BeyondBudget(GrammarError):
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of one compilation. The same pattern meets the same limit on every machine.
+    """Limits of one compilation. A pattern reaches the same limit on every machine.
 
     Attributes:
         pattern: bytes of the pattern in UTF-8.
@@ -26,9 +26,9 @@ class Budget:
         nfa: states of the nondeterministic automaton.
         dfa: states of the deterministic automaton before it is minimised.
         cells: states times classes of the deterministic automaton.
-        steps: units of work, each some 0.1 us, over all stages.
-        strings: members of a finite language that are listed.
-        string_bytes: their UTF-8 bytes in all.
+        steps: units of work, of about 0.1 us each, over all stages.
+        strings: texts of a finite language that is listed.
+        string_bytes: UTF-8 bytes of these texts in all.
     """
 
     pattern: int = 4 << 10
@@ -42,7 +42,7 @@ class Budget:
 
 
 class Meter:
-    """Steps spent so far."""
+    """Counts the steps of one compilation."""
 
     __slots__ = ("budget", "spent")
 
@@ -51,7 +51,7 @@ class Meter:
         self.spent = 0
 
     def spend(self, steps: int) -> None:
-        """Count steps of compiling. Raises BeyondBudget where their sum exceeds the limit."""
+        """Count steps of compiling. Raises BeyondBudget if their sum exceeds the limit."""
         self.spent += steps
         if self.spent > self.budget.steps:
             raise BeyondBudget(

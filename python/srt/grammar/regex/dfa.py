@@ -1,4 +1,4 @@
-"""Dfa: the subset construction, for patterns whose states look at the next character alone."""
+"""Dfa: the subset construction, for patterns whose states depend only on the next character."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Classes = tuple[int, ...]
 
 @dataclass
 class Dfa:
-    """State 0 is the start. ``rows``: of each state (classes, state after any of them), the classes
-    of a row being distinct."""
+    """Automaton with start state 0. ``rows``: by state, pairs (classes, state after any of these);
+    a class occurs at most once in a row."""
 
     rows: list[list[tuple[Classes, int]]] = field(default_factory=list)
     final: list[bool] = field(default_factory=list)
@@ -27,7 +27,7 @@ def too_many(meter: Meter) -> BeyondBudget:
 
 
 def follow(nfa: Nfa, meter: Meter, start: int) -> list[tuple[int, int]]:
-    """Transitions (set, next) of the CHAR states reached without reading; (-1, -1) for ACCEPT."""
+    """Return transitions (set, next) of CHAR states reached without reading; (-1, -1): ACCEPT."""
     found = []
     seen = {start}
     stack = [start]
@@ -48,14 +48,14 @@ def follow(nfa: Nfa, meter: Meter, start: int) -> list[tuple[int, int]]:
 
 
 class Atoms:
-    """Splits the classes of several sets by which of the sets have them."""
+    """Groups the classes of several sets: classes in the same sets form a group."""
 
     def __init__(self, parts: Partition) -> None:
         self.parts = parts
         self._known: dict[tuple[int, ...], list[tuple[Classes, tuple[int, ...]]]] = {}
 
     def split(self, sets: tuple[int, ...]) -> list[tuple[Classes, tuple[int, ...]]]:
-        """(classes, the sets that hold them), for ascending numbers of sets."""
+        """Return pairs (classes, the sets that contain them). ``sets``: ascending set numbers."""
         if sets not in self._known:
             holders: dict[int, list[int]] = {}
             for number in sets:

@@ -24,9 +24,9 @@ class Nfa:
             (negative, index in ``behinds``, next); ACCEPT ().
         sets: the sets of characters, by number.
         conditions: the assertions, by number.
-        behinds: for each look-behind, the start of an automaton of any text and then its body; it
-            accepts where the look-behind holds.
-        always: a state from which every text is accepted; -1 where there is none.
+        behinds: for each look-behind, the start of an automaton of any text followed by its body,
+            which accepts at positions where the look-behind holds.
+        always: a state from which every text is accepted; -1: none.
     """
 
     def __init__(self, meter: Meter) -> None:

@@ -8,17 +8,17 @@ import numpy as np
 from sglang.srt.grammar.character_dfa import DEAD, Int32Array
 from sglang.srt.grammar.regex.charset import LIMIT, CharSet
 
-SURROGATES = (0xD800, 0xE000)  # no valid text holds one
+SURROGATES = (0xD800, 0xE000)  # range of code points that no valid text contains
 KEY_BITS = 60
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """All characters in classes. Every set of the pattern holds all characters of a class or none.
+    """Classes of all characters. A set of the pattern contains all characters of a class or none.
 
     Attributes:
         edges: first code point of each interval, ascending, from 0 [intervals].
-        labels: class of each interval, DEAD where no set has it [intervals].
+        labels: class of each interval, DEAD if no set contains the interval [intervals].
         members: classes in each set, ascending [sets].
         count: number of classes.
     """
@@ -30,7 +30,7 @@ class Partition:
 
 
 def partition(sets: list[CharSet]) -> Partition:
-    """Classes are numbered in the order of their first characters."""
+    """Return the partition of ``sets``. Classes are numbered in the order of first characters."""
     points = [np.array(one.points, dtype=np.int32) for one in sets]
     edges = np.unique(np.concatenate([np.array([0, *SURROGATES], dtype=np.int32), *points]))
     edges = edges[edges < LIMIT].astype(np.int32)

@@ -1,9 +1,9 @@
-"""A pattern as a CharacterDfa.
+"""Compilation of a pattern to a CharacterDfa.
 
     text -> tree (parser) -> tree (simplify) -> Nfa -> Dfa over classes of characters -> minimal
 
-The language is what ``re.fullmatch`` accepts, for valid Unicode text. Nothing is approximated: a
-feature that is not supported exactly raises BeyondBudget.
+The automaton accepts exactly the valid Unicode texts that ``re.fullmatch`` accepts. A feature that
+is not supported exactly raises BeyondBudget.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FRONTS = ("own", "interegular")
 
 
 def compile_regex(pattern: str, budget: Budget = DEFAULT, front: str = "own") -> CharacterDfa:
-    """``front``: "own", or "interegular" for that library's parser, which differs (see there).
+    """Compile a pattern. ``front``: parser: "own", or "interegular" (see ``interegular_front``).
 
     Raises InvalidPattern for an invalid pattern, BeyondBudget for one that is too large or not
-    supported, and GrammarError where no text matches.
+    supported, GrammarError if no text matches.
     """
     if front not in FRONTS:
         raise GrammarError(f"front {front!r} is unknown; use one of {', '.join(FRONTS)}")

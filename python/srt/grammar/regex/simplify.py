@@ -1,7 +1,7 @@
 """Rewrites of a tree that keep its language and make its automaton smaller.
 
-Assertions that always hold where they stand, like ``^`` at the start of what must match from the
-start, go away: most patterns then need no context at all.
+Assertions that always hold at their position, such as ``^`` at the start of a pattern, are removed.
+Most patterns then have no assertions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENDS = ("end", "line end", "tail")
 
 
 def simplify(node: Node) -> Node:
-    """The same language; flat, and without repetitions of repetitions where they add up."""
+    """Return a flat tree of the same language, with nested repetitions merged if possible."""
     if isinstance(node, Concat):
         parts: list[Node] = []
         for part in node.parts:
@@ -65,7 +65,7 @@ def _repeat(part: Node, low: int, high: int | None) -> Node:
         return EMPTY
     if low == high == 1:
         return part
-    if width(part)[1] == 0:  # holds as often as wanted, or need not hold
+    if width(part)[1] == 0:  # an assertion: repeated, it holds as once; with low 0, it is optional
         return part if low else EMPTY
     if isinstance(part, Repeat) and _adds_up(part, low):
         top = None if high is None or part.high is None else high * part.high
@@ -74,15 +74,15 @@ def _repeat(part: Node, low: int, high: int | None) -> Node:
 
 
 def _adds_up(inner: Repeat, low: int) -> bool:
-    """Whether ``low`` or more times a..b of something is every number from ``low * a`` on: k times
-    a..b is ka..kb, and it must reach (k + 1)a - 1."""
+    """Return True if ``low`` or more repeats of a..b repeats give every number from ``low * a`` on:
+    k repeats give ka..kb, which must reach (k + 1)a - 1."""
     if low == 0:
         return inner.low <= 1
     return inner.high is None or low * inner.high >= (low + 1) * inner.low - 1
 
 
 def trim(node: Node, kinds: tuple[str, ...], last: bool) -> Node:
-    """The tree without assertions of ``kinds`` at its beginning (``last``: at its end)."""
+    """Return the tree without assertions of ``kinds`` at its beginning (``last``: at its end)."""
     if isinstance(node, Assert):
         return EMPTY if node.kind in kinds else node
     if isinstance(node, Either):
@@ -100,7 +100,7 @@ def trim(node: Node, kinds: tuple[str, ...], last: bool) -> Node:
 
 
 def plain(node: Node) -> bool:
-    """Whether the tree has neither assertions nor look-arounds."""
+    """Return True if the tree has neither assertions nor look-arounds."""
     if isinstance(node, Concat | Either):
         return all(map(plain, node.parts))
     if isinstance(node, Repeat):

@@ -30,7 +30,7 @@ class Either:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """``low`` to ``high`` times; None: without end."""
+    """``part`` repeated ``low`` to ``high`` times; None: without limit."""
 
     part: Node
     low: int
@@ -51,7 +51,7 @@ class Assert:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """The text ahead, or behind, does (not) match."""
+    """Look-around: the text ahead, or ``behind``, matches ``part``; ``negative``: does not."""
 
     part: Node
     behind: bool
@@ -63,12 +63,12 @@ EMPTY = Concat(())
 
 
 def concat(parts: list[Node]) -> Node:
-    """The parts in order, without a node around a single one."""
+    """Return a node for the parts in order; for a single part, the part itself."""
     return parts[0] if len(parts) == 1 else Concat(tuple(parts))
 
 
 def either(parts: list[Node]) -> Node:
-    """Any of the parts; single characters are made one set."""
+    """Return a node for any of the parts, with single characters merged to one set."""
     if len(parts) == 1:
         return parts[0]
     sets = [part.members for part in parts if isinstance(part, Chars)]
@@ -79,7 +79,7 @@ def either(parts: list[Node]) -> Node:
 
 
 def width(node: Node) -> tuple[int, int | None]:
-    """Fewest and most characters; None: without limit."""
+    """Return the least and the largest number of characters of a match; None: without limit."""
     if isinstance(node, Chars):
         return 1, 1
     if isinstance(node, Concat):

@@ -19,11 +19,10 @@ SURROGATES = (0xD800, 0xE000)
 
 
 def portable(pattern: str) -> str:
-    """A pattern with the same whole-text matches, written with ASCII letters and digits,
-    ``\\u{X}`` and ``[ ] ( ) ? : | { } , -`` alone.
+    """Return a pattern with the same whole-text matches that consists only of ASCII letters and
+    digits, ``\\u{X}`` and ``[ ] ( ) ? : | { } , -``.
 
-    Raises GrammarError where ``re`` would not compile the pattern, and for conditions that the form
-    lacks.
+    Raises GrammarError for an invalid pattern, and for assertions that this form cannot express.
     """
     return _Printer().text(parse(pattern, Budget()), True, True) or "(?:)"
 
@@ -33,8 +32,8 @@ class _Printer:
         self.size = 0
 
     def text(self, node: Node, first: bool, last: bool) -> str:
-        """The node's pattern. ``first``: the whole text begins at the node; ``last``: it ends
-        there."""
+        """Return the node's pattern. ``first``: the node begins the whole text; ``last``: the node
+        ends it."""
         if isinstance(node, Chars):
             return self._set(node.members)
         if isinstance(node, Concat):
