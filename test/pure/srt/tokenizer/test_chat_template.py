@@ -277,7 +277,7 @@ def test_a_template_by_name_by_path_and_by_family(
     (path / "tokenizer_config.json").write_text("{}")
     with caplog.at_level(logging.INFO, "sglang"):
         assert Tokenizer(path).chat_template == built_in("chatml")
-    assert "those of chatml" in caplog.text
+    assert "control tokens of chatml" in caplog.text
     assert family_of({"<s>", "[INST]", "[/INST]"}) == "mistral"
     assert family_of({"<s>", "</s>"}) is None
 
