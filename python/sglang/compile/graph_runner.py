@@ -106,7 +106,7 @@ class GraphRun:
         return self.result()
 
     def _promised(self, value: Any) -> list[tuple[StreamExecutor, str]]:
-        """Return (executor, variable name) of the variables of other runs that ``value`` reads."""
+        """Return (executor, name) of the variables of other runs that a node or result reads."""
         names = [ref.name for ref in references(value) if isinstance(ref, Argument)]
         given = [self._arguments[name] for name in names]
         return [(one.executor, one.name) for one in given if isinstance(one, Promised)]

@@ -5,7 +5,7 @@ repeats its prompt or itself: editing, quoting, code, JSON.
 Earlier occurrences are found as in LZ77. ``heads`` maps the hash of two neighbouring tokens to the
 position where such a pair ended last; ``chain`` maps a position to the one where the same pair
 ended before. Of the latest ``TRIED`` positions, the one with the longest common suffix is used. The
-draft is at most as long as that suffix: a long suffix probably goes on, a short one may be chance.
+draft is at most as long as that suffix, if it is below ``LONGEST``: a short one may be chance.
 The index takes eight bytes a token, for at most ``WINDOW`` tokens; each token costs the same time.
 """
 

@@ -88,7 +88,7 @@ class KernelTrial:
         _compare(fused.gate(x, "silu"), gated(x, "silu"))
 
     def rotate_append(self) -> None:
-        """Try the kernel without norms of heads, which ``add_rms_norm`` covers."""
+        """Try the kernel without norms of heads. Its variant with them is not tried."""
         from sglang.srt.layers import fused_kernels as fused
 
         sizes, d = self.sizes, self.sizes.head_dim

@@ -123,7 +123,7 @@ def yarn(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
 
 
 def llama3(rope: Rope, dim: int, length: int) -> tuple[Array, float]:
-    """Llama 3.1: long wavelengths are divided by the factor, medium ones blended."""
+    """Llama 3.1: frequencies of long wavelengths are divided by the factor, medium ones blended."""
     inverse, scale = default(rope, dim, length)
     turns = rope.original_length * inverse / (2 * math.pi)
     span = rope.high_freq_factor - rope.low_freq_factor

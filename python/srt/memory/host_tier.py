@@ -201,7 +201,7 @@ class HostTier:
                 self.below.note(tokens, namespace)
 
     def failed(self) -> None:
-        """Drop the pages that failed passes should have written. No pass may be in flight."""
+        """Drop the pages of passes that were not collected. No pass may still run on the device."""
         unsure = self._unsure
         self._flying.clear()
         if unsure:

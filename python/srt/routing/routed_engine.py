@@ -26,7 +26,7 @@ class Ticket:
         sent: moment when the engine was chosen; after the first token, the moment of that token.
         expected: predicted moment of the first token.
         use: number of the use of the tree (``MetaTree.insert``).
-        state: the engine that counts the request; None after its end.
+        state: the engine that counts the request; None after its end, or if removed before.
         prefixes: hashes of the prompt's beginnings that end at a variable.
         sensitive: whether the request's own latency matters.
     """

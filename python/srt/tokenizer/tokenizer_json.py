@@ -207,7 +207,7 @@ def _spm_bpe(pieces: SentencePieces, added: Sequence[Added]) -> dict[str, Any]:
 
 
 def _unigram(pieces: SentencePieces, added: Sequence[Added]) -> dict[str, Any]:
-    """Return a unigram model. User-defined pieces get a score so high that they are always used."""
+    """Return a unigram model. User-defined pieces score -0.1. Raises ValueError for an id gap."""
     normal = [s for s, type in zip(pieces.scores, pieces.types) if type == NORMAL]
     lowest, own = min(normal, default=0.0), -0.1  # sentencepiece's score if all others are lower
 

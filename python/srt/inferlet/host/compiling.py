@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sglang.srt.system.import_root import IMPORT_ROOT
@@ -39,7 +40,9 @@ def precompile(source: Path, target: Path, seconds: int, most: int) -> bool:
 
     Raises ProgramRefused, OSError where no process can be started.
     """
-    return asyncio.run(compiled_beside(source, target, seconds, most))
+    with ThreadPoolExecutor(1) as thread:  # the caller's may have an event loop, which waits
+        work = thread.submit(asyncio.run, compiled_beside(source, target, seconds, most))
+        return work.result()
 
 
 async def compiled_beside(source: Path, target: Path, seconds: int, most: int) -> bool:
